@@ -2,10 +2,10 @@
 
     python -m benchmarks.diagnosis [FAULTS] [RANKS]
 
-Faults are simulated (`tests/diagnosis/standstill.py`): hangs, skipped, misordered and mismatched
-operations over meshes of all axes, by seeds that the analysis was not made with. Limits: the right
-rank first in 98 of 100, in 95 where a quarter of the dumps is missing, and at most one wrong host
-in 100; 100,000 ranks in 60 s and 4 GiB.
+Faults are simulated (`tests/diagnosis/simulated_hang.py`): hangs, skipped, misordered and
+mismatched operations over meshes of all axes, by seeds that the analysis was not made with. Limits:
+the right rank first in 98 of 100, in 95 where a quarter of the dumps is missing, and at most one
+wrong host in 100; 100,000 ranks in 60 s and 4 GiB.
 """
 
 import pickle
@@ -24,14 +24,14 @@ from benchmarks.timing import machine
 from orchestrator.diagnosis.dumps.load_evidence import read_folder
 from orchestrator.diagnosis.hang.analyse import analyse
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence
-from tests.diagnosis.standstill import (
+from tests.diagnosis.simulated_hang import (
     FAULTS,
     JUDGED,
     MESHES,
     STOPS,
     Job,
-    drawn,
     make_job,
+    random_hang,
 )
 
 OPERATIONS = 40
@@ -71,7 +71,7 @@ def score(
     all_: Counter[str] = Counter()
     named = wrong = 0
     for seed in JUDGED[:faults]:
-        found = drawn(seed, FAULTS[seed % len(FAULTS)], lost, evaluator)
+        found = random_hang(seed, FAULTS[seed % len(FAULTS)], lost, evaluator)
         verdict = judge(found.scene)
         all_[found.fault] += 1
         right[found.fault] += verdict.ranks[:1] == (found.culprit,)

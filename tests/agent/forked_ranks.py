@@ -30,8 +30,8 @@ from orchestrator.diagnosis.cause.hang_event import judgement
 from orchestrator.diagnosis.dumps.group_names import axes_of
 from orchestrator.diagnosis.hang.verdicts import RankFacts
 from orchestrator.leader.hang_analysis import scene_of
-from tests.trainer.forked import FORKING
-from tests.trainer.trainer_launch import environments, tiny
+from tests.trainer.launch.forked_ranks import FORKING
+from tests.trainer.launch.tiny_runs import environments, tiny
 from trainer.rank.environment import torch_defaults
 
 EVIDENCE_S = 15.0

@@ -1,4 +1,4 @@
-"""`ndctl classify`: what the end of a log means, as the supervisor judges it."""
+"""`ndctl classify` gives the end of a log the class that the supervisor gives it."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_a_kernel_line_that_explains_an_exit_excludes_its_host(tmp_path: Path) -
         assert (body["class"], body["line"], body["excludes_host"]) == ("gpu-lost", FALLEN, True)
 
 
-def test_early_lines_of_a_kernel_log_count_too(tmp_path: Path) -> None:
+def test_early_lines_of_a_kernel_log_are_used_too(tmp_path: Path) -> None:
     kernel = tmp_path / "dmesg"
     later = "".join(f"[{n}.0] audit: type=1400 audit(1): " + "x" * 80 + "\n" for n in range(9000))
     kernel.write_text(f"{FALLEN}\n{later}")
@@ -55,7 +55,7 @@ def test_early_lines_of_a_kernel_log_count_too(tmp_path: Path) -> None:
     assert json.loads(run("--kernel", str(kernel), "--json").output)["class"] is None
 
 
-def test_a_signal_is_named_in_three_ways_and_a_code_may_stand_for_it() -> None:
+def test_a_signal_can_be_a_name_a_number_or_an_exit_code() -> None:
     classes = {json.loads(run("--signal", name, "--json").output)["class"] for name in ("SIGKILL",)}
     for name in ("KILL", "kill", "9"):
         classes.add(json.loads(run("--signal", name, "--json").output)["class"])
@@ -83,7 +83,7 @@ def test_an_unreadable_input_is_a_usage_error(args: tuple[str, ...], words: str)
     assert (said.exit_code, words in said.output) == (2, True)
 
 
-def test_of_a_log_of_any_size_the_end_is_read(tmp_path: Path) -> None:
+def test_only_the_end_of_a_large_log_is_read(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"x" * (3 * MOST_BYTES) + b"\nRuntimeError: CUDA out of memory. Tried\n")
     with log.open("rb") as file:
@@ -104,7 +104,7 @@ def test_unknown_facts_are_shown_as_unknown() -> None:
     assert (found.class_, found.excludes_host, found.line) == ("unknown", False, None)
 
 
-def test_a_users_class_goes_first() -> None:
+def test_a_users_class_has_priority() -> None:
     own = FailureRule(name="licence", scope="host", action="replace", patterns=("licence .*gone",))
     found = classify_log("ERROR licence 7 is gone: Connection refused", own=(own,))
     assert (found.class_, found.excludes_host, found.pattern) == ("licence", True, "licence .*gone")

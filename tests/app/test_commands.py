@@ -1,4 +1,4 @@
-"""What is printed about a job finds it where it is typed."""
+"""Commands that are printed about a job find that job."""
 
 import json
 import shlex
@@ -16,7 +16,7 @@ from orchestrator.backends.kubernetes.mirror.mirror_paths import folder_of
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.load import read_spec
 from tests.agent.world import TurnedClock
-from tests.app.test_remote import ACopy, submitted, write
+from tests.app.test_remote import FakeMirror, submitted, write
 from tests.jobs_on_disk import SPEC, NoCluster, cluster, submission
 
 __all__ = ["cluster"]
@@ -27,7 +27,7 @@ def root_in(command: str) -> str | None:
     return words[words.index("--run-root") + 1] if "--run-root" in words else None
 
 
-def test_only_a_run_root_that_is_not_found_by_itself_is_named(
+def test_a_command_names_the_run_root_only_if_necessary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "my runs"
@@ -49,38 +49,38 @@ def mirrored(root: Path, namespace: str) -> Found:
     folder = folder_of(root, "prod/eu", namespace, "job")
     folder.mkdir(parents=True)
     (folder / "remote.json").write_text(json.dumps({"context": "prod/eu"}))
-    return Found(RunDir(folder), ACopy(RunDir(folder)))
+    return Found(RunDir(folder), FakeMirror(RunDir(folder)))
 
 
-def test_a_copy_is_found_through_the_run_root_that_it_is_in(tmp_path: Path) -> None:
+def test_the_command_for_a_copy_names_the_run_root_of_the_copy(tmp_path: Path) -> None:
     found = mirrored(tmp_path, "a")
     assert commands_for(found, {}).of("status") == f"ndctl status job --run-root {tmp_path}"
     environ = {"NDCTL_RUN_ROOT": str(tmp_path)}
     assert commands_for(found, environ).of("status") == "ndctl status job"
 
 
-def test_of_two_jobs_with_one_name_the_place_is_shown(tmp_path: Path) -> None:
+def test_for_two_jobs_with_one_name_the_command_names_the_cluster(tmp_path: Path) -> None:
     found, _ = mirrored(tmp_path, "a"), mirrored(tmp_path, "b")
     environ = {"NDCTL_RUN_ROOT": str(tmp_path)}
     which = "ndctl status job --context prod/eu --namespace a"
     assert commands_for(found, environ).of("status") == which
 
 
-def test_a_local_job_of_the_same_name_counts_too(tmp_path: Path) -> None:
+def test_a_local_job_with_the_same_name_needs_the_cluster_too(tmp_path: Path) -> None:
     found = mirrored(tmp_path, "a")
     write(RunDir(tmp_path / "job"), submitted(RunDir(tmp_path / "job")))
     said = commands_for(found, {"NDCTL_RUN_ROOT": str(tmp_path)}).of("status")
     assert "--namespace a" in said
 
 
-def test_the_spec_of_a_run_knows_its_run_root(cluster: NoCluster, tmp_path: Path) -> None:
-    """So it is submitted again wherever one stands."""
+def test_the_spec_of_a_run_contains_its_run_root(cluster: NoCluster, tmp_path: Path) -> None:
+    """So the job can be submitted again from any folder."""
     run_dir = submit_job.submit(submission(tmp_path), {}, TurnedClock()).run_dir
     assert read_spec(run_dir.spec).run_root == str(tmp_path)
 
 
 def typed(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """In a shell of another folder, as a person does; starts nothing."""
+    """Parse `command` in another folder as a shell does, without running it."""
     environ = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(folder)}
     return subprocess.run(
         ["/bin/sh", "-c", f"{command} --dry-run"],
@@ -113,7 +113,7 @@ def test_the_resume_command_names_the_users_file_and_works_in_any_folder(
     assert done.returncode == 0, done.stderr
     assert '"steps": 48' in done.stdout
     assert str(run_dir.path) in done.stdout
-    # The file is gone: the copy in the run directory stands in for it.
+    # The user's file is gone, so the command names the copy in the run directory.
     (mine / "job.yaml").unlink()
     assert commands_of(run_dir, {}).submit() == (
         f"ndctl submit {shlex.quote(str(run_dir.spec))} --resume"

@@ -1,4 +1,4 @@
-"""`ndctl diagnose` on jobs of ours: which attempt it takes."""
+"""`ndctl diagnose` on a job: the attempt it selects, and a running job."""
 
 import json
 from collections.abc import Iterator
@@ -115,10 +115,9 @@ def led(root: Path, *events: Event) -> None:
     lead(root, *agents, *events)
 
 
-def test_the_newest_attempt_that_hung_is_taken_whoever_saw_it(
-    tmp_path: Path, cluster: NoCluster
-) -> None:
-    """The first stood still and went on; of the second a watchdog told; the third only failed."""
+def test_the_newest_attempt_that_hung_is_selected(tmp_path: Path, cluster: NoCluster) -> None:
+    """Attempt 1 recovered from a hang, a watchdog reported attempt 2, attempt 3 failed
+    otherwise."""
     passing = attempt_fails(1, stood_still(1), moved_again(1))
     led(tmp_path, *passing, *attempt_fails(2, judged(2)), *attempt_fails(3))
     assert json.loads(diagnosed(tmp_path, "--json").output)["attempt"] == 2
@@ -126,10 +125,10 @@ def test_the_newest_attempt_that_hung_is_taken_whoever_saw_it(
     assert json.loads(diagnosed(tmp_path, "--json", "--attempt", "1").output)["attempt"] == 1
 
 
-def test_of_ranks_that_ended_over_sizes_the_one_that_is_mute_is_named_by_the_journal(
+def test_of_ranks_with_different_sizes_the_aborted_one_is_named(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
-    """As the leader judged it: what its peers wrote as they ended, and who was ended over it."""
+    """The verdict of the leader, from dumps that peers wrote at exit and from the aborted rank."""
     words = (
         "  what():  [enforce fail at third_party/gloo/gloo/transport/tcp/pair.cc:456]"
         " op.preamble.length <= op.nbytes. 16 vs 8. Received data size doesn't match expected size."
@@ -147,7 +146,7 @@ def test_of_ranks_that_ended_over_sizes_the_one_that_is_mute_is_named_by_the_jou
 
 
 @pytest.mark.parametrize("asked", ["0", "9"])
-def test_an_attempt_that_never_was_is_refused_with_how_many_there_were(
+def test_an_unknown_attempt_is_refused_with_the_number_of_attempts(
     tmp_path: Path, cluster: NoCluster, asked: str
 ) -> None:
     led(tmp_path, *attempt_fails(1))
@@ -156,7 +155,7 @@ def test_an_attempt_that_never_was_is_refused_with_how_many_there_were(
     assert f"{JOB} has no attempt {asked}; it has 2 attempts" in str(told.exception)
 
 
-def test_each_attempt_is_known_with_the_plan_that_it_ran_by(tmp_path: Path) -> None:
+def test_each_attempt_is_analysed_with_its_own_plan(tmp_path: Path) -> None:
     job = job_with_replan()
     runs_out_of_memory(job)
     planner_answers(job, 60, 2)
@@ -173,11 +172,11 @@ def test_each_attempt_is_known_with_the_plan_that_it_ran_by(tmp_path: Path) -> N
     assert story.newest == 2
 
 
-# A job in order
+# A healthy job
 
 
 def reached(root: Path, step: int, at: float) -> None:
-    """As rank 0 writes it."""
+    """Write metrics as rank 0 does."""
     line = {"attempt": 1, "step": step, "loss": 1.0, "time": at}
     RunDir(root / JOB).metrics.write_text(json.dumps(line) + "\n")
 
@@ -211,7 +210,7 @@ def stepped(at: float, attempt: int = 1) -> StepReached:
 
 @contextmanager
 def leading(root: Path) -> Iterator[None]:
-    """A leader has the journal."""
+    """Hold the journal as a leader does."""
     with Journal(RunDir(root / JOB).journal, TurnedClock()):
         yield
 
@@ -233,11 +232,11 @@ def test_diagnose_prints_one_line_for_a_healthy_job(
         assert (told.exit_code, told.output) == (0, f"{line}\n")
         said = json.loads(diagnosed(tmp_path, "--json").output)
         assert (said["kind"], said["healthy"], said["cause"]) == ("healthy", True, line)
-    # Without a leader nothing says that it runs.
+    # Without a leader it is not known whether the job runs.
     assert "is healthy" not in said_at(tmp_path, NOW + 24)
 
 
-def test_a_job_that_runs_again_after_a_hang_says_that_first(
+def test_for_a_job_that_recovered_from_a_hang_the_recovery_is_shown_first(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
     led(tmp_path, *attempt_fails(1, stood_still(1), judged(1)), stepped(NOW + 190, attempt=2))
@@ -249,9 +248,7 @@ def test_a_job_that_runs_again_after_a_hang_says_that_first(
     assert any("attempt     1" in line for line in rest)
 
 
-def test_a_job_with_a_rank_that_is_late_is_not_called_healthy(
-    tmp_path: Path, cluster: NoCluster
-) -> None:
+def test_a_job_with_a_late_rank_is_not_called_healthy(tmp_path: Path, cluster: NoCluster) -> None:
     late = StragglerFound(
         at=NOW + 22,
         attempt=1,
@@ -270,7 +267,7 @@ def test_a_job_with_a_rank_that_is_late_is_not_called_healthy(
 
 
 def test_a_decision_replaces_the_advice(tmp_path: Path, cluster: NoCluster) -> None:
-    """The verdict names a host to leave out; the rules kept it."""
+    """The verdict names a host to exclude, but the rules kept it."""
     led(tmp_path, *attempt_fails(1, stood_still(1), judged(1)))
     said = diagnosed(tmp_path, "--attempt", "1").output
     assert "exclude the host" not in said

@@ -1,4 +1,4 @@
-"""Hosts that a job does without: why, until when, and what to type."""
+"""The list of excluded hosts, with the reason, the date and the command that ends it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +47,7 @@ def said(root: Path, clock: TurnedClock, **environ: str) -> list[str]:
     return [str(one) for one in excluded_hosts(root, TB, environ, clock)]
 
 
-def test_a_struck_host_is_named_with_the_date_the_strikes_and_the_command(
+def test_a_host_with_strikes_is_listed_with_date_and_command(
     tmp_path: Path, clock: TurnedClock
 ) -> None:
     hosts_to_exclude(tmp_path)
@@ -58,9 +58,7 @@ def test_a_struck_host_is_named_with_the_date_the_strikes_and_the_command(
     )
 
 
-def test_the_command_names_the_run_root_and_of_several_clusters_the_one(
-    tmp_path: Path, clock: TurnedClock
-) -> None:
+def test_the_command_names_the_run_root_and_the_cluster(tmp_path: Path, clock: TurnedClock) -> None:
     hosts_to_exclude(tmp_path)
     hosts_to_exclude(tmp_path, cluster="other")
     (line,) = said(tmp_path, clock)
@@ -68,7 +66,7 @@ def test_the_command_names_the_run_root_and_of_several_clusters_the_one(
     assert line.endswith(f"; to use it: {undo}")
 
 
-def test_a_pinned_host_is_unpinned(tmp_path: Path, clock: TurnedClock) -> None:
+def test_for_a_pinned_host_the_command_unpins_it(tmp_path: Path, clock: TurnedClock) -> None:
     pin = host_strikes.Pinned(at=AT, host="node2", use="never", by="ann", reason="burnt")
     host_strikes.record(host_strikes.path_of(tmp_path, "tb"), pin)
     (line,) = said(tmp_path, clock, NDCTL_RUN_ROOT=str(tmp_path))
@@ -76,7 +74,9 @@ def test_a_pinned_host_is_unpinned(tmp_path: Path, clock: TurnedClock) -> None:
     assert line.endswith(": burnt); to use it: ndctl hosts unpin node2")
 
 
-def test_without_a_strikes_file_no_scheduler_is_asked(tmp_path: Path, clock: TurnedClock) -> None:
+def test_without_a_file_of_strikes_no_scheduler_is_asked(
+    tmp_path: Path, clock: TurnedClock
+) -> None:
     backend = slurm()
     assert excluded_hosts(tmp_path, backend, {}, clock) == ()
     assert isinstance(backend.shell, FakeSlurm)
@@ -94,7 +94,7 @@ def a_run(root: Path, exclude: Mapping[str, str]) -> Run:
 def test_each_excluded_host_has_the_command_that_allows_it(
     cluster: NoCluster, tmp_path: Path, clock: TurnedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To forget the strikes alone does not change what Slurm was asked for."""
+    """Forgetting the strikes alone does not change the request to Slurm."""
     run = a_run(tmp_path, exclude={"node3": "it said nothing for 10 s"})
     monkeypatch.setattr("orchestrator.backends.by_name.implementation_named", lambda *_: TB)
     hosts_to_exclude(tmp_path)

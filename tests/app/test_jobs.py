@@ -41,7 +41,7 @@ def submit(run_root: Path, *overrides: str, **more: object) -> submit_job.Submit
 
 @contextmanager
 def written(path: Path) -> Iterator[None]:
-    """As if a leader held the journal."""
+    """Hold the journal as a leader does."""
     fd = os.open(path, os.O_RDWR)
     fcntl.flock(fd, fcntl.LOCK_EX)
     try:
@@ -60,14 +60,14 @@ def written(path: Path) -> Iterator[None]:
         (None, {"NDCTL_RUN_ROOT": ""}, False, "ndctl-runs"),
     ],
 )
-def test_the_run_root_is_the_options_then_the_environments_then_the_specs(
+def test_the_run_root_is_from_the_option_the_environment_or_the_spec(
     option: str | None, environ: dict[str, str], in_spec: bool, root: str, tmp_path: Path
 ) -> None:
     spec = submission(tmp_path, "run_root=of-the-spec").planned.spec
     assert run_root_of(option, environ, spec.run_root if in_spec else "") == Path(root)
 
 
-def test_submitting_writes_the_run_directory_and_then_starts_the_agents(
+def test_a_submission_writes_the_run_directory_before_it_starts_agents(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
     submitted = submit(tmp_path)
@@ -88,7 +88,7 @@ def test_submitting_writes_the_run_directory_and_then_starts_the_agents(
     assert (launch.hosts, launch.launch) == (("host-0", "host-1"), 1)
 
 
-def test_a_running_job_is_not_started_twice(tmp_path: Path, cluster: NoCluster) -> None:
+def test_a_running_job_is_not_started_again(tmp_path: Path, cluster: NoCluster) -> None:
     run_dir = submit(tmp_path).run_dir
     with written(run_dir.journal), pytest.raises(JobError, match="e2e is running"):
         submit(tmp_path, resume=True)
@@ -98,7 +98,7 @@ def test_a_running_job_is_not_started_twice(tmp_path: Path, cluster: NoCluster) 
 def test_a_job_that_is_being_submitted_is_neither_submitted_nor_cancelled(
     tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """sbatch may take its time; meanwhile the journal says that there is a job."""
+    """sbatch may be slow. Meanwhile the journal has the job."""
     others: list[str] = []
 
     def slowly(handover: Handover) -> None:
@@ -128,7 +128,7 @@ def test_a_job_name_that_differs_only_in_case_is_refused(
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_job_that_was_there_before_needs_resume_or_new(
+def test_an_existing_job_needs_resume_or_new(
     tmp_path: Path, cluster: NoCluster, ended: bool
 ) -> None:
     submit(tmp_path)
@@ -142,13 +142,13 @@ def test_a_job_that_was_there_before_needs_resume_or_new(
     assert "--new" in refused.value.fix
 
 
-def test_there_must_be_a_run_to_resume(tmp_path: Path, cluster: NoCluster) -> None:
+def test_a_resume_needs_an_earlier_run(tmp_path: Path, cluster: NoCluster) -> None:
     with pytest.raises(JobError, match="no run to resume"):
         submit(tmp_path, resume=True)
     assert not (tmp_path / JOB).exists()
 
 
-def test_a_resume_uses_the_spec_as_it_is_now_and_keeps_the_token(
+def test_a_resume_uses_the_current_spec_and_keeps_the_token(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
     run_dir = submit(tmp_path).run_dir
@@ -170,9 +170,7 @@ def test_a_resume_uses_the_spec_as_it_is_now_and_keeps_the_token(
     assert run_dir.token.read_text() == token
 
 
-def test_new_ends_what_is_left_of_the_old_run_and_keeps_its_files(
-    tmp_path: Path, cluster: NoCluster
-) -> None:
+def test_new_ends_the_old_run_and_keeps_its_files(tmp_path: Path, cluster: NoCluster) -> None:
     run_dir = submit(tmp_path).run_dir
     token = run_dir.token.read_text()
     submit(tmp_path, new=True)
@@ -185,10 +183,10 @@ def test_new_ends_what_is_left_of_the_old_run_and_keeps_its_files(
     assert [job.path.name for job in jobs(tmp_path)] == [JOB]
 
 
-def test_checkpoints_that_no_journal_knows_are_not_trained_on(
+def test_a_new_job_does_not_use_checkpoints_without_a_journal(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
-    """Of a run whose folder was half removed, or of another program."""
+    """For example in a folder that was half removed, or from another program."""
     run_dir = submit(tmp_path).run_dir
     run_dir.journal.unlink()
     (run_dir.checkpoints / "step-20").mkdir(parents=True)
@@ -214,7 +212,7 @@ def test_a_run_root_without_write_access_is_reported_with_a_fix(
     assert "--run-root" in refused.value.fix
 
 
-def test_a_backend_that_refuses_leaves_a_job_that_can_be_resumed(
+def test_after_a_refusal_of_the_backend_the_job_can_be_resumed(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
     cluster.broken = True
@@ -228,16 +226,14 @@ def test_a_backend_that_refuses_leaves_a_job_that_can_be_resumed(
 @pytest.mark.parametrize(
     "text", ["kill:rank=4@step=5", "kill:host=2@step=5", "kill:rank=0@step=25"]
 )
-def test_a_drill_that_can_never_happen_is_refused(
-    tmp_path: Path, cluster: NoCluster, text: str
-) -> None:
+def test_an_impossible_drill_is_refused(tmp_path: Path, cluster: NoCluster, text: str) -> None:
     with pytest.raises(JobError, match="can never happen: the job has"):
         submit(tmp_path, drills=(drill(text),))
     assert not (tmp_path / JOB).exists()
     submit(tmp_path, drills=(drill("kill:rank=3@step=24"),))
 
 
-def test_a_model_that_the_trainer_cannot_train_is_refused_before_anything_is_made(
+def test_an_unsupported_model_is_refused_before_anything_is_written(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
     mixtral = (
@@ -259,7 +255,7 @@ def test_a_dry_run_shows_the_configuration_and_what_would_be_started(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_job_is_found_or_the_others_are_named(tmp_path: Path, cluster: NoCluster) -> None:
+def test_for_an_unknown_job_the_known_jobs_are_named(tmp_path: Path, cluster: NoCluster) -> None:
     with pytest.raises(JobError, match=r"no job 'nope' in .*; existing jobs: none"):
         find_job(tmp_path / "nowhere", "nope")
     submit(tmp_path)
@@ -289,7 +285,7 @@ def test_cancelling_a_job_without_a_leader_ends_it_in_the_journal(
 def test_a_job_that_has_not_started_is_cancelled_without_a_lost_leader(
     tmp_path: Path, cluster: NoCluster, starting: bool
 ) -> None:
-    """Also while its leader holds the journal, and has yet to say where it listens."""
+    """Also if its leader already holds the journal but has not written its address yet."""
     run_dir = submit(tmp_path).run_dir
     with ExitStack() as held:
         if starting:
@@ -301,19 +297,21 @@ def test_a_job_that_has_not_started_is_cancelled_without_a_lost_leader(
     assert fold(events(tmp_path)).state == "CANCELLED"
 
 
-class Deaf(NoCluster):
-    """A scheduler that does not answer."""
+class UnreachableScheduler(NoCluster):
+    """A scheduler whose queries fail."""
 
     def standing(self, launch: LaunchPlan) -> str | None:
         raise Unanswered("Slurm does not answer `squeue`", fix="wait")
 
 
 @pytest.mark.parametrize("led", [True, False])
-def test_the_end_of_a_job_is_written_down_though_its_scheduler_does_not_answer(
+def test_the_end_of_a_job_is_written_even_if_its_scheduler_is_unreachable(
     tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch, led: bool
 ) -> None:
     run_dir = submit(tmp_path).run_dir
-    monkeypatch.setattr("orchestrator.backends.by_name.implementation_named", lambda *_: Deaf())
+    monkeypatch.setattr(
+        "orchestrator.backends.by_name.implementation_named", lambda *_: UnreachableScheduler()
+    )
     if led:
         lead(tmp_path, CancelRequested(at=1.0, by="me"))
     with pytest.raises(Unanswered) as failed:
@@ -352,10 +350,10 @@ def test_a_leader_that_starts_during_a_cancellation_is_ended(
     assert [launch.launch for launch in cluster.cleared] == [1]
 
 
-def test_a_leader_that_could_not_be_asked_wrote_the_end_down_as_its_scheduler_ended_it(
+def test_an_unreachable_leader_may_write_the_end_when_its_scheduler_ends_it(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
-    """As a pod's, whose address and token are of no use on a machine outside the cluster."""
+    """For example a leader in a pod, which is unreachable from outside the cluster."""
     run_dir = submit(tmp_path).run_dir
     with ExitStack() as held:
         held.enter_context(written(run_dir.journal))
@@ -369,7 +367,7 @@ def test_a_leader_that_could_not_be_asked_wrote_the_end_down_as_its_scheduler_en
     assert sum(isinstance(event, CancelRequested) for event in events(tmp_path)) == 1
 
 
-def test_a_journal_without_a_line_has_nothing_to_cancel(tmp_path: Path) -> None:
+def test_an_empty_journal_has_no_job_to_cancel(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / JOB)
     run_dir.path.mkdir()
     run_dir.journal.touch()
@@ -379,7 +377,7 @@ def test_a_journal_without_a_line_has_nothing_to_cancel(tmp_path: Path) -> None:
 
 @contextmanager
 def leader(run_dir: RunDir, secret: str, launch: int = 1) -> Iterator[list[str]]:
-    """The leader's own door, with this secret; who was said to cancel."""
+    """A server like the leader's, with this secret; the users who asked it to cancel."""
     heard: list[str] = []
 
     async def listen(register: Register, ws: Line) -> None:
@@ -411,7 +409,7 @@ def leader(run_dir: RunDir, secret: str, launch: int = 1) -> Iterator[list[str]]
 def test_a_leader_is_asked_to_cancel(
     tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch, proxy: str
 ) -> None:
-    """Directly: no proxy of the environment reaches a node."""
+    """The connection ignores the proxy of the environment, because a proxy cannot reach a node."""
     monkeypatch.setenv("https_proxy", proxy)
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -423,7 +421,7 @@ def test_a_leader_is_asked_to_cancel(
 
 
 def test_a_leader_that_refuses_to_cancel_is_an_error(tmp_path: Path, cluster: NoCluster) -> None:
-    """Its certificate is the job's, and the key another one."""
+    """The server has the certificate of the job, but another key."""
     run_dir = submit(tmp_path).run_dir
     mine, _, pem = run_dir.token.read_text().partition("\n")
     with leader(run_dir, f"{mine}x\n{pem}") as heard:
@@ -432,7 +430,7 @@ def test_a_leader_that_refuses_to_cancel_is_an_error(tmp_path: Path, cluster: No
         assert heard == []
 
 
-def test_a_program_that_has_the_leaders_port_by_now_is_asked_nothing(
+def test_another_program_on_the_leaders_port_receives_no_request(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
     run_dir = submit(tmp_path).run_dir
@@ -443,7 +441,7 @@ def test_a_program_that_has_the_leaders_port_by_now_is_asked_nothing(
         assert heard == []
 
 
-def test_the_address_of_an_earlier_launchs_leader_is_not_asked(
+def test_the_address_of_the_leader_of_an_earlier_launch_is_not_used(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
     run_dir = submit(tmp_path).run_dir
@@ -461,13 +459,13 @@ def test_waiting_for_the_end_notices_a_lost_leader(tmp_path: Path, cluster: NoCl
         cancel_job.wait_until_ended(run_dir, {}, TurnedClock())
 
 
-def test_waiting_for_the_end_reads_once_more_after_the_leader_has_left(
+def test_waiting_for_the_end_reads_the_journal_once_more_after_the_leader_exits(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
     run_dir = submit(tmp_path).run_dir
 
     class Ends(TurnedClock):
-        """While one waits, the leader ends the job and is gone."""
+        """During the wait, the leader ends the job and exits."""
 
         def sleep(self, seconds: float) -> None:
             lead(tmp_path, CancelRequested(at=self.now(), by="me"))
@@ -475,7 +473,7 @@ def test_waiting_for_the_end_reads_once_more_after_the_leader_has_left(
     assert cancel_job.wait_until_ended(run_dir, {}, Ends()) == "e2e: CANCELLED, cancelled by me"
 
 
-def test_a_job_that_a_scheduler_still_has_is_not_submitted_twice(
+def test_a_job_that_the_scheduler_still_has_is_not_submitted_again(
     cluster: NoCluster, tmp_path: Path
 ) -> None:
     submit_job.submit(submission(tmp_path), {}, TurnedClock())
@@ -488,7 +486,7 @@ def test_a_job_that_a_scheduler_still_has_is_not_submitted_twice(
     assert (len(cluster.submitted), len(cluster.cleared)) == (2, 1)
 
 
-def test_obstacles_are_reported_before_anything_is_written(
+def test_problems_are_reported_before_anything_is_written(
     cluster: NoCluster, tmp_path: Path
 ) -> None:
     cluster.obstacle = "partition: must be one of train"
@@ -500,13 +498,13 @@ def test_obstacles_are_reported_before_anything_is_written(
     assert "must be one of train" in str(tried.refused)
 
 
-def test_a_dry_run_has_the_schedulers_answer(cluster: NoCluster, tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_answer_of_the_scheduler(cluster: NoCluster, tmp_path: Path) -> None:
     tried = submit_job.dry_run(submission(tmp_path), {}, TurnedClock())
     assert tried.refused is None
     assert tried.text.endswith("\n# it would start: at noon\n# hosts: 2 are there\n#   fix: wait")
 
 
-def test_a_dry_run_that_asks_no_scheduler_has_no_answer(cluster: NoCluster, tmp_path: Path) -> None:
+def test_a_dry_run_without_a_scheduler_shows_no_answer(cluster: NoCluster, tmp_path: Path) -> None:
     cluster.obstacle = "partition: must be one of train"
     tried = submit_job.dry_run(submission(tmp_path), {}, TurnedClock(), asks=False)
     assert tried.refused is None
@@ -521,7 +519,7 @@ def test_reasons_for_waiting_are_reported_without_stopping_the_job(
     assert len(cluster.submitted) == 1
 
 
-def test_on_slurm_the_hosts_are_asked_for_by_their_number_with_the_spares(tmp_path: Path) -> None:
+def test_on_slurm_the_number_of_hosts_includes_the_spares(tmp_path: Path) -> None:
     from msgspec.structs import replace
 
     found = submission(tmp_path)

@@ -1,4 +1,4 @@
-"""`ndctl policy`: the rules for a class of failure, and their table in docs/recover.md."""
+"""`ndctl policy` lists the rules for a failure class, and docs/recover.md has the same table."""
 
 import re
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_every_class_has_a_rule_that_always_matches() -> None:
         assert (final.times, final.phases) == (1, ())
 
 
-def test_rules_and_classes_of_a_spec_go_first(spec: str) -> None:
+def test_rules_and_classes_of_a_spec_have_priority(spec: str) -> None:
     assert names("licence-server", spec) == ["licences-come-back"]
     assert names("disk-full", spec) == ["saving-fails-thrice", "class-stop"]
     said = explained_text(explain("licence-server", policy_of(spec)))
@@ -180,7 +180,7 @@ def test_replan_applies_to_host_memory_only_when_the_job_trains_on_cpus(
 
 
 @pytest.mark.parametrize(("former", "now"), RENAMED.items())
-def test_a_former_rule_name_in_a_spec_is_refused_with_the_name_it_has_now(
+def test_a_former_rule_name_in_a_spec_is_refused_with_the_current_name(
     former: str, now: str, tmp_path: Path
 ) -> None:
     own = [{"name": "mine", "action": "class"}, {"name": former, "action": "restart"}]
@@ -190,7 +190,7 @@ def test_a_former_rule_name_in_a_spec_is_refused_with_the_name_it_has_now(
     assert f"fix: write {now}, or a name of your own" in str(caught.value)
 
 
-def test_a_renamed_rule_has_its_present_name_in_the_list_and_no_former_one() -> None:
+def test_the_list_shows_only_current_rule_names() -> None:
     chosen = options("replan", "rollback", on_processors=True)
     listed = {rule.name for rule in (*chosen, *default_rules())}
     assert set(RENAMED.values()) <= listed

@@ -1,4 +1,4 @@
-"""Jobs whose run directory is elsewhere, with a copy that a test writes."""
+"""Jobs whose run directory is in a cluster, of which this machine has a copy."""
 
 import fcntl
 import json
@@ -32,20 +32,20 @@ NOW = TurnedClock().now()
 
 
 @dataclass
-class ACopy:
+class FakeMirror:
     run_dir: RunDir
-    comes: list[tuple[Event, ...]] = field(default_factory=list)
-    """What each look brings."""
+    new_events: list[tuple[Event, ...]] = field(default_factory=list)
+    """The events that each refresh adds."""
     broken: bool = False
-    away: bool = False
-    """The cluster cannot be reached at all."""
+    unreachable: bool = False
+    """The cluster is unreachable."""
     has_begun: bool = True
     led_at: float | None = None
     cluster: str = "prod"
     stale: BackendError | None = None
     stopping: bool = False
     looked: int = 0
-    let: bool = False
+    released: bool = False
     remembered: list[tuple[str, str]] = field(default_factory=list)
     logs_of: list[tuple[str, ...]] = field(default_factory=list)
 
@@ -55,14 +55,14 @@ class ACopy:
     def refresh(self) -> None:
         self.looked += 1
         self.stale = None
-        if self.away:
+        if self.unreachable:
             self.stale = Unreachable("prod cannot be reached: refused", fix="`kubectl` tells")
         if self.broken:
             self.stale = BackendError("no right to pods/exec", fix="ask for it")
         if self.stale is not None:
             raise self.stale
-        if self.comes:
-            write(self.run_dir, *self.comes.pop(0))
+        if self.new_events:
+            write(self.run_dir, *self.new_events.pop(0))
             self.has_begun = True
 
     def fetch_logs(self, hosts: Collection[str] = (), *, follow: bool = False) -> Sequence[str]:
@@ -73,7 +73,7 @@ class ACopy:
         return None
 
     def let_go(self) -> None:
-        self.let = True
+        self.released = True
 
     def remember(self, ending: Ending, why: str) -> None:
         self.remembered.append((ending, why))
@@ -99,15 +99,15 @@ def ended(at: float) -> tuple[Event, ...]:
 @pytest.fixture
 def found(tmp_path: Path) -> Found:
     run_dir = RunDir(tmp_path / "job")
-    return Found(run_dir, ACopy(run_dir))
+    return Found(run_dir, FakeMirror(run_dir))
 
 
-def copy_of(found: Found) -> ACopy:
-    assert isinstance(found.copy, ACopy)
+def copy_of(found: Found) -> FakeMirror:
+    assert isinstance(found.copy, FakeMirror)
     return found.copy
 
 
-# Where a job is found
+# How a job is found
 
 
 def mirror(run_root: Path, context: str, namespace: str, job: str) -> None:
@@ -116,7 +116,7 @@ def mirror(run_root: Path, context: str, namespace: str, job: str) -> None:
     (folder / "remote.json").write_text(json.dumps({"context": context}))
 
 
-def test_a_job_of_two_places_has_to_be_named_with_one(tmp_path: Path) -> None:
+def test_a_job_name_in_two_clusters_must_be_given_with_the_cluster(tmp_path: Path) -> None:
     for namespace in ("a", "b"):
         mirror(tmp_path, "prod/eu", namespace, "job")
     with pytest.raises(
@@ -126,20 +126,20 @@ def test_a_job_of_two_places_has_to_be_named_with_one(tmp_path: Path) -> None:
     assert "--namespace" in failed.value.fix
 
 
-def test_a_job_that_is_nowhere_may_be_in_a_cluster(tmp_path: Path) -> None:
+def test_for_an_unknown_job_the_error_suggests_a_cluster(tmp_path: Path) -> None:
     with pytest.raises(JobError) as failed:
         remote.find(tmp_path, "job", None, {}, TurnedClock())
     assert "--backend kubernetes" in failed.value.fix
 
 
-def test_a_run_directory_that_is_here_needs_no_copy(tmp_path: Path) -> None:
+def test_a_local_run_directory_needs_no_copy(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "job")
     write(run_dir, submitted(run_dir))
     mirror(tmp_path, "prod", "a", "job")
     assert remote.find(tmp_path, "job", None, {}, TurnedClock()).copy is None
 
 
-def test_a_scheduler_is_asked_for_the_job_as_this_machine_sees_it(found: Found) -> None:
+def test_the_scheduler_is_asked_with_the_launch_as_this_machine_knows_it(found: Found) -> None:
     write(found.run_dir, submitted(found.run_dir))
     run = Run(job=a_job(found.run_dir.path))
     here = found.here(run)
@@ -148,7 +148,7 @@ def test_a_scheduler_is_asked_for_the_job_as_this_machine_sees_it(found: Found) 
     assert Found(found.run_dir).here(run) is run
 
 
-# Looks
+# Refreshes
 
 
 def test_a_copy_that_cannot_be_updated_says_why(found: Found) -> None:
@@ -165,11 +165,11 @@ def test_a_copy_that_cannot_be_updated_says_why(found: Found) -> None:
     assert found.stale is None
 
 
-def test_a_cluster_that_cannot_be_reached_is_asked_once_for_all_its_jobs(tmp_path: Path) -> None:
+def test_an_unreachable_cluster_is_asked_once_for_all_its_jobs(tmp_path: Path) -> None:
     def a_copy(number: int, cluster: str) -> Found:
         run_dir = RunDir(tmp_path / f"job-{number}")
         write(run_dir, submitted(run_dir))
-        return Found(run_dir, ACopy(run_dir, away=cluster == "prod", cluster=cluster))
+        return Found(run_dir, FakeMirror(run_dir, unreachable=cluster == "prod", cluster=cluster))
 
     prod, test = [a_copy(at, "prod") for at in range(5)], [a_copy(at, "test") for at in (5, 6)]
     refresh_all([*prod, *test])
@@ -178,7 +178,7 @@ def test_a_cluster_that_cannot_be_reached_is_asked_once_for_all_its_jobs(tmp_pat
     assert [(copy_of(one).looked, one.stale) for one in test] == [(1, None), (1, None)]
 
 
-# How a job stands, of what is known here and what its scheduler says
+# The state of a job, from the copy and its scheduler
 
 
 def asked(found: Found, cluster: NoCluster, says: LaunchStatus) -> LaunchStatus:
@@ -196,9 +196,12 @@ PENDING = LaunchStatus("Pending", held=True)
 def test_a_cluster_that_was_just_unreachable_is_not_asked_again(
     found: Found, cluster: NoCluster
 ) -> None:
-    copy_of(found).stale, copy_of(found).led_at = Unreachable("prod is away", fix="look"), 70.0
+    copy_of(found).stale, copy_of(found).led_at = (
+        Unreachable("prod is unreachable", fix="look"),
+        70.0,
+    )
     seen = asked(found, cluster, RUNS)
-    assert (seen.words, seen.unknown, seen.fix) == ("Slurm job 12", "prod is away", "look")
+    assert (seen.words, seen.unknown, seen.fix) == ("Slurm job 12", "prod is unreachable", "look")
     assert (seen.held, seen.at, cluster.asked) == (True, 70.0, 0)
 
 
@@ -210,9 +213,7 @@ def test_the_state_of_pods_that_cannot_be_read_is_unknown(found: Found, cluster:
     assert asked(found, cluster, RUNS) == RUNS
 
 
-def test_an_end_that_the_journal_does_not_know_of_is_remembered(
-    found: Found, cluster: NoCluster
-) -> None:
+def test_an_end_that_the_journal_lacks_is_stored(found: Found, cluster: NoCluster) -> None:
     leaving = LaunchStatus("it was deleted", held=False, over="CANCELLED", leaving=True)
     asked(found, cluster, leaving)
     assert copy_of(found).remembered == []
@@ -223,7 +224,7 @@ def test_an_end_that_the_journal_does_not_know_of_is_remembered(
 def test_the_schedulers_answer_is_shown_until_the_leader_starts(found: Found) -> None:
     copy, said, told = copy_of(found), iter([PENDING, PENDING, RUNS]), list[object]()
     copy.has_begun = False
-    copy.comes = [(), (), (submitted(found.run_dir),)]
+    copy.new_events = [(), (), (submitted(found.run_dir),)]
     beginnings = iter([False, False, True])
 
     def look() -> None:
@@ -234,7 +235,7 @@ def test_the_schedulers_answer_is_shown_until_the_leader_starts(found: Found) ->
     assert told == ["Pending", "2 of 2 pods run"]
 
 
-def test_a_leader_that_never_comes_is_not_waited_for(found: Found) -> None:
+def test_waiting_ends_if_the_leader_never_starts(found: Found) -> None:
     copy_of(found).has_begun, told = False, list[object]()
     assert not await_begin(found, lambda run: None, TurnedClock(), told.append)
     assert "ndctl logs" in str(told)
@@ -248,15 +249,15 @@ def test_the_report_of_a_resumed_job_starts_with_its_launch(found: Found) -> Non
     assert lines_before(found, NOW + 9) == 3
 
 
-def test_a_result_that_is_older_than_the_submission_is_not_its_own(found: Found) -> None:
+def test_a_result_older_than_the_submission_is_ignored(found: Found) -> None:
     write(found.run_dir, submitted(found.run_dir), *ended(NOW + 100))
-    assert lines_before(found, NOW + 100) == 0  # an end that came quickly, and clocks that differ
+    assert lines_before(found, NOW + 100) == 0  # the job ended quickly, and clocks differ
     with pytest.raises(JobError, match=r"nothing was started: launch 3 .* CANCELLED") as failed:
         lines_before(found, NOW + 200)
     assert "--resume" in failed.value.fix
 
 
-def test_the_last_lines_of_a_copy_are_waited_for(found: Found) -> None:
+def test_the_last_lines_of_a_copy_are_awaited(found: Found) -> None:
     clock = TurnedClock()
     over = settled(found, lambda: True, clock)
     assert not over()
@@ -265,7 +266,7 @@ def test_the_last_lines_of_a_copy_are_waited_for(found: Found) -> None:
     assert settled(Found(found.run_dir), lambda: True, clock)()
 
 
-# Its end
+# The end of a job
 
 
 @pytest.mark.parametrize(
@@ -287,7 +288,7 @@ def test_cancel_waits_a_limited_time_for_a_lost_leader(
     assert waits_s <= clock.now() - NOW < waits_s + 1
 
 
-def test_cancel_waits_for_a_leader_that_is_there_and_for_one_that_comes_back(
+def test_cancel_waits_for_a_live_leader_and_for_one_that_returns(
     found: Found, cluster: NoCluster
 ) -> None:
     write(found.run_dir, submitted(found.run_dir))
@@ -309,11 +310,9 @@ def test_cancel_waits_for_a_leader_that_is_there_and_for_one_that_comes_back(
     assert said == "job: CANCELLED, cancelled by me"
 
 
-def test_cancel_reads_what_the_leader_wrote_instead_of_guessing(
-    found: Found, cluster: NoCluster
-) -> None:
-    """Of a job that was cancelled before its leader had begun, and which was handed over at another
-    time than it began: its first line is not as long."""
+def test_cancel_reads_the_end_that_the_leader_wrote(found: Found, cluster: NoCluster) -> None:
+    """A job that was cancelled before its leader started. The time in its first line changed with
+    the submission, so the line has another length."""
     write(found.run_dir, submitted(found.run_dir, 1700000000.0))
     guessed = found.run_dir.journal.stat().st_size
 

@@ -1,4 +1,4 @@
-"""Jobs told as events: entries as the real supervisor decides them."""
+"""Stories of jobs as events. `journal` adds the actions that the real supervisor decides."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ PODS = LeaderStarted(
     pid=99,
     allocation=Allocation(id="7", restarts=0, hosts=("host-0",), successor_s=600.0),
 )
-"""A job whose lost hosts are created again."""
+"""A leader whose scheduler creates lost hosts again."""
 
 
 def names(hosts: int) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ def arrivals(hosts: Iterable[str], at: float, each: int = 2) -> Iterator[Event]:
 
 
 def started(hosts: int = 2, each: int = 2, **more: Any) -> list[Event]:
-    """Up to the first step of attempt 1."""
+    """A job up to the first step of attempt 1."""
     job = submitted(hosts, each, **more)
     return [
         job,
@@ -132,7 +132,7 @@ def killed(at: float, rank: int = 1, host: str = "host-0", attempt: int = 1) -> 
 
 
 def broken() -> list[Event]:
-    """Rank 1 is killed by its drill, and the ranks are being stopped."""
+    """A drill kills rank 1, and the other ranks are being stopped."""
     return [
         *started(drills=(DRILL,)),
         CheckpointSaved(at=START + 25, attempt=1, step=20),
@@ -142,7 +142,7 @@ def broken() -> list[Event]:
 
 
 def restarting() -> list[Event]:
-    """All ranks are gone, and attempt 2 is being started."""
+    """All ranks have ended, and attempt 2 is starting."""
     return [
         *broken(),
         HostStopped(at=START + 31, attempt=1, host="host-0", finished=False),
@@ -183,8 +183,8 @@ def hung() -> list[Event]:
     ]
 
 
-def waited_in_vain(times: int, **more: Any) -> list[Event]:
-    """One of two hosts is there, and all were given back so often."""
+def waiting_for_a_host(times: int, **more: Any) -> list[Event]:
+    """One of two hosts is available. All hosts were released `times` times before."""
     events: list[Event] = [submitted(**more)]
     at = START
     for number in range(times + 1):
@@ -197,7 +197,7 @@ def waited_in_vain(times: int, **more: Any) -> list[Event]:
 
 
 def short_of_a_host() -> list[Event]:
-    """It trained; host-1 is lost, and its successor is waited for."""
+    """A job that trained, lost host-1 and waits for its successor."""
     return [
         submitted(),
         replace(PODS, at=START + 1),
@@ -252,7 +252,7 @@ def view_of(
 
 @dataclass
 class StoryClock:
-    """Time that passes only when somebody sleeps; then `during` is done."""
+    """A clock that advances only in `sleep`, which then calls `during`."""
 
     at: float = START
     during: Callable[[], None] = lambda: None

@@ -20,7 +20,7 @@ from orchestrator.dashboard import format
         (273_600, "3 d 04 h"),
     ],
 )
-def test_durations_are_shown_as_people_write_them(seconds: float, said: str) -> None:
+def test_durations_are_shown_with_their_units(seconds: float, said: str) -> None:
     assert format.duration(seconds) == said
 
 
@@ -28,27 +28,27 @@ def test_durations_are_shown_as_people_write_them(seconds: float, said: str) -> 
     ("seconds", "shown"),
     [(None, "-"), (102, "1:42"), (7510, "2:05:10"), (273_910, "3d 04:05:10")],
 )
-def test_a_stopwatch_keeps_its_form(seconds: float | None, shown: str) -> None:
+def test_a_stopwatch_has_a_fixed_format(seconds: float | None, shown: str) -> None:
     assert format.stopwatch(seconds) == shown
 
 
-def test_times_are_those_of_the_zone() -> None:
+def test_times_are_shown_in_the_given_zone() -> None:
     assert format.date_time(0, UTC) == "1970-01-01 00:00:00 UTC"
     assert format.date_time(0, ZoneInfo("Asia/Tokyo")) == "1970-01-01 09:00:00 JST"
     assert format.short_date_time(0, UTC) == "01-01 00:00:00"
     assert len(format.date_time(0, None)) > 20, "this machine's has a name, too"
 
 
-def test_numbers_that_are_not_known_are_a_dash() -> None:
+def test_unknown_numbers_are_shown_as_a_dash() -> None:
     assert (format.loss(None), format.rate(None)) == ("-", "-")
 
 
-def test_many_ranks_are_cut_short() -> None:
+def test_long_lists_of_ranks_are_shortened() -> None:
     assert format.rank_list((3,)) == "rank 3"
     assert format.rank_list(tuple(range(10)), 2) == "ranks 0, 1 and 8 more"
 
 
-def test_spans_of_ranks_are_cut_short() -> None:
+def test_long_lists_of_rank_ranges_are_shortened() -> None:
     assert format.rank_spans([(3, 3)]) == "rank 3"
     assert format.rank_spans([(0, 7), (12, 12)]) == "ranks 0-7, 12"
     assert format.rank_spans([(0, 7), (12, 12), (16, 19)], 1) == "ranks 0-7 and 5 more"

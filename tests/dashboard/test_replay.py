@@ -1,4 +1,4 @@
-"""What views know of a snapshot and the lines of one attempt is what the whole journal tells."""
+"""A view from a snapshot and the lines after it equals the view from the whole journal."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,8 +52,8 @@ def check_everywhere(path: Path, entries: Sequence[Entry]) -> None:
         assert read_state(run_dir) == whole
 
 
-def astray_and_on() -> list[Entry]:
-    """A job that goes back to an older checkpoint, when its last save had failed."""
+def diverged_and_resumed() -> list[Entry]:
+    """A job that rolls back to an older checkpoint after its last save failed."""
     job = job_with_checkpoints(20, 40, on_nan="rollback")
     for step in (41, 42):
         job.tell(CheckpointFailed(at=job.now(), attempt=1, step=step, why="the disk is full"))
@@ -63,21 +63,21 @@ def astray_and_on() -> list[Entry]:
 
 
 @pytest.mark.parametrize("story", [started, broken, recovered, finished, short_of_a_host])
-def test_a_view_is_the_same_wherever_the_snapshot_was_taken(
+def test_a_view_does_not_depend_on_where_the_snapshot_was_taken(
     story: Callable[[], list[Event]], tmp_path: Path
 ) -> None:
     check_everywhere(tmp_path / "run", journal(story()))
 
 
-def test_the_same_holds_after_a_return_to_an_older_checkpoint(tmp_path: Path) -> None:
-    entries = astray_and_on()
+def test_a_view_after_a_rollback_does_not_depend_on_the_snapshot(tmp_path: Path) -> None:
+    entries = diverged_and_resumed()
     check_everywhere(tmp_path / "run", entries)
     assert fold_seen(ReplayedJob(), entries).run.progress.rollbacks
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.randoms(use_true_random=False), st.integers(1, 4), st.integers(0, 40), st.booleans())
-def test_the_same_holds_for_any_events(
+def test_a_view_of_any_events_does_not_depend_on_the_snapshot(
     tmp_path_factory: pytest.TempPathFactory, random: Random, hosts: int, turns: int, shrink: bool
 ) -> None:
     cluster = Cluster(random, hosts, 1, shrink=shrink)
@@ -89,7 +89,7 @@ def test_the_same_holds_for_any_events(
     assert read_state(run_dir) == fold_seen(ReplayedJob(), entries)
 
 
-def test_without_a_snapshot_all_is_read(tmp_path: Path) -> None:
+def test_without_a_snapshot_the_whole_journal_is_read(tmp_path: Path) -> None:
     entries = journal(recovered())
     run_dir = written(tmp_path, entries, 3)
     run_dir.state.unlink()
@@ -98,7 +98,7 @@ def test_without_a_snapshot_all_is_read(tmp_path: Path) -> None:
     assert read_state(run_dir) == fold_seen(ReplayedJob(), entries)
 
 
-def test_only_the_present_attempt_is_read_again(
+def test_only_lines_of_the_current_attempt_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries = journal(recovered())
@@ -117,7 +117,7 @@ def test_only_the_present_attempt_is_read_again(
 
 
 @pytest.mark.parametrize("least", [1, 7, 64, 1 << 18])
-def test_the_newest_line_with_a_mark_is_found_in_pieces_of_any_size(
+def test_the_newest_line_with_a_mark_is_found_with_any_chunk_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int
 ) -> None:
     monkeypatch.setattr(log, "LEAST_READ", least)

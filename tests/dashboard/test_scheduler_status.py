@@ -1,4 +1,4 @@
-"""Jobs that wait in a scheduler's queue, or were put back there, have no leader and go on."""
+"""The state of jobs that have no leader because they wait in the queue of a scheduler."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def test_the_scheduler_is_asked_at_intervals_without_a_leader() -> None:
 STOPPED = LaunchStatus("Slurm job 12 is SUSPENDED", held=True, resume="scontrol resume 12")
 
 
-def test_of_a_led_job_that_is_quiet_only_that_it_was_stopped_counts() -> None:
+def test_for_a_silent_job_with_a_leader_only_a_suspension_is_reported() -> None:
     asked: list[Run] = []
 
     def ask(run: Run) -> LaunchStatus | None:
@@ -71,7 +71,7 @@ def test_of_a_led_job_that_is_quiet_only_that_it_was_stopped_counts() -> None:
     assert len(asked) == 2
 
 
-def test_a_suspended_job_says_since_when_and_what_resumes_it() -> None:
+def test_a_suspended_job_shows_since_when_and_the_command_that_resumes_it() -> None:
     run = on_slurm()
     for led in (True, False):
         found = effective_state(
@@ -83,7 +83,7 @@ def test_a_suspended_job_says_since_when_and_what_resumes_it() -> None:
     assert effective_state(over, False, START + 9999, launch_status=STOPPED).state == "SUCCEEDED"
 
 
-def test_a_job_that_is_held_has_not_failed() -> None:
+def test_a_held_job_has_not_failed() -> None:
     run = on_slurm()
     assert effective_state(run, False, START + 9999).state == "FAILED"
     found = effective_state(run, False, START + 9999, launch_status=WAITS)
@@ -93,28 +93,28 @@ def test_a_job_that_is_held_has_not_failed() -> None:
     assert view(seen, leader_alive=False, now=START + 9999, launch_status=WAITS).state == "PENDING"
 
 
-AWAY = LaunchStatus("PyTorchJob a/b", held=True, unknown="the API server cannot be reached")
+UNREACHABLE = LaunchStatus("PyTorchJob a/b", held=True, unknown="the API server cannot be reached")
 
 
-def test_a_scheduler_that_does_not_answer_leaves_the_last_known_state_with_its_age() -> None:
+def test_if_the_scheduler_fails_the_last_known_state_is_shown_with_its_age() -> None:
     run = on_slurm()
-    found = effective_state(run, False, START + 9999, launch_status=AWAY)
+    found = effective_state(run, False, START + 9999, launch_status=UNREACHABLE)
     assert (found.state, found.reason) == ("RUNNING", "the API server cannot be reached")
     assert (found.since, found.as_of) == (run.stage.since, run.last_at)
-    heard = replace(AWAY, at=START + 5000)
+    heard = replace(UNREACHABLE, at=START + 5000)
     assert effective_state(run, False, START + 9999, launch_status=heard).as_of == START + 5000
-    assert effective_state(run, True, START + 9999, launch_status=AWAY).as_of is None
+    assert effective_state(run, True, START + 9999, launch_status=UNREACHABLE).as_of is None
 
 
-def test_a_newer_report_of_the_leader_counts() -> None:
+def test_a_newer_report_of_the_leader_has_priority() -> None:
     run = on_slurm()
     told = replace(report_of(run, START + 6000), state="RECOVERING", message="rank 3 was killed")
-    found = effective_state(run, False, START + 9999, launch_status=AWAY, report=told)
+    found = effective_state(run, False, START + 9999, launch_status=UNREACHABLE, report=told)
     assert (found.state, found.as_of) == ("RECOVERING", START + 6000)
     waits = effective_state(run, False, START + 9999, launch_status=WAITS, report=told)
     assert waits.state == "PENDING", "the scheduler knows better that no leader lives"
     over = replace(told, state="SUCCEEDED", message="all steps are done")
-    found = effective_state(run, False, START + 9999, launch_status=AWAY, report=over)
+    found = effective_state(run, False, START + 9999, launch_status=UNREACHABLE, report=over)
     assert (found.state, found.reason, found.as_of) == ("SUCCEEDED", "all steps are done", None)
 
 
@@ -133,7 +133,7 @@ def test_a_deleted_job_is_cancelled_at_once() -> None:
 FAILED = LaunchStatus("it has Failed", held=False, over="FAILED")
 
 
-def test_a_job_whose_hosts_may_still_write_is_followed_further(tmp_path: Path) -> None:
+def test_following_continues_while_hosts_of_the_job_may_still_write(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     with Journal(run_dir.journal, TurnedClock()) as written:
         for entry in journal(on_kubernetes()):
@@ -161,7 +161,7 @@ def test_following_reports_an_outage_once_and_its_end(
         for entry in journal(on_kubernetes()):
             written.append(entry.event, entry.actions)
     gone = LaunchStatus("it was deleted", held=False, over="CANCELLED")
-    told = iter([AWAY, AWAY, WAITS, gone])
+    told = iter([UNREACHABLE, UNREACHABLE, WAITS, gone])
     code = follow_job(run_dir, 0, TurnedClock(), lambda run: next(told))
     out = capsys.readouterr().out
     assert code == exit_codes.CANCELLED

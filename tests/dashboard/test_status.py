@@ -100,7 +100,7 @@ from tests.dashboard.dashboard_story import (
     seen_of,
     started,
     submitted,
-    waited_in_vain,
+    waiting_for_a_host,
 )
 from tests.read_events import as_read
 
@@ -127,7 +127,7 @@ def snapshot(
     )
 
 
-def test_status_has_all_that_scripts_were_promised() -> None:
+def test_status_json_has_all_documented_keys() -> None:
     body = status_json(snapshot(recovered(), metrics(1, 24)))
     assert {
         "name",
@@ -162,7 +162,7 @@ def test_status_has_all_that_scripts_were_promised() -> None:
     assert json.loads(json.dumps(body, allow_nan=False)) == body
 
 
-def test_events_that_cannot_happen_are_shown_with_their_number() -> None:
+def test_the_number_of_unexpected_events_is_shown() -> None:
     asked = RequeueRefused(at=START + 39, why="no")
     shot = snapshot([*recovered(), asked, asked])
     assert status_json(shot)["ignored_events"] == {"RequeueRefused in Running": 2}
@@ -174,7 +174,7 @@ def test_events_that_cannot_happen_are_shown_with_their_number() -> None:
     ]
 
 
-def test_a_failed_save_is_a_warning_in_every_form() -> None:
+def test_a_failed_save_is_a_warning_in_text_and_json() -> None:
     seen = snapshot([*started(), SAVE_FAILED])
     why = SAVE_FAILED.why
     checkpoint = status_json(seen)["checkpoint"]
@@ -186,7 +186,7 @@ def test_a_failed_save_is_a_warning_in_every_form() -> None:
     assert line.endswith(f"warning: failed to save the checkpoint of step 20: {why}")
 
 
-def test_a_job_whose_checkpoints_cannot_be_written_says_what_is_at_risk_and_what_to_do() -> None:
+def test_failing_checkpoints_are_shown_with_the_risk_and_advice() -> None:
     seen = snapshot(
         [*started(), SAVE_FAILED, replace(SAVE_FAILED, at=START + 20, step=40)], metrics(1, 47)
     )
@@ -210,7 +210,7 @@ def test_a_job_whose_checkpoints_cannot_be_written_says_what_is_at_risk_and_what
     assert said.startswith("fix the cause: saving checkpoints to ")
 
 
-def test_an_incident_has_all_that_scripts_were_promised() -> None:
+def test_an_incident_in_json_has_all_documented_keys() -> None:
     (incident,) = status_json(snapshot(recovered()))["incidents"]
     assert {
         "id",
@@ -271,7 +271,7 @@ def raised(attempt: int, at: float) -> RankExited:
 
 
 def failed() -> list[Event]:
-    """The same exception twice."""
+    """A job that fails after the same exception in two attempts."""
     events: list[Event] = [*started()]
     for attempt in (1, 2):
         at = START + 20 * attempt
@@ -303,13 +303,13 @@ def failed() -> list[Event]:
         (snapshot(failed(), alive=False), "ndctl submit /runs/quickstart/spec.yaml --resume"),
     ],
 )
-def test_status_ends_with_what_to_type(shot: Snapshot, said: str) -> None:
+def test_status_ends_with_commands(shot: Snapshot, said: str) -> None:
     lines = status_text(shot, UTC).splitlines()
     assert said in lines[-1]
     assert 6 <= len(lines) <= 12
 
 
-# What a person is told of a job that failed
+# The texts about a failed job
 
 
 def labelled(label: str, text: str) -> list[str]:
@@ -317,7 +317,7 @@ def labelled(label: str, text: str) -> list[str]:
     return [line[14:] for line in found if line]
 
 
-def test_a_stop_is_shown_once_with_its_cause_and_the_log() -> None:
+def test_a_stop_is_shown_once_with_its_cause_and_the_log_command() -> None:
     seen = snapshot(failed(), alive=False)
     text = status_text(seen, UTC)
     assert text.startswith("quickstart: FAILED, the job was stopped: the same error twice, so")
@@ -330,7 +330,7 @@ def test_a_stop_is_shown_once_with_its_cause_and_the_log() -> None:
     assert labelled("next", text) == [again]
 
 
-def astray(**more: Any) -> list[Event]:
+def diverged(**more: Any) -> list[Event]:
     error = RankError(error="NotFinite", message="the loss is nan", step=25, traceback="", since=23)
     return [
         *started(**more),
@@ -343,9 +343,9 @@ def astray(**more: Any) -> list[Event]:
     ]
 
 
-def test_the_command_after_a_nan_loss_does_not_lead_there_again() -> None:
+def test_the_command_after_a_nan_loss_enables_a_rollback() -> None:
     whole = "ndctl submit /runs/quickstart/spec.yaml --resume --set resilience.on_nan=rollback"
-    seen = snapshot(astray(), alive=False)
+    seen = snapshot(diverged(), alive=False)
     assert labelled("next", status_text(seen, UTC)) == [whole]
     assert labelled("", describe_text(seen, UTC))[-1] == whole
 
@@ -390,7 +390,7 @@ def test_the_command_after_out_of_memory_is_the_cheapest_alternative() -> None:
     assert labelled("next", status_text(unfit, UTC)) == commands[:1]
 
 
-def test_a_leader_that_died_has_a_log_and_the_command_that_shows_it() -> None:
+def test_a_dead_leader_is_shown_with_the_command_for_its_log() -> None:
     seen = snapshot(recovered(), alive=False)
     assert "the leader on host-0 died" in status_text(seen, UTC).splitlines()[0]
     text = describe_text(seen, UTC)
@@ -399,7 +399,7 @@ def test_a_leader_that_died_has_a_log_and_the_command_that_shows_it() -> None:
     assert "agent-host-0.log" not in describe_text(snapshot(recovered()), UTC)
 
 
-def test_without_a_culprit_no_page_refers_to_itself() -> None:
+def test_describe_does_not_refer_to_itself() -> None:
     lost = AgentLost(at=START + 30, host="host-1", why="its connection closed", silent_s=2.0)
     events = [*started(max_restarts=0), lost]
     events.append(HostStopped(at=START + 31, attempt=1, host="host-0", finished=False))
@@ -409,14 +409,14 @@ def test_without_a_culprit_no_page_refers_to_itself() -> None:
     assert "ndctl describe" not in describe_text(seen, UTC)
 
 
-def test_each_incident_of_a_running_job_has_the_log_of_its_attempt() -> None:
-    """`ndctl logs` shows the newest attempt where none is named."""
+def test_each_incident_of_a_running_job_has_the_log_command_of_its_attempt() -> None:
+    """Without `--attempt`, `ndctl logs` shows the newest attempt."""
     text = describe_text(snapshot(recovered()), UTC)
     assert "    see why   ndctl logs quickstart --rank 1 --attempt 1" in text
     assert not [one.name for one in default_rules() if re.search(r"\bJOB\b|--rank R", one.advice)]
 
 
-def test_no_command_asks_for_a_log_that_was_removed() -> None:
+def test_no_command_refers_to_a_removed_log() -> None:
     events = [replace(submitted(), keep_attempts=2), *recovered()[1:]]
     shot = snapshot(events)
     for newest, shown in ((2, True), (3, False)):
@@ -425,11 +425,11 @@ def test_no_command_asks_for_a_log_that_was_removed() -> None:
         assert ("ndctl logs quickstart --rank 1 --attempt 1" in text) is shown
 
 
-def test_every_command_leads_to_the_run_root() -> None:
-    """Typed where ndctl was asked, it finds the job."""
+def test_every_command_names_the_run_root() -> None:
+    """So that each command finds the job in the folder where the user typed the first one."""
     elsewhere = Commands(job="quickstart", spec="/my runs/s.yaml", root=("--run-root", "/my runs"))
-    stories = [started(), recovered(), failed(), finished(), astray(), CANCELLED]
-    stories += [[submitted()], waited_in_vain(0), started(100, 8)]
+    stories = [started(), recovered(), failed(), finished(), diverged(), CANCELLED]
+    stories += [[submitted()], waiting_for_a_host(0), started(100, 8)]
     said = []
     for events, alive in product(stories, (True, False)):
         seen = replace(snapshot(events, alive=alive), known_by=elsewhere)
@@ -442,21 +442,21 @@ def test_every_command_leads_to_the_run_root() -> None:
         assert "--run-root '/my runs'" in command, command
 
 
-def test_a_job_without_enough_hosts_shows_one_line_and_what_to_type() -> None:
-    """Since when, what lacks, what was done about it, when again."""
+def test_a_job_without_enough_hosts_shows_one_line_with_commands() -> None:
+    """The line says what is missing, since when, the retries so far, and when the next one is."""
     cancel = "to give up: ndctl cancel quickstart"
     fewer = "ndctl submit /runs/quickstart/spec.yaml --resume --set resilience.shrink=true"
     since = "wait: 1 of 2 hosts available since 2023-11-14 22:13:30 UTC"
     release = "if this does not change, ndctl releases all hosts at"
     requeue = f"and requeues the job; {cancel}; after that, to train with fewer hosts: {fewer}"
-    (first,) = said_next(waited_in_vain(0), now=START + 40)
+    (first,) = said_next(waiting_for_a_host(0), now=START + 40)
     assert first == f"{since} (30 s); {release} 2023-11-14 22:23:30 UTC {requeue}"
-    (last,) = said_next(waited_in_vain(2), now=START + 2000)
+    (last,) = said_next(waiting_for_a_host(2), now=START + 2000)
     assert last == (
         f"{since} (33 min 10 s), all hosts released 2 times so far; {release}"
         f" 2023-11-14 23:23:50 UTC {requeue}"
     )
-    (shrinking,) = said_next(waited_in_vain(0, shrink=True), now=START + 40)
+    (shrinking,) = said_next(waiting_for_a_host(0, shrink=True), now=START + 40)
     assert shrinking.endswith(cancel)
 
 
@@ -467,14 +467,14 @@ def said_next(events: Iterable[Event], now: float) -> list[str]:
 
 def test_a_job_with_waiting_pods_shows_how_often_they_were_created_again() -> None:
     held = LaunchStatus("it waits", held=True)
-    waits = replace(snapshot(waited_in_vain(2)[:-2], alive=False), launch_status=held)
+    waits = replace(snapshot(waiting_for_a_host(2)[:-2], alive=False), launch_status=held)
     assert status_text(waits, UTC).splitlines()[-1].strip() == (
         "next        wait for hosts, since 2023-11-14 22:13:30 UTC, all hosts released 2 times so"
         " far; to give up: ndctl cancel quickstart"
     )
 
 
-def test_status_names_hosts_in_trouble() -> None:
+def test_status_names_hosts_with_problems() -> None:
     slow = HealthChanged(at=START + 20, attempt=1, ranks=((3, 3),), health="slow", age_s=4.0)
     assert "host-1: late heartbeat" in status_text(snapshot([*started(), slow]), UTC)
 
@@ -493,7 +493,7 @@ SLOW = StragglerFound(
 SLOW_WORDS = "rank 3 takes 0.350 s of its own a step, its peers 0.100 s, which costs 300 tokens/s"
 
 
-def test_a_straggler_is_named_with_what_it_costs() -> None:
+def test_a_straggler_is_named_with_its_cost() -> None:
     seen = snapshot([*started(), SLOW])
     assert f"straggler   host-1: {SLOW_WORDS}" in status_text(seen, UTC)
     assert status_json(seen)["stragglers"][0]["rank"] == 3
@@ -522,7 +522,7 @@ def evidence() -> EvidenceGathered:
     return EvidenceGathered(at=START + 61, attempt=1, host="host-1", ranks=ranks)
 
 
-def test_describe_shows_every_incident_in_full() -> None:
+def test_describe_shows_every_incident_completely() -> None:
     text = describe_text(snapshot(failed(), metrics(1, 9), alive=False), UTC)
     for words in (
         "#1 exception",
@@ -575,9 +575,8 @@ def test_describe_shows_the_stacks_of_a_hang() -> None:
     assert "traces" in text
 
 
-def test_describe_shows_the_culprits_stack_and_folds_those_of_the_ranks_that_wait() -> None:
-    """Eleven frames of torch for each rank that waits tell nothing; where they are in the program
-    does."""
+def test_describe_shows_the_culprits_stack_and_folds_stacks_of_waiting_ranks() -> None:
+    """For ranks that wait, the frames of the program are useful. Eleven frames of torch are not."""
     torch = '  File "/v/site-packages/torch/distributed/distributed_c10d.py", line {} in all_reduce'
     inside = '  File "/v/site-packages/torch/autograd/function.py", line 1 in apply'
     ours = '  File "/job/trainer/step.py", line 71 in agree'
@@ -602,9 +601,7 @@ def test_describe_of_many_hosts_stays_readable() -> None:
 
 
 @pytest.mark.parametrize(("kind", "advised"), [("pytorchjob", False), ("jobset", True)])
-def test_describe_names_the_nodes_that_are_not_used_and_what_keeps_pods_off_them(
-    kind: Any, advised: bool
-) -> None:
+def test_describe_names_unused_nodes_and_how_to_cordon_them(kind: Any, advised: bool) -> None:
     job, leader, *rest = started()
     assert isinstance(job, JobSubmitted)
     assert isinstance(leader, LeaderStarted)
@@ -615,7 +612,7 @@ def test_describe_names_the_nodes_that_are_not_used_and_what_keeps_pods_off_them
     assert ("kubectl cordon node-3" in text) == advised
 
 
-def test_checkpoints_are_where_the_hosts_have_them(tmp_path: Path) -> None:
+def test_checkpoints_are_in_the_copied_run_directory_if_it_has_them(tmp_path: Path) -> None:
     there = snapshot(started())
     copy = replace(there, run_dir=RunDir(tmp_path))
     job = copy.seen.run.job
@@ -699,7 +696,7 @@ def all_events() -> list[Event]:
 
 
 def scheduled() -> list[Event]:
-    """What only a scheduler makes happen."""
+    """Events that only happen with a scheduler."""
     smaller = submitted().plan
     return [
         LeaveAsked(at=START, cause=None, words="SIGUSR2"),
@@ -759,8 +756,9 @@ def test_every_kind_of_event_has_one_line() -> None:
         assert len(line) > 30
 
 
-def test_events_are_in_order_of_time_and_a_rank_that_was_stopped_ends_then() -> None:
-    """It was last heard when the hang began, and ended when all were stopped."""
+def test_events_are_ordered_by_time_and_a_stopped_rank_ends_at_its_stop() -> None:
+    """Its last heartbeat is from the start of the hang, but it ended when all ranks were
+    stopped."""
     stopped = replace(
         killed(START + 49, rank=2, host="host-1"), signal=None, stopped=True, detected_after_s=16.0
     )
@@ -795,7 +793,7 @@ def test_every_kind_of_action_is_shown_with_its_reason() -> None:
         assert action.reason in describe_action(action)
 
 
-def test_a_decision_is_on_the_line_of_its_event() -> None:
+def test_a_decision_is_shown_on_the_line_of_its_event() -> None:
     end = EndJob(state="CANCELLED", reason="cancelled by ada")
     event = CancelRequested(at=START, by="ada")
     line = event_line(Entry(seq=9, event=event, actions=(end,)), UTC)
@@ -805,12 +803,12 @@ def test_a_decision_is_on_the_line_of_its_event() -> None:
     )
 
 
-def test_an_exit_is_described_correctly() -> None:
+def test_an_exit_is_described_by_its_signal_or_exception() -> None:
     assert "was killed by SIGKILL after step 24" in describe_event(killed(START))
     assert "raised ValueError: boom" in describe_event(raised(1, START))
 
 
-def test_a_long_error_is_cut_in_its_line() -> None:
+def test_a_long_error_is_shortened() -> None:
     error = RankError(error="RuntimeError", message="peer " * 200, step=3, traceback="")
     assert len(describe_event(replace(raised(1, START), error=error))) < 250
 
@@ -837,7 +835,7 @@ def test_a_queued_job_is_pending_with_the_reason() -> None:
     assert row.endswith("Slurm job 12 is PENDING (JobHeldUser)")
 
 
-AWAY = LaunchStatus(
+UNREACHABLE = LaunchStatus(
     "PyTorchJob ndctl/quickstart",
     held=True,
     unknown="the API server of context prod cannot be reached: Connection refused",
@@ -847,9 +845,9 @@ AWAY = LaunchStatus(
 
 
 def test_a_job_of_an_unreachable_cluster_shows_its_last_known_state() -> None:
-    """Not as one that waits: it may well train on."""
+    """It is not shown as waiting, because it may still train."""
     away = replace(
-        snapshot(started(), metrics(1, 23), now=START + 240, alive=False), launch_status=AWAY
+        snapshot(started(), metrics(1, 23), now=START + 240, alive=False), launch_status=UNREACHABLE
     )
     text = status_text(away, UTC)
     at = date_time(START + 40, UTC)
@@ -866,7 +864,7 @@ def test_a_job_of_an_unreachable_cluster_shows_its_last_known_state() -> None:
     _, row = list_text(list_rows([away]), UTC, START + 240).splitlines()
     assert "RUNNING 3 min 20 s ago" in row
     assert stale_reasons([away, away]) == [
-        f"{AWAY.unknown}; 2 jobs shown with the last known state"
+        f"{UNREACHABLE.unknown}; 2 jobs shown with the last known state"
     ]
     there = status_json(snapshot(started(), metrics(1, 23)))
     assert (there["as_of"], there["leader_alive"]) == (None, True)
@@ -897,7 +895,7 @@ def test_the_end_of_the_allocation_is_shown_while_a_leader_lives() -> None:
     assert "whose allocation" not in status_text(replace(there, leader_alive=False), UTC)
 
 
-def test_a_job_that_was_taken_out_of_the_queue_waits_for_nothing() -> None:
+def test_a_job_that_was_removed_from_the_queue_is_not_waiting() -> None:
     queued = snapshot([submitted()], now=START + 1, alive=False)
     assert status_json(queued)["state"] == "SUBMITTED"
     gone = status_json(

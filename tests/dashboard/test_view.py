@@ -73,21 +73,21 @@ def test_a_rank_that_was_told_to_stop_is_not_dead() -> None:
     assert health(view_of([*broken(), stopped])) == ["ok", "dead", "stopped", "ok"]
 
 
-def test_a_lost_host_has_only_dead_ranks() -> None:
+def test_all_ranks_of_a_lost_host_are_dead() -> None:
     lost = AgentLost(at=START + 30, host="host-1", why="its connection closed", silent_s=0.1)
     assert health(view_of([*started(), lost]))[2:] == ["dead", "dead"]
 
 
-def test_news_of_an_attempt_that_is_over_changes_nothing() -> None:
+def test_late_events_of_an_earlier_attempt_change_nothing() -> None:
     events = [*recovered(), changed(0, "silent", attempt=1), killed(START + 39, attempt=1)]
     assert health(view_of(events)) == ["ok"] * 4
 
 
-def test_the_next_attempt_starts_afresh() -> None:
+def test_the_next_attempt_starts_with_fresh_ranks() -> None:
     assert health(view_of(restarting())) == ["starting"] * 4
 
 
-def test_between_attempts_the_dead_stay_dead() -> None:
+def test_between_attempts_dead_ranks_stay_dead() -> None:
     lost = AgentLost(at=START + 30, host="host-1", why="its connection closed", silent_s=0.1)
     stopped = HostStopped(at=START + 31, attempt=1, host="host-0", finished=False)
     assert health(view_of([*started(), lost, stopped])) == ["stopped", "stopped", "dead", "dead"]
@@ -123,7 +123,7 @@ def test_a_leader_is_given_time_to_start() -> None:
     assert (late.state, late.fix) == ("FAILED", "ndctl submit job.yaml --resume")
 
 
-def test_a_leader_that_lives_is_believed() -> None:
+def test_a_job_with_a_live_leader_is_running() -> None:
     assert effective_state(seen_of(recovered()).run, True, START + 9999).state == "RUNNING"
 
 
@@ -133,7 +133,7 @@ def test_the_eta_comes_from_the_steps_of_this_attempt() -> None:
     assert (shown.step, shown.steps) == (24, 60)
 
 
-def test_there_is_no_eta_while_nothing_trains() -> None:
+def test_there_is_no_eta_while_no_rank_trains() -> None:
     assert view_of(broken(), metrics(1, 24)).eta_s is None
 
 
@@ -151,7 +151,7 @@ def test_the_newest_checkpoint_is_the_one_that_was_saved_or_resumed_from() -> No
     assert (checkpoint.step, checkpoint.at, checkpoint.passed_over) == (20, None, passed)
 
 
-def test_a_failed_save_is_shown_until_one_is_complete() -> None:
+def test_a_failed_save_is_shown_until_a_save_is_complete() -> None:
     full = CheckpointFailed(at=START + 40, attempt=2, step=40, why="No space left on device: /c")
     shown = view_of([*recovered(), full]).checkpoint
     assert (shown.step, shown.at) == (20, START + 25)
@@ -169,12 +169,12 @@ def test_a_failed_save_is_shown_until_one_is_complete() -> None:
     assert view_of([*recovered(), full, saved]).checkpoint.failed is None
 
 
-def test_drills_are_armed_and_then_happened() -> None:
+def test_drills_are_shown_as_armed_and_then_as_done() -> None:
     assert view_of(started(drills=(DRILL,))).drills == ((str(DRILL), False),)
     assert view_of(broken()).drills == ((str(DRILL), True),)
 
 
-def test_hosts_that_wait_are_spares() -> None:
+def test_waiting_hosts_are_shown_as_spares() -> None:
     assert view_of(started(spares=1)).spares == ("host-2",)
     assert view_of([*started(spares=1)[:3]]).spares == ()
 
@@ -194,7 +194,7 @@ def test_a_resumed_job_keeps_its_incidents_and_checkpoint() -> None:
     assert shown.elapsed_s == 10
 
 
-def test_folding_in_parts_is_folding_at_once() -> None:
+def test_folding_in_parts_gives_the_same_view_as_folding_at_once() -> None:
     entries = journal([*finished()])
     parts = ReplayedJob()
     for entry in entries:
@@ -202,7 +202,7 @@ def test_folding_in_parts_is_folding_at_once() -> None:
     assert parts == fold_seen(ReplayedJob(), entries)
 
 
-def test_sixteen_thousand_ranks_fold() -> None:
+def test_a_view_of_16384_ranks_can_be_folded() -> None:
     events = started(2048, 8)
     for rank in range(16_384):
         events += [changed(rank, "slow"), changed(rank, "ok")]
@@ -213,7 +213,7 @@ def test_sixteen_thousand_ranks_fold() -> None:
     assert shown.hosts[-1].worst == "silent"
 
 
-def test_a_job_needs_its_submission() -> None:
+def test_a_view_needs_the_submission() -> None:
     assert ReplayedJob().run == Run()
     with pytest.raises(AssertionError):
         view(ReplayedJob(), leader_alive=True, now=0.0)

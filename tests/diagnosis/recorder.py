@@ -1,4 +1,4 @@
-"""What the flight recorder of each rank of a job would hold: call by call, in torch's form."""
+"""Flight recorders of the ranks of a job, built call by call, in torch's format."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ from orchestrator.diagnosis.dumps.dump import RankDump, condense
 
 
 class Pg(NamedTuple):
-    """A process group; `desc` is `undefined` if it was created without one."""
+    """A process group. torch sets `desc` to `undefined` if it was created without a description."""
 
     name: str
     desc: str
@@ -15,7 +15,7 @@ class Pg(NamedTuple):
 
 
 class Recorder:
-    """One rank's. gloo's entries stay `scheduled`, and its dumps name no members."""
+    """The recorder of one rank. Entries of gloo stay `scheduled`, and its dumps list no members."""
 
     def __init__(self, rank: int, gloo: bool = False) -> None:
         self.rank = rank
@@ -74,12 +74,12 @@ def recorders(world: int, gloo: bool = False) -> list[Recorder]:
 
 
 def dumps_of(ranks: Iterable[Recorder], lost: Sequence[int] = ()) -> Mapping[int, RankDump]:
-    """Reduced dumps, except of the ranks in `lost`."""
+    """Reduced dumps of all ranks except those in `lost`."""
     return {one.rank: condense(one.rank, one.dump()) for one in ranks if one.rank not in lost}
 
 
 def stack(*frames: tuple[str, str]) -> tuple[str, ...]:
-    """(file, function), innermost first, as faulthandler writes them."""
+    """Lines of a stack as faulthandler writes them, from (file, function), innermost first."""
     lines = (f'  File "{file}", line 9 in {function}' for file, function in frames)
     return ("Current thread 0x01 (most recent call first):", *lines)
 

@@ -1,4 +1,4 @@
-"""Every sample gets its class, and no other; what the table must have, it has."""
+"""Every sample gets its class and no other, and the table of classes is complete."""
 
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,16 @@ from orchestrator.diagnosis.classes import FailureSigns, classify, default_rules
 SAMPLES: list[dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parents[1] / "captured" / "failures" / "samples.yaml").read_text()
 )
-BENEATH = {
+LESS_SPECIFIC = {
     "data-loader": {"service-unreachable"},
     "shared-memory": {"data-loader"},
     "host-out-of-memory": {"data-loader"},
 }
-"""The words of a connection are whose the frames above them say, and a signal that ended a loader's
-worker says more than that it ended."""
+"""Class -> less specific classes that fit the same sample. For example, the frames above a
+connection error say which component failed, and the signal that ended a data loader worker says
+more than its end."""
 GENERAL = {"python-exception", "abort", "scheduler-sigterm", "sigkill-from-outside", "segfault"}
-"""Classes by how a process ended: that a more special one comes before them is their sense."""
+"""Classes by how a process ended. A more specific class is meant to come first."""
 
 
 def signs_of(sample: dict[str, Any]) -> FailureSigns:
@@ -42,19 +43,20 @@ def test_a_sample_gets_its_class_and_not_a_similar_one(sample: dict[str, Any]) -
     words = [rule for rule in default_rules() if rule not in families()]
     all_that_fit = {rule.name for rule in words if fit(rule, signs) is not None}
     symptoms = {rule.name for rule in default_rules() if rule.symptom}
-    # A cause may be followed by what follows of it, and by how the process ended; by no other.
-    assert all_that_fit - {sample["class"]} <= GENERAL | symptoms | BENEATH.get(
+    # Besides its cause, a sample may match symptoms and the way the process ended, but nothing
+    # else.
+    assert all_that_fit - {sample["class"]} <= GENERAL | symptoms | LESS_SPECIFIC.get(
         found.rule.name, set()
     )
 
 
 def test_every_class_has_a_sample() -> None:
     xids = {name for name in (rule.name for rule in default_rules()) if name.startswith("xid-")}
-    sampled = {sample["class"] for sample in SAMPLES}  # of Xids, test_xids.py has all
+    sampled = {sample["class"] for sample in SAMPLES}  # test_xids.py has all Xids
     assert {rule.name for rule in default_rules()} - xids == sampled - xids
 
 
-def test_causes_stand_before_symptoms_in_one_log() -> None:
+def test_causes_have_priority_over_symptoms_in_one_log() -> None:
     lines = (
         "RuntimeError: [gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.1]:99",
         "OSError: [Errno 28] No space left on device",
@@ -215,7 +217,7 @@ def test_the_underlying_cause_differs_from_the_component_that_reports_it(
     assert found.rule.name == name
 
 
-def test_a_users_rule_goes_first() -> None:
+def test_a_users_rule_has_priority() -> None:
     own = FailureRule(
         name="licence-server", scope="fabric", action="restart", patterns=("licence .* refused",)
     )
@@ -224,7 +226,7 @@ def test_a_users_rule_goes_first() -> None:
     assert classify(signs, (own,)).rule is own  # type: ignore[union-attr]
 
 
-def test_a_rule_of_one_phase_does_not_fit_in_another() -> None:
+def test_a_rule_for_one_phase_does_not_match_in_another() -> None:
     rule = FailureRule(
         name="slow-start", scope="user", action="stop", patterns=("too slow",), phases=("init",)
     )
@@ -252,7 +254,7 @@ def test_a_rule_of_one_phase_does_not_fit_in_another() -> None:
         " to 0x0 (None)",
         "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x0 (None) to 0x3"
         " (Drain P2P)",
-        # What kernels corrected, tried again or say of a drive that is lent
+        # Errors that the kernel corrected or retried, and messages about a virtual drive
         "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0",
         "mce: [Hardware Error]: Machine check events logged",
         "{1}[Hardware Error]: event severity: corrected",
@@ -263,7 +265,7 @@ def test_a_rule_of_one_phase_does_not_fit_in_another() -> None:
         "nvme nvme0: I/O 900 (I/O Cmd) QID 2 timeout, aborting",
         "nfs: server 100.73.159.36 OK",
         "EXT4-fs (vdb): mounted filesystem 933e404a r/w with ordered data mode. Quota mode: none.",
-        # fs/ext4/super.c of Linux: each day, of what befell years ago
+        # fs/ext4/super.c of Linux repeats this every day for old errors
         "EXT4-fs (dm-0): error count since last fsck: 12",
         "EXT4-fs (dm-0): initial error at time 1478710351: ext4_mb_generate_buddy:756",
         "XFS (sdb5): Ending clean mount",
@@ -274,7 +276,7 @@ def test_a_rule_of_one_phase_does_not_fit_in_another() -> None:
         # src/transport/net_ib/common.cc of https://github.com/NVIDIA/nccl
         "NCCL WARN NET/IB : mlx5_1:1 Got non-fatal async event: client reregistration(17)",
         "NCCL WARN NET/IB : mlx5_1:1 Got non-fatal async event: port active(9)",
-        # src/transport/net_ib/p2p_resiliency.cc of it, before another device takes over
+        # src/transport/net_ib/p2p_resiliency.cc of NCCL, before another device takes over
         "NCCL INFO NET/IB: ncclIbResiliencyHandleCompletionError: Got completion with error"
         " (devIndex=0, wc->status=(IBV_WC_RETRY_EXC_ERR)12, wc->opcode=(IBV_WC_SEND)0",
     ],
@@ -283,7 +285,7 @@ def test_unknown_or_harmless_xids_have_no_class(line: str) -> None:
     assert classify(FailureSigns(lines=(line,), exit_code=3)) is None
 
 
-def test_a_rule_that_cannot_fit_is_refused_with_all_that_is_wrong() -> None:
+def test_a_rule_that_cannot_match_is_refused_with_all_its_mistakes() -> None:
     with pytest.raises(Invalid) as caught:
         FailureRule(
             name="x", scope="rank", action="stop", unless=("x",), kinds=("y",), signals=("SIGNOPE",)

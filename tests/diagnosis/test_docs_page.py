@@ -61,7 +61,7 @@ def torchrun(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def children(pid: int) -> list[int]:
-    """As `pgrep -P` finds them."""
+    """Child processes of `pid`, as `pgrep -P` finds them."""
     found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False)
     return [int(line) for line in found.stdout.split()]
 
@@ -75,7 +75,7 @@ def wait_for(folder: Path, *names: str) -> None:
 
 @pytest.mark.process
 @pytest.mark.timeout(2 * LIMIT_S)
-def test_ranks_of_plain_torchrun_show_the_culprit(
+def test_the_documented_steps_find_the_culprit_under_plain_torchrun(
     tmp_path: Path, torchrun: subprocess.Popen[bytes]
 ) -> None:
     until = time.monotonic() + LIMIT_S

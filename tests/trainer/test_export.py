@@ -1,4 +1,4 @@
-"""What is exported is what transformers loads: the same bits, the same logits."""
+"""transformers loads an exported model with bitwise equal weights and computes equal logits."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.spec.model_spec import ModelSpec
 from tests.trainer.checkpoint.checkpoint_launch import tensors_of, train_alone
 from tests.trainer.checkpoint.checkpoint_worker import save_case
-from tests.trainer.trainer_launch import MODELS, tiny
+from tests.trainer.launch.tiny_runs import MODELS, tiny
 from trainer.checkpoint.read import CheckpointReader
 from trainer.checkpoint.state import MODEL
 from trainer.export import files_of, main, parse_size
@@ -31,7 +31,7 @@ TOKENS_BT = torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_se
 
 @pytest.fixture(scope="module", params=list(MODELS))
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of a job that has trained for four steps and saved two checkpoints."""
+    """The run directory of a job with four steps and two checkpoints."""
     out = tmp_path_factory.mktemp(request.param) / "run"
     checkpoint = {"every_steps": 2, "async": False}
     assert (
@@ -41,7 +41,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def export(run: Path, out: Path, *options: str) -> dict[str, torch.Tensor]:
-    """The tensors of all files, after an export that succeeded."""
+    """Export successfully; the tensors of all files."""
     assert main([str(run), "--out", str(out), *options]) == exit_codes.OK
     found: dict[str, torch.Tensor] = {}
     for file in out.glob("*.safetensors"):
@@ -50,7 +50,7 @@ def export(run: Path, out: Path, *options: str) -> dict[str, torch.Tensor]:
 
 
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
-    """In the newest checkpoint."""
+    """The weights in the newest checkpoint."""
     tensors = tensors_of(run / "checkpoints")
     return {n.removeprefix(MODEL): t for n, t in tensors.items() if n.startswith(MODEL)}
 
@@ -62,7 +62,7 @@ def assert_same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tenso
 
 @torch.no_grad()
 def trainer_logits(run: Path) -> torch.Tensor:
-    """Of the trainer's own model, with the weights of the newest checkpoint."""
+    """Logits of the trainer's model with the weights of the newest checkpoint."""
     origin = CheckpointReader(run / "checkpoints" / "step-4").progress().origin
     config = read_model_config(ModelSpec(config=origin.config))
     layers = config.num_hidden_layers
@@ -173,7 +173,7 @@ def test_sizes_are_parsed_with_units() -> None:
             parse_size(nonsense)
 
 
-# PEFT asks transformers in a way that it will not answer for ever.
+# PEFT uses an interface that transformers has deprecated.
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_adapters_are_exported_for_peft(run: Path, tmp_path: Path) -> None:
     from peft import PeftModel

@@ -1,4 +1,4 @@
-"""Norm and clipping of a gradient that is all on one rank; of one cut over ranks, see parity."""
+"""Norm and clipping of gradients on one rank. test_parity checks sharded gradients."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 def model() -> nn.Module:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 3, bias=False))
-    module.extra = nn.Parameter(torch.zeros(3))  # not used: it has no gradient
+    module.extra = nn.Parameter(torch.zeros(3))  # not used, so it has no gradient
     module(torch.randn(4, 5)).square().sum().backward()
     return module
 
@@ -38,7 +38,7 @@ def test_replicated_gradients_count_once() -> None:
     assert 4 * shared.item() == pytest.approx(alone.item())
 
 
-def test_a_rank_without_gradients_adds_nothing() -> None:
+def test_a_rank_without_gradients_adds_zero_to_the_norm() -> None:
     assert squared_norm([], CPU).item() == 0.0
 
 

@@ -1,4 +1,4 @@
-"""What is kept from the imports of all ranks."""
+"""Optional packages are hidden from imports of the trainer, so that they do not slow each rank."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""What the loop does besides learning: it counts, skips, evaluates, measures and records."""
+"""The training loop: loss counting, skipped steps, evaluation, measurements and metrics."""
 
 import gzip
 import json
@@ -9,8 +9,8 @@ import pytest
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from orchestrator.contract.files import exit_codes
-from tests.trainer.trainer_launch import losses_of, metrics_of, tiny
-from tests.trainer.trainer_launch import work as work_on
+from tests.trainer.launch.tiny_runs import losses_of, metrics_of, tiny
+from tests.trainer.launch.tiny_runs import work as work_on
 
 pytestmark = pytest.mark.process
 
@@ -29,15 +29,15 @@ GPT2 = {
 
 
 def work(folder: Path, num_ranks: int, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return work_on(folder, num_ranks, cases, worker="tests.trainer.loop_worker")
+    return work_on(folder, num_ranks, cases, worker="tests.trainer.launch.loop_worker")
 
 
 def column(out: Path, name: str) -> list[Any]:
     return [line[name] for line in metrics_of(out)]
 
 
-def test_the_loss_is_the_mean_over_learned_tokens_wherever_they_are(tmp_path: Path) -> None:
-    """Ranks and micro batches learn different numbers of tokens, and z-loss goes along."""
+def test_the_loss_is_the_mean_over_all_learned_tokens_of_all_ranks(tmp_path: Path) -> None:
+    """Ranks and micro batches learn different numbers of tokens. The z-loss is on."""
     meshes: dict[str, dict[str, Any]] = {
         "tp2": {"parallel": {"tp": 2}},
         "pp2": {"parallel": {"pp": 2}},
@@ -67,10 +67,10 @@ def test_the_loss_is_the_mean_over_learned_tokens_wherever_they_are(tmp_path: Pa
     assert first["grad_norm"] != pytest.approx(without["grad_norm"], rel=GRAD_NORM)
 
 
-def test_a_bad_gradient_on_one_rank_is_skipped_by_all_and_too_many_end_the_job(
+def test_all_ranks_skip_a_bad_gradient_and_too_many_end_the_job(
     tmp_path: Path,
 ) -> None:
-    """`Watched` compares weights and optimizer around each step, bit by bit."""
+    """`Watched` compares the bits of weights and optimizer before and after each step."""
     sharded: dict[str, Any] = {"parallel": {"dp_shard": 2}}
     saving = {"every_steps": 1, "async": False, "keep": 1}
     some = tiny(tmp_path / "some", **sharded)
@@ -111,7 +111,7 @@ def test_a_bad_gradient_on_one_rank_is_skipped_by_all_and_too_many_end_the_job(
 
 
 def test_evaluation_changes_only_the_metrics(tmp_path: Path) -> None:
-    """With dropout, FSDP's gathered weights and a save right afterwards."""
+    """With dropout, with gathered FSDP weights, and with a save right after an evaluation."""
     changes: dict[str, Any] = {"parallel": {"dp_shard": 2}, "checkpoint": {"every_steps": 2}}
     evaluated = tiny(tmp_path / "evaluated", **changes, eval_every=2, eval_sequences=16)
     without = tiny(tmp_path / "without", **changes)
@@ -137,10 +137,10 @@ def test_evaluation_changes_only_the_metrics(tmp_path: Path) -> None:
     )
     work(tmp_path, 1, [{"config": alone, **held_out}])
     assert losses_of(tmp_path / "evaluated") == losses_of(tmp_path / "without")
-    # Saved right after an evaluation, a checkpoint has all that one without has.
+    # A checkpoint right after an evaluation equals that of a run without evaluations.
     assert saved(tmp_path / "evaluated", 6) == saved(tmp_path / "without", 6)
     losses = column(tmp_path / "evaluated", "eval_loss")
-    # Asked to leave at step 4, it has no time for an evaluation.
+    # The rank was asked to stop at step 4, so it skipped the evaluation.
     assert [loss is not None for loss in losses] == [False, True, False, False, False, True]
     assert 0 < losses[-1] < losses[1]
     assert column(tmp_path / "without", "eval_loss") == [None] * 6
@@ -206,14 +206,14 @@ def test_a_step_is_measured_and_recorded(tmp_path: Path) -> None:
 
 
 def steps_recorded(out: Path, rank: int) -> int:
-    """Optimizer steps in the trace of `rank`."""
+    """Number of optimizer steps in the trace of `rank`."""
     trace = out / "profiles" / "attempt-1" / f"rank-{rank}.trace.json.gz"
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     assert any(event.get("name") == "[memory]" for event in events)
     return sum(event.get("name", "").startswith("Optimizer.step#AdamW") for event in events)
 
 
-def test_metrics_go_to_tensorboard_and_wandb_as_well(
+def test_metrics_also_go_to_tensorboard_and_wandb(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tensorboard.backend.event_processing import event_accumulator

@@ -1,4 +1,4 @@
-"""The loss of one rank; of logits cut over ranks, see test_loop."""
+"""The loss on one rank. test_loop checks logits that are sharded over ranks."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def logits_and_labels() -> tuple[torch.Tensor, torch.Tensor]:
     return 5 * torch.randn(2, 4, 9, requires_grad=True), labels_BT
 
 
-def test_z_loss_is_the_squared_normaliser_of_learned_tokens() -> None:
+def test_z_loss_is_the_squared_log_normaliser_of_learned_tokens() -> None:
     logits_BTV, labels_BT = logits_and_labels()
     loss = TokenLoss(tokens_per_step=16, device=CPU, z_weight=0.25)
     returned = loss(logits_BTV, labels_BT)
@@ -28,7 +28,7 @@ def test_z_loss_is_the_squared_normaliser_of_learned_tokens() -> None:
     assert loss.take().z_loss.item() == 0.0
 
 
-def test_without_z_loss_there_is_none() -> None:
+def test_without_z_loss_none_is_reported() -> None:
     loss = TokenLoss(tokens_per_step=8, device=CPU)
     returned = loss(*logits_and_labels())
     sums = loss.take()
@@ -36,7 +36,7 @@ def test_without_z_loss_there_is_none() -> None:
     assert returned.item() == pytest.approx(sums.loss.item() / 8)
 
 
-def test_nothing_to_learn_gives_no_gradient() -> None:
+def test_without_learned_tokens_the_gradient_is_zero() -> None:
     logits_BTV, labels_BT = logits_and_labels()
     loss = TokenLoss(tokens_per_step=8, device=CPU, z_weight=1.0)
     loss(logits_BTV, torch.full_like(labels_BT, NOT_LEARNED)).backward()

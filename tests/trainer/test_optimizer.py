@@ -1,4 +1,4 @@
-"""Optimizers of torch, with the state that they would make themselves, already there."""
+"""Optimizers start with the state that torch's own would create at the first step; schedules."""
 
 from typing import Any
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.contract.spec.train_spec import OptimizerSpec
-from trainer.optimizer import build_optimizer, set_lr
+from orchestrator.contract.codec import decode
+from orchestrator.contract.spec.train_spec import OptimizerSpec, TrainSpec
+from trainer.optimizer import build_optimizer, lr_at, set_lr
 
 PLAIN: dict[str, tuple[Any, dict[str, Any]]] = {
     "adamw": (torch.optim.AdamW, {"betas": (0.9, 0.95), "fused": True}),
@@ -77,3 +78,32 @@ def test_the_learning_rate_is_set_for_every_parameter() -> None:
     optimizer = build_optimizer(weights(), OptimizerSpec(lr=0.1))
     set_lr(optimizer, 0.25)
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
+
+
+def schedule(kind: str, steps: int = 10, warmup_steps: int = 4) -> list[float]:
+    data = {
+        "steps": steps,
+        "global_batch_size": 1,
+        "optimizer": {"lr": 1.0},
+        "schedule": {"kind": kind, "warmup_steps": warmup_steps},
+    }
+    spec: TrainSpec = decode(TrainSpec, data)
+    return [lr_at(step, spec) for step in range(1, steps + 2)]
+
+
+def test_every_schedule_warms_up_to_the_peak() -> None:
+    for kind in ("constant", "linear", "cosine"):
+        assert schedule(kind)[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_a_schedule_falls_to_zero_after_the_last_step() -> None:
+    assert schedule("constant")[5:] == [1.0] * 6
+    assert schedule("linear")[4:] == pytest.approx([1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0])
+    cosine = schedule("cosine")
+    assert cosine[7] == pytest.approx(0.5)
+    assert cosine[9] > 0.0
+    assert cosine[10] == pytest.approx(0.0)
+
+
+def test_a_job_that_only_warms_up_does_not_divide_by_zero() -> None:
+    assert schedule("cosine", steps=2, warmup_steps=2)[:2] == [0.5, 1.0]

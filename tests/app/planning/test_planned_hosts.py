@@ -1,4 +1,4 @@
-"""For which hosts a job is planned, by what it is planned for."""
+"""The hosts that a job is planned for, depending on the command and the cluster."""
 
 import subprocess
 import sys
@@ -48,7 +48,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> "Clusters":
 
 
 class Clusters:
-    """What stands in the place of the API that a plan would ask."""
+    """Replaces the Kubernetes API that a plan reads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.monkeypatch = monkeypatch
@@ -62,8 +62,8 @@ class Clusters:
         self.monkeypatch.setattr(planned_hosts, "kubernetes_api", reached)
         return api
 
-    def is_away(self) -> None:
-        """And so is the kubeconfig."""
+    def set_unreachable(self) -> None:
+        """As without a kubeconfig."""
 
         def reached(context: str | None, environ: object) -> ApiReader:
             raise BackendError("there is no way to a Kubernetes cluster")
@@ -81,23 +81,27 @@ def rendered(path: Path, *overrides: str, purpose: planned_hosts.Purpose = "rend
     return submit_job.render(submission, {})
 
 
-def test_the_text_is_the_same_on_any_cluster_and_on_none(path: Path, cluster: Clusters) -> None:
-    cluster.is_away()
+def test_render_prints_the_same_text_for_any_cluster_and_without_one(
+    path: Path, cluster: Clusters
+) -> None:
+    cluster.set_unreachable()
     nowhere = rendered(path, GPU)
     for many in (0, 2, 7):
         nodes = [node(f"acme-{i}", {RACK: f"rack-{i}"}) for i in range(many)]
         api = cluster(objects={"nodes": nodes})
         assert rendered(path, GPU) == nowhere
         assert api.asked == [], "no cluster is asked"
-        # Where the spec says all, what is submitted is what was rendered.
+        # If the spec is complete, `submit` sends exactly what `render` prints.
         assert rendered(path, GPU, purpose="submit") == nowhere
     assert "acme" not in nowhere
     assert "rack-" not in nowhere
-    assert f"topologyKey: {RACK}" in nowhere, "pods lie near to each other all the same"
+    assert f"topologyKey: {RACK}" in nowhere, "pods are still placed near each other"
 
 
-def test_two_runs_in_other_places_print_the_same_bytes(path: Path, tmp_path: Path) -> None:
-    """As processes of their own: neither kubeconfig nor home, another folder and time zone."""
+def test_two_renders_in_different_environments_print_the_same_bytes(
+    path: Path, tmp_path: Path
+) -> None:
+    """In separate processes without a kubeconfig, with different folders, homes and time zones."""
     texts = []
     for number in (1, 2):
         home = tmp_path / f"home-{number}"
@@ -114,10 +118,8 @@ def test_two_runs_in_other_places_print_the_same_bytes(path: Path, tmp_path: Pat
     assert texts[0].endswith(b"\n")
 
 
-def test_a_text_for_everywhere_says_itself_what_a_cluster_would(
-    path: Path, cluster: Clusters
-) -> None:
-    cluster.is_away()
+def test_render_needs_in_the_spec_what_a_cluster_would_tell(path: Path, cluster: Clusters) -> None:
+    cluster.set_unreachable()
     with pytest.raises(SpecError) as refused:
         rendered(path, "cluster.kubernetes.namespace=null")
     message = str(refused.value)
@@ -127,8 +129,8 @@ def test_a_text_for_everywhere_says_itself_what_a_cluster_would(
     rendered(path, GPU, "cluster.kubernetes.namespace=null", "cluster.kubernetes.service_account=a")
 
 
-def test_gpus_that_the_selector_calls_otherwise_are_refused(path: Path, cluster: Clusters) -> None:
-    cluster.is_away()
+def test_gpus_that_differ_from_the_node_selector_are_refused(path: Path, cluster: Clusters) -> None:
+    cluster.set_unreachable()
     a100 = "cluster.kubernetes.node_selector={nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB}"
     for purpose in ("look", "render", "submit"):
         with pytest.raises(SpecError, match=r"cluster\.gpu: must be a100-sxm-80gb"):
@@ -136,7 +138,9 @@ def test_gpus_that_the_selector_calls_otherwise_are_refused(path: Path, cluster:
     assert plan(path, a100, purpose="render").profile == "a100-sxm-80gb"
 
 
-def test_without_a_device_a_submission_looks_at_the_nodes(path: Path, cluster: Clusters) -> None:
+def test_without_a_device_in_the_spec_a_submission_reads_the_nodes(
+    path: Path, cluster: Clusters
+) -> None:
     cluster(objects={"nodes": [node(f"n{i}") for i in range(3)]})
     found = plan(path)
     assert (found.hosts, found.profile) == (("n0", "n1"), "h100-sxm-80gb")
@@ -145,7 +149,9 @@ def test_without_a_device_a_submission_looks_at_the_nodes(path: Path, cluster: C
 NONE_THERE: list[dict[str, Any]] = []
 
 
-def test_an_empty_node_pool_is_planned_from_the_spec(path: Path, cluster: Clusters) -> None:
+def test_for_an_empty_node_pool_the_plan_follows_from_the_spec(
+    path: Path, cluster: Clusters
+) -> None:
     cluster(objects={"nodes": NONE_THERE})
     assert len(plan(path, GPU).hosts) == 2
     with pytest.raises(PlanError) as refused:
@@ -154,7 +160,7 @@ def test_an_empty_node_pool_is_planned_from_the_spec(path: Path, cluster: Cluste
 
 
 @pytest.mark.parametrize("how", ["queue", "karpenter"])
-def test_more_hosts_than_there_are_wait_for_a_queue_or_an_autoscaler(
+def test_a_job_for_more_hosts_than_exist_waits_for_a_queue_or_autoscaler(
     path: Path, cluster: Clusters, how: str
 ) -> None:
     groups = {"/apis": {"groups": [{"name": "apps"}, {"name": "karpenter.sh"}]}}
@@ -169,7 +175,7 @@ def test_more_hosts_than_there_are_wait_for_a_queue_or_an_autoscaler(
     )
 
 
-def test_too_few_nodes_that_nothing_makes_are_refused_with_the_key_to_set(
+def test_without_an_autoscaler_too_few_nodes_are_refused_with_the_key_to_set(
     path: Path, cluster: Clusters
 ) -> None:
     cluster(objects={"nodes": [node("n0"), node("n1", unschedulable=True)]})
@@ -192,7 +198,7 @@ def test_a_user_who_cannot_list_nodes_submits_a_described_cluster(
     assert len(plan(path, GPU).hosts) == 2
 
 
-# What binds the pods all at once
+# What schedules all pods at once
 
 
 def kueue(*queues: str, levels: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -223,7 +229,7 @@ def test_the_only_queue_of_a_namespace_is_used_and_reported(path: Path, cluster:
     assert (rendered_for.spec.cluster.kubernetes.queue, rendered_for.notes) == (None, ())
 
 
-def test_of_several_queues_none_is_taken(path: Path, cluster: Clusters) -> None:
+def test_of_several_queues_none_is_selected(path: Path, cluster: Clusters) -> None:
     cluster(**kueue("train", "test"))
     assert settled(path).spec.cluster.kubernetes.queue is None
 
@@ -238,7 +244,7 @@ def test_of_several_queues_none_is_taken(path: Path, cluster: Clusters) -> None:
         ("scheduling.x-k8s.io", "jobset", "auto"),
     ],
 )
-def test_a_scheduler_of_groups_is_taken_by_kinds_that_can_ask_for_it(
+def test_a_gang_scheduler_is_used_by_the_kinds_that_support_it(
     path: Path, cluster: Clusters, group: str, kind: str, taken: str
 ) -> None:
     cluster(paths={f"/apis/{group}": {"versions": []}})
@@ -253,10 +259,10 @@ def test_a_scheduler_of_groups_is_taken_by_kinds_that_can_ask_for_it(
 def test_plan_needs_no_slurm_if_the_spec_names_the_device(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away() -> Any:
+    def unreachable() -> Any:
         raise BackendError("scontrol: command not found")
 
-    monkeypatch.setattr(planned_hosts, "slurm", away)
+    monkeypatch.setattr(planned_hosts, "slurm", unreachable)
     slurm = "cluster.backend=slurm"
     assert plan(path, GPU, slurm, purpose="look").profile == "h100-sxm-80gb"
     for overrides, purpose in (((slurm,), "look"), ((GPU, slurm), "submit")):
@@ -264,15 +270,15 @@ def test_plan_needs_no_slurm_if_the_spec_names_the_device(
             plan(path, *overrides, purpose=purpose)  # type: ignore[arg-type]
 
 
-def test_on_this_machine_the_device_comes_from_the_spec(path: Path) -> None:
+def test_a_local_job_takes_the_device_from_the_spec(path: Path) -> None:
     local = "cluster.backend=local"
     assert plan(path, local).profile == "cpu"
     found = plan(path, GPU, local)
     assert (found.profile, found.hosts) == ("h100-sxm-80gb", ("host-0", "host-1"))
 
 
-def test_a_forecast_needs_no_cluster_either(path: Path, cluster: Clusters) -> None:
-    cluster.is_away()
+def test_a_forecast_needs_no_cluster(path: Path, cluster: Clusters) -> None:
+    cluster.set_unreachable()
     asked = forecasts.Asked(
         days=1.0, rates="llama3", repair_h=24.0, queue_s=600.0, histories=2, seed=1
     )

@@ -1,4 +1,4 @@
-"""A smaller plan for a job that has lost hosts."""
+"""New plans for a job that lost hosts or ran out of memory."""
 
 import json
 import shlex
@@ -26,12 +26,12 @@ from orchestrator.plan.show.explain import plan_json
 from tests.jobs_on_disk import submission
 
 HOSTS = ("host-0", "host-2", "host-3")
-"""That are left."""
+"""The hosts that the job still has."""
 FOUR = ("cluster.hosts=4", "train.global_batch_size=8", "parallel.tp=2")
 
 
 def a_run(root: Path, *overrides: str) -> tuple[RunDir, plans.Planned]:
-    """What `submit` leaves of a job of four hosts with two ranks each."""
+    """The run directory after `submit` of a job with four hosts of two ranks each."""
     planned = submission(root, *FOUR, *overrides).planned
     run_dir = RunDir(root)
     run_dir.spec.write_text(dump_spec(planned.spec))
@@ -72,7 +72,7 @@ def test_a_count_that_does_not_divide_the_batch_is_skipped(tmp_path: Path) -> No
     assert samples(found.plan) == 8
 
 
-def test_never_fewer_than_the_spec_allows(tmp_path: Path) -> None:
+def test_never_fewer_hosts_than_the_spec_allows(tmp_path: Path) -> None:
     run_dir, planned = a_run(tmp_path, "resilience.min_hosts=3")
     with pytest.raises(PlanError) as refused:
         replan(run_dir, planned.plan, HOSTS[:3], {}, {})
@@ -82,7 +82,7 @@ def test_never_fewer_than_the_spec_allows(tmp_path: Path) -> None:
     assert not run_dir.plan(2).exists()
 
 
-def test_numbers_of_plans_never_clash(tmp_path: Path) -> None:
+def test_each_plan_has_a_new_number(tmp_path: Path) -> None:
     run_dir, planned = a_run(tmp_path)
     run_dir.plan(7).write_text("{}")
     (tmp_path / "plan-9-of-mine.json").write_text("{}")
@@ -93,7 +93,7 @@ def test_numbers_of_plans_never_clash(tmp_path: Path) -> None:
 
 
 def in_blocks(count: int, per_block: int) -> Inventory:
-    """Hosts of two devices, six under a leaf."""
+    """Hosts of two devices, in blocks."""
     keys = f"hosts: {count}, devices_per_host: 2, hosts_per_leaf: 6"
     text = f"{{profile: b200-sxm-180gb, {keys}, hosts_per_nvlink_block: {per_block}}}"
     return load_inventory(text, "a test")
@@ -138,7 +138,7 @@ FIXED = {"pp": 1, "dp_replicate": 1, "cp": 1, "tp": 1}
 def llama(
     tmp_path: Path, *, fixed: bool = False, hosts: int = 2, **train: Any
 ) -> tuple[RunDir, Plan]:
-    """8 billion weights on hosts of eight H100s."""
+    """A model with 8e9 weights on hosts of eight H100s."""
     values = {"steps": 1, "global_batch_size": 64, "dtype": "bfloat16", **train}
     spec: JobSpec = decode(
         JobSpec,
@@ -162,11 +162,11 @@ def shortage(device_bytes: float, *, adopt: bool) -> Shortage:
 
 
 def edits_of(way: str) -> list[str]:
-    """What a person types of it."""
+    """The `--set` options of an alternative."""
     return [word for word in shlex.split(way.partition("  (")[0]) if word != "--set"]
 
 
-def test_a_plan_that_did_not_fit_is_replaced_by_the_quickest_that_takes_less(
+def test_after_out_of_memory_the_fastest_plan_that_needs_less_is_chosen(
     tmp_path: Path,
 ) -> None:
     run_dir, former = llama(tmp_path)
@@ -189,7 +189,7 @@ def test_a_plan_that_did_not_fit_is_replaced_by_the_quickest_that_takes_less(
     assert former.memory.peak_bytes < peak
 
 
-def test_every_way_out_that_is_shown_makes_a_plan_that_fits(tmp_path: Path) -> None:
+def test_every_alternative_that_is_shown_gives_a_plan_that_fits(tmp_path: Path) -> None:
     run_dir, former = llama(tmp_path)
     limit = 0.6 * former.memory.peak_bytes
     found = refit(run_dir, former, former.hosts, {}, shortage(limit, adopt=False), {})
@@ -201,7 +201,7 @@ def test_every_way_out_that_is_shown_makes_a_plan_that_fits(tmp_path: Path) -> N
         assert again.memory.peak_bytes <= limit, "with the memory that was believed before"
 
 
-def test_fixed_values_are_freed_if_training_stays_the_same(tmp_path: Path) -> None:
+def test_fixed_values_may_change_if_training_stays_the_same(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"micro_batch_size": 1, "activation_checkpointing": "none"}
     run_dir, former = llama(tmp_path, fixed=True, **keys)
     limit = 0.5 * former.memory.peak_bytes
@@ -226,10 +226,10 @@ HOSTS_OF_H100 = "{profile: h100-sxm-80gb, hosts: 8, devices_per_host: 8}"
         ({"micro_batch_size": 1}, 1, 0.5),
     ],
 )
-def test_a_way_out_that_is_typed_never_leads_back_to_the_plan_that_did_not_fit(
+def test_an_alternative_never_gives_the_plan_that_did_not_fit(
     tmp_path: Path, train: dict[str, Any], cluster: int, less: float
 ) -> None:
-    """A resume plans with the full memory that a device is said to have."""
+    """A resume plans with the full memory of the device again."""
     run_dir, former = llama(tmp_path, fixed=True, hosts=cluster, **train)
     limit = int(less * former.memory.peak_bytes)
     found = refit(run_dir, former, former.hosts, {}, shortage(limit, adopt=False), {})
@@ -242,7 +242,7 @@ def test_a_way_out_that_is_typed_never_leads_back_to_the_plan_that_did_not_fit(
         assert again.memory.peak_bytes <= limit, way
 
 
-def test_if_nothing_fits_there_is_no_plan(tmp_path: Path) -> None:
+def test_if_no_plan_fits_none_is_returned(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"micro_batch_size": 1, "activation_checkpointing": "full"}
     run_dir, former = llama(tmp_path, fixed=True, **keys)
     found = refit(run_dir, former, former.hosts, {}, shortage(1 << 30, adopt=True), {})

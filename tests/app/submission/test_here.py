@@ -1,4 +1,4 @@
-"""`ndctl submit --here`: what is refused, what is written, and when another step is started."""
+"""`ndctl submit --here`: what is refused, what is written, and when a new Slurm step starts."""
 
 import json
 import signal
@@ -31,7 +31,7 @@ TWO = ("cluster.gpus_per_host=1", "parallel.tp=1")
 
 @dataclass
 class Shell:
-    """Of an allocation of three nodes."""
+    """A shell in an allocation of three nodes."""
 
     root: Path
     slurm: FakeSlurm = field(default_factory=lambda: FakeSlurm(gres="gpu:fake:2"))
@@ -47,10 +47,10 @@ class Shell:
         bin = self.root / "bin"
         bin.mkdir(parents=True)
         self.srun = bin / "srun"
-        self.says(f"echo srun was here >> {self.root}/starts")
+        self.set_srun(f"echo srun was here >> {self.root}/starts")
 
-    def says(self, script: str) -> None:
-        """In the place of srun."""
+    def set_srun(self, script: str) -> None:
+        """Replace srun by `script`."""
         self.srun.write_text(f"#!/bin/sh\n{script}\n")
         self.srun.chmod(0o755)
 
@@ -94,13 +94,13 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """Are as they were."""
+    """Assert that a test restores the signal handlers."""
     before = {number: signal.getsignal(number) for number in (*module.END, *module.NOTICE)}
     yield
     assert {number: signal.getsignal(number) for number in before} == before
 
 
-def test_the_nodes_of_the_allocation_are_planned_for_and_the_journal_says_where_it_runs(
+def test_the_plan_is_for_the_nodes_of_the_allocation_and_the_journal_has_it(
     shell: Shell,
 ) -> None:
     job = shell.submit(*TWO)
@@ -124,7 +124,7 @@ def test_the_nodes_of_the_allocation_are_planned_for_and_the_journal_says_where_
         ({"SLURM_JOB_ID": "9"}, "Slurm job 9 is not running", "unset SLURM_JOB_ID"),
     ],
 )
-def test_outside_an_allocation_it_is_refused_with_a_fix(
+def test_outside_an_allocation_the_command_is_refused_with_a_fix(
     shell: Shell, more: dict[str, str], told: str, fix: str
 ) -> None:
     with pytest.raises(JobError, match=told) as refused:
@@ -133,7 +133,7 @@ def test_outside_an_allocation_it_is_refused_with_a_fix(
     assert not shell.run_dir.path.exists()
 
 
-def test_an_allocation_that_ends_too_soon_is_refused(shell: Shell) -> None:
+def test_an_allocation_with_too_little_time_left_is_refused(shell: Shell) -> None:
     shell.job.ends = shell.clock.now() + 80
     with pytest.raises(JobError, match=r"ends in \d+ s, but the job is told to stop 90 s"):
         shell.submit(*TWO)
@@ -141,7 +141,7 @@ def test_an_allocation_that_ends_too_soon_is_refused(shell: Shell) -> None:
     shell.submit(*TWO, "cluster.slurm.notice_s=30")
 
 
-def test_unusable_nodes_are_not_planned_for(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
+def test_unusable_nodes_are_not_in_the_plan(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
     shell.slurm.nodes["node2"] = "DOWN"
     for attempt in (1, 2):
         strike = host_strikes.Strike(
@@ -171,7 +171,7 @@ def test_a_job_that_never_starts_is_tried_three_times(shell: Shell) -> None:
 def test_a_step_that_scancel_ended_cancels_the_job(shell: Shell) -> None:
     job = shell.submit(*TWO)
     text = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-23T19:09:01 ***"
-    shell.says(f"echo '{text}' > {shell.run_dir.slurm}/launch-1/7.0_0_log.err; exit 137")
+    shell.set_srun(f"echo '{text}' > {shell.run_dir.slurm}/launch-1/7.0_0_log.err; exit 137")
     assert shell.run(job) == exit_codes.CANCELLED
     assert replay(shell.run_dir).ending == "CANCELLED"
 
@@ -179,27 +179,27 @@ def test_a_step_that_scancel_ended_cancels_the_job(shell: Shell) -> None:
 @pytest.mark.parametrize(
     "said", ["DUE TO NODE FAILURE, SEE SLURMCTLD LOG ***", "DUE TO TIME LIMIT ***"]
 )
-def test_a_step_that_ended_otherwise_is_followed_by_another(shell: Shell, said: str) -> None:
+def test_after_any_other_end_of_a_step_a_new_step_starts(shell: Shell, said: str) -> None:
     job = shell.submit(*TWO)
     text = f"*** STEP 7.0 ON node1 CANCELLED AT 2026-11-23T19:09:01 {said}"
     folder = f"{shell.run_dir.slurm}/launch-1"
-    shell.says(f"echo x >> {shell.root}/starts; echo '{text}' > {folder}/7.$$_0_log.err")
+    shell.set_srun(f"echo x >> {shell.root}/starts; echo '{text}' > {folder}/7.$$_0_log.err")
     assert shell.run(job) == exit_codes.FAILED
     assert shell.starts() == 3
 
 
-def test_srun_that_was_killed_has_cancelled_nothing(shell: Shell) -> None:
+def test_a_killed_srun_does_not_cancel_the_job(shell: Shell) -> None:
     job = shell.submit(*TWO)
     text = "*** STEP 7.0 ON node1 CANCELLED AT 2026-11-23T19:09:01 ***"
     folder = f"{shell.run_dir.slurm}/launch-1"
-    shell.says(
+    shell.set_srun(
         f"echo x >> {shell.root}/starts; echo '{text}' > {folder}/7.$$_0_log.err; kill -9 $$"
     )
     assert shell.run(job) == exit_codes.FAILED
     assert shell.starts() == 3
 
 
-def test_after_the_end_of_the_allocation_no_step_is_started(shell: Shell) -> None:
+def test_after_the_end_of_the_allocation_no_step_starts(shell: Shell) -> None:
     job = shell.submit(*TWO)
     shell.job.state = "TIMEOUT"
     assert shell.run(job) == exit_codes.FAILED
@@ -210,7 +210,7 @@ def test_after_the_end_of_the_allocation_no_step_is_started(shell: Shell) -> Non
     )
 
 
-def test_a_job_that_has_ended_has_the_exit_code_of_its_end(shell: Shell) -> None:
+def test_the_exit_code_is_that_of_the_ended_job(shell: Shell) -> None:
     job = shell.submit(*TWO)
     shell.lead(CancelRequested(at=6.0, by="me"))
     assert shell.run(job) == exit_codes.CANCELLED
@@ -221,7 +221,7 @@ def test_a_job_that_has_ended_has_the_exit_code_of_its_end(shell: Shell) -> None
     assert shell.submit(*TWO).launch.launch == 2
 
 
-def test_the_next_step_does_without_nodes_that_are_gone(shell: Shell) -> None:
+def test_the_next_step_excludes_nodes_that_are_gone(shell: Shell) -> None:
     job = shell.submit(*TWO)
     starter = Starter(job, shell.environ, shell.clock, shell.slurm, shell.told.append)
     shell.slurm.nodes["node2"] = "DOWN"
@@ -250,7 +250,7 @@ def test_slurms_signal_to_the_batch_script_reaches_the_agents(shell: Shell) -> N
     assert ["scancel", "--signal=USR2", "7.0"] in shell.slurm.calls
 
 
-def test_asked_twice_to_end_it_waits_for_nothing(shell: Shell) -> None:
+def test_a_second_signal_ends_the_command_at_once(shell: Shell) -> None:
     job = shell.submit(*TWO)
     shell.slurm.steps = {"7.0": "ndctl-e2e"}
     starter = Starter(job, shell.environ, shell.clock, shell.slurm, shell.told.append)

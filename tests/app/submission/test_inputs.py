@@ -1,4 +1,4 @@
-"""What a spec names outside of itself, looked for before anything is queued."""
+"""Data, tokenizers and weights that a spec names are checked before a job is queued."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ NO_DATA = "data.files=/data/none/*.txt"
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache of the command line and of transformers alike."""
+    """An empty Hugging Face cache for ndctl and transformers."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("NDCTL_RUN_ROOT", str(tmp_path / "runs"))
     return tmp_path / "hub"
@@ -43,7 +43,7 @@ def paths(looked: Looked) -> list[str]:
 
 
 def cached(hub: Path, name: str, revision: str = "abc") -> Path:
-    """A folder in the cache, as huggingface_hub lays it out."""
+    """A model folder in the cache, in the layout of huggingface_hub."""
     repository = hub / f"models--{name.replace('/', '--')}"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(revision)
@@ -52,7 +52,7 @@ def cached(hub: Path, name: str, revision: str = "abc") -> Path:
     return folder
 
 
-# Data, as the trainer itself looks for it
+# Data, compared with what the trainer accepts
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_data_is_refused_if_the_trainer_would_refuse_it(
         ("*.txt", "a.txt", ""),
     ],
 )
-def test_held_out_data_is_looked_for_too(
+def test_held_out_data_is_checked_too(
     files: str, held_out: str, limit: str, tmp_path: Path
 ) -> None:
     for name in ("a.txt", "c.txt", "a.jsonl"):
@@ -139,13 +139,13 @@ def test_a_tokenizer_that_the_trainer_cannot_load_is_refused(
         assert problem.fix.startswith(f"hf download {name} ")
 
 
-def test_weights_are_looked_for(hub: Path, tmp_path: Path) -> None:
+def test_weights_are_checked(hub: Path, tmp_path: Path) -> None:
     assert paths(look(spec("model.weights=org/llama"), hub)) == ["model.weights"]
     (cached(hub, "org/llama") / SINGLE).write_bytes(b"")
     assert not look(spec("model.weights=org/llama"), hub).problems
 
 
-# Where this machine cannot know
+# Facts that this machine cannot know
 
 
 @pytest.mark.parametrize(
@@ -170,10 +170,12 @@ def test_the_login_node_of_slurm_sees_the_shared_file_system(tmp_path: Path) -> 
     assert paths(look(spec(NO_DATA, "cluster.backend=slurm"), tmp_path)) == ["data.files"]
 
 
-# Through the verbs
+# Through the commands
 
 
-def test_all_problems_come_at_once_with_their_places_and_the_plans(hub: Path) -> None:
+def test_all_problems_are_reported_at_once_with_their_lines_and_those_of_the_plan(
+    hub: Path,
+) -> None:
     edits = ["--set", NO_DATA, "--set", "data.tokenizer=gpt2", "--set", "parallel.tp=3"]
     done = CliRunner().invoke(cli, ["validate", str(SPEC), *edits])
     assert isinstance(done.exception, SpecError)
@@ -188,7 +190,7 @@ def test_all_problems_come_at_once_with_their_places_and_the_plans(hub: Path) ->
     ("path", "fix"),
     [("org/llama", "hf download org/llama config.json"), ("/nope/llama", "check the path")],
 )
-def test_a_missing_model_is_reported_with_its_place(path: str, fix: str, hub: Path) -> None:
+def test_a_missing_model_is_reported_with_its_line(path: str, fix: str, hub: Path) -> None:
     edits = ["--set", "model.config=null", "--set", f"model.path={path}"]
     done = CliRunner().invoke(cli, ["validate", str(SPEC), *edits])
     assert isinstance(done.exception, SpecError)
@@ -196,7 +198,7 @@ def test_a_missing_model_is_reported_with_its_place(path: str, fix: str, hub: Pa
     assert done.exception.fix.endswith(fix)
 
 
-def test_problems_as_json(hub: Path, tmp_path: Path) -> None:
+def test_problems_can_be_printed_as_json(hub: Path, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(SPEC.read_text().replace("{stdlib}/*.py", "/data/none"))
     done = CliRunner().invoke(cli, ["validate", str(file), "--json"])
@@ -209,16 +211,14 @@ def test_problems_as_json(hub: Path, tmp_path: Path) -> None:
     assert problem["place"] == f"{file}:{line}"
 
 
-def test_the_doctor_names_what_is_missing(hub: Path) -> None:
+def test_doctor_names_missing_inputs(hub: Path) -> None:
     done = CliRunner().invoke(cli, ["doctor", str(SPEC), "--set", NO_DATA, "--json"])
     assert done.exit_code == 1
     (found,) = [one for one in json.loads(done.stdout) if one["what"] == "data.files"]
     assert (found["verdict"], "matches no file" in found["found"]) == ("stops", True)
 
 
-def test_nothing_is_written_of_a_job_whose_data_is_not_there(
-    cluster: NoCluster, tmp_path: Path
-) -> None:
+def test_a_job_with_missing_data_writes_no_file(cluster: NoCluster, tmp_path: Path) -> None:
     for begin in (submit_job.submit, submit_job.dry_run):
         with pytest.raises(SpecError, match=r"data\.files: must be a glob of data files"):
             begin(submission(tmp_path, NO_DATA), {}, TurnedClock())

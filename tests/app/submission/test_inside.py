@@ -1,4 +1,4 @@
-"""`srun ndctl agent`: tasks of one step that begin a job together, against a Slurm in a dict."""
+"""`srun ndctl agent` in a user's batch script: the tasks of a step start a job together."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ from tests.jobs_on_disk import SPEC
 
 @dataclass
 class Step:
-    """Of a batch job on two nodes, whose script a person wrote."""
+    """A step of a batch job on two nodes, whose script a user wrote."""
 
     root: Path
     slurm: FakeSlurm = field(default_factory=FakeSlurm)
@@ -84,12 +84,12 @@ class Step:
 @pytest.fixture
 def step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Step:
     found = Step(tmp_path, FakeSlurm(gres="gpu:fake:2"))
-    # Also of the planner, and of who asks what Slurm has of a job.
+    # The planner and the queries of the job's state use this Slurm too.
     monkeypatch.setattr("orchestrator.system.run_command", found.slurm)
     return found
 
 
-def test_the_first_task_begins_the_job_and_each_becomes_an_agent(step: Step) -> None:
+def test_the_first_task_starts_the_job_and_each_task_becomes_an_agent(step: Step) -> None:
     command = step.task(0)
     assert command == [
         *(
@@ -113,7 +113,7 @@ def test_the_first_task_begins_the_job_and_each_becomes_an_agent(step: Step) -> 
     assert step.job.name == "mine"
 
 
-def test_variables_hooks_and_permissions_of_the_spec_apply_here_too(step: Step) -> None:
+def test_variables_hooks_and_permissions_of_the_spec_apply(step: Step) -> None:
     said = ("env.NCCL_DEBUG=INFO", "mode=750", "hooks.before=ls /scratch", "hooks.timeout=60")
     overrides = tuple(f"cluster.slurm.{one}" for one in said)
     for rank in (0, 1):
@@ -127,7 +127,7 @@ def test_variables_hooks_and_permissions_of_the_spec_apply_here_too(step: Step) 
     assert step.run_dir.token.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_allocation_gives_the_hosts_that_the_spec_does_not(step: Step, tmp_path: Path) -> None:
+def test_without_hosts_in_the_spec_the_allocation_gives_them(step: Step, tmp_path: Path) -> None:
     text = SPEC.read_text().replace(
         "cluster: {backend: local, hosts: 2, gpus_per_host: 2}", "cluster: {}"
     )
@@ -162,10 +162,10 @@ def test_a_job_that_slurm_requeued_keeps_its_plan(step: Step) -> None:
     assert step.run_dir.journal.read_bytes() == before
 
 
-def test_the_others_wait_for_the_first_of_their_own_run(
+def test_other_tasks_wait_for_the_first_task_of_their_own_run(
     step: Step, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not for that of a run before, or of another step."""
+    """They ignore what the first task of an earlier run or another step has written."""
     monkeypatch.setattr(inside, "WAIT_S", 5.0)
     step.task(0)
     others = [("SLURM_RESTART_COUNT", "1"), ("SLURM_STEP_ID", "1"), ("SLURM_JOB_ID", "8")]
@@ -187,7 +187,7 @@ def test_a_second_srun_of_the_same_job_must_choose_resume_or_new(step: Step) -> 
 
 
 def test_an_interrupted_launch_of_the_same_slurm_job_is_resumed(step: Step) -> None:
-    """Slurm still has the job, which is this very one."""
+    """Slurm still has the job, because it is the current one."""
     step.task(0)
     step.lead()
     with pytest.raises(JobError, match="was interrupted"):
@@ -204,7 +204,7 @@ def test_a_name_that_another_job_has_is_refused(step: Step) -> None:
         step.task(0, SLURM_JOB_ID="8")
 
 
-def test_an_element_of_an_array_has_its_number_unless_a_name_is_given(step: Step) -> None:
+def test_the_job_of_an_array_element_is_named_with_its_number(step: Step) -> None:
     array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
     step.slurm.jobs["7_3"] = FakeJob(id="7_3", command="/home/me/own.sh", comment="(null)")
     command = step.task(0, **array)
@@ -239,13 +239,13 @@ def test_required_srun_options_are_reported(step: Step, more: dict[str, str], to
     assert "srun" in refused.value.fix
 
 
-def test_the_copied_code_is_what_runs(step: Step) -> None:
+def test_the_copied_code_runs(step: Step) -> None:
     place = step.task(0, "cluster.slurm.snapshot=true")[3]
     assert place == str(step.run_dir.path / "snapshot" / "orchestrator" / "run_module.py")
     assert Path(place).exists()
 
 
-def test_a_first_task_that_gives_up_ends_the_step(step: Step) -> None:
+def test_an_error_of_the_first_task_ends_the_step(step: Step) -> None:
     step.slurm.intercept = lambda argv, before: Completed(0, "", "")
     for environ in (step.environ(0), step.environ(1), {}):
         end_step(environ, step.slurm)
@@ -270,10 +270,12 @@ def test_missing_options_in_the_script_are_reported(
         ({"SLURM_GPUS_PER_NODE": "none"}, None),
     ],
 )
-def test_gpus_are_counted_in_slurms_terms(environ: dict[str, str], devices: int | None) -> None:
+def test_gpus_are_requested_in_slurms_notation(
+    environ: dict[str, str], devices: int | None
+) -> None:
     assert devices_in(environ) == devices
 
 
-def test_every_error_is_one_of_ndctls() -> None:
+def test_every_error_is_an_ndctl_error() -> None:
     with pytest.raises(NdctlError):
         Task.from_mapping({})

@@ -1,4 +1,4 @@
-"""What a job resumes from, looked at before anything is queued, alike by each verb."""
+"""The checkpoint that a job resumes from is checked by each command before a job is queued."""
 
 import json
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ from tests.agent.world import TurnedClock
 from tests.jobs_on_disk import JOB, SPEC, NoCluster, cluster, events, lead, submission
 from tests.trainer.checkpoint.checkpoint_launch import train_alone
 from tests.trainer.data.data_files import save_tokenizer
-from tests.trainer.trainer_launch import tiny
+from tests.trainer.launch.tiny_runs import tiny
 from trainer.optimizer import _OPTIMIZERS, build_optimizer
 
 __all__ = ["cluster"]
@@ -52,7 +52,7 @@ def refused(now: JobSpec, config: Mapping[str, Any], run_dir: Path) -> list[str]
 
 
 def trained_by(config: Mapping[str, Any], run_dir: Path, step: int = 8, **more: Any) -> Path:
-    """A complete checkpoint of the job, with nothing in it."""
+    """Write a complete checkpoint without tensors."""
     folder = run_dir / "checkpoints" / f"step-{step}"
     folder.mkdir(parents=True)
     made = {"config": dict(config), "seed": 0, "global_batch_size": 8, "sequence_length": 64}
@@ -61,12 +61,14 @@ def trained_by(config: Mapping[str, Any], run_dir: Path, step: int = 8, **more: 
     return folder
 
 
-# By the rules of the ranks
+# The rules of the ranks
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_a_preset_is_the_model_that_transformers_makes_of_it(preset: str, tmp_path: Path) -> None:
-    """What a checkpoint records is the whole config; a spec has the keys that somebody wrote."""
+def test_a_preset_equals_the_model_that_transformers_builds_from_it(
+    preset: str, tmp_path: Path
+) -> None:
+    """A checkpoint stores the complete config, a spec only the keys that the user wrote."""
     values = deepcopy(dict(PRESETS[preset]))
     whole = AutoConfig.for_model(values.pop("model_type"), **values)
     trained_by(json.loads(whole.to_json_string(use_diff=False)), tmp_path)
@@ -121,7 +123,7 @@ def test_other_adapters_are_refused(change: dict[str, Any], tmp_path: Path) -> N
     assert refused(other, model, tmp_path) == ["model.lora"]
 
 
-def test_which_optimizers_resume_from_another_ones_checkpoint() -> None:
+def test_which_optimizers_resume_from_a_checkpoint_of_another() -> None:
     weights = [torch.nn.Parameter(torch.ones(2, 3)), torch.nn.Parameter(torch.ones(3))]
     kept = {}
     for name in _OPTIMIZERS:
@@ -132,12 +134,12 @@ def test_which_optimizers_resume_from_another_ones_checkpoint() -> None:
         assert alike == {o for o in kept if MOMENTS.get(o, o) == MOMENTS.get(one, one)}
 
 
-# As a person types it
+# Through the commands
 
 
 @pytest.fixture
 def run_dir(cluster: NoCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a job that was cut off at step 8 of 24, whose checkpoint is whole."""
+    """The run directory of a job that stopped at step 8 of 24, with a complete checkpoint."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("NDCTL_RUN_ROOT", str(tmp_path))
     trained_to(tmp_path, 8)
@@ -145,7 +147,7 @@ def run_dir(cluster: NoCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def trained_to(run_root: Path, saved: int) -> None:
-    """The job with a checkpoint, and without a leader."""
+    """A job with a checkpoint but without a leader."""
     first = submission(run_root)
     submit_job.submit(first, {}, TurnedClock())
     at = TurnedClock().now()
@@ -164,7 +166,7 @@ def ndctl(verb: str, *words: str) -> Result:
 
 
 def told(done: Result) -> str:
-    """What a person reads, of an error too, as `main` prints it."""
+    """The text that the user sees, also for an error, which `main` prints."""
     return f"{done.output}{done.exception or ''}"
 
 
@@ -202,7 +204,7 @@ def test_changes_of_a_spec_are_refused_in_the_same_way(
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_tokenizer_that_makes_other_tokens_is_refused(
+def test_a_tokenizer_with_other_tokens_is_refused(
     verb: str, run_dir: Path, tmp_path: Path, cluster: NoCluster
 ) -> None:
     words = save_tokenizer(tmp_path / "words", ["one"])
@@ -248,7 +250,7 @@ def test_an_older_checkpoint_replaces_a_damaged_one(verb: str, run_dir: Path) ->
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_job_that_never_was_cannot_resume(
+def test_an_unknown_job_cannot_resume(
     verb: str, cluster: NoCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NDCTL_RUN_ROOT", str(tmp_path))
@@ -259,7 +261,7 @@ def test_a_job_that_never_was_cannot_resume(
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_job_that_runs_cannot_resume(verb: str, run_dir: Path, cluster: NoCluster) -> None:
+def test_a_running_job_cannot_resume(verb: str, run_dir: Path, cluster: NoCluster) -> None:
     with Journal(run_dir / "journal.jsonl", TurnedClock()):
         done = ndctl(verb)
     assert (done.exit_code != 0, len(cluster.submitted)) == (True, 1)
@@ -267,7 +269,7 @@ def test_a_job_that_runs_cannot_resume(verb: str, run_dir: Path, cluster: NoClus
     assert f"ndctl cancel {JOB}" in told(done)
 
 
-def test_all_that_is_wrong_comes_at_once(run_dir: Path) -> None:
+def test_all_problems_are_reported_at_once(run_dir: Path) -> None:
     edits = [OTHER_MODEL, "train.steps=8", "data.files=/data/none", "parallel.tp=3"]
     done = ndctl("validate", *(word for edit in edits for word in ("--set", edit)))
     assert isinstance(done.exception, SpecError)
@@ -276,13 +278,13 @@ def test_all_that_is_wrong_comes_at_once(run_dir: Path) -> None:
     assert "parallel.tp=3: must divide" in done.exception.message
 
 
-def test_the_run_root_can_be_given(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_root_can_be_an_option(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NDCTL_RUN_ROOT")
     for verb in VERBS:
         assert ndctl(verb, "--run-root", str(run_dir.parent)).exit_code == 0
 
 
-def test_without_a_spec_nothing_can_resume() -> None:
+def test_a_resume_needs_a_spec() -> None:
     done = CliRunner().invoke(cli, ["doctor", "--resume"])
     assert done.exit_code == exit_codes.USAGE
 
@@ -294,7 +296,7 @@ def test_for_a_job_in_pods_only_local_facts_are_checked(tmp_path: Path) -> None:
     assert (found.problems, found.refusal) == ((), None)
 
 
-def test_a_job_whose_steps_are_done_is_not_started_again(
+def test_a_job_that_has_done_all_steps_is_not_started_again(
     cluster: NoCluster, tmp_path: Path
 ) -> None:
     trained_to(tmp_path, 24)

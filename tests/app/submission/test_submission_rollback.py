@@ -1,4 +1,4 @@
-"""A submission that is refused leaves everything as it was."""
+"""A refused submission changes nothing on disk."""
 
 from pathlib import Path
 
@@ -16,8 +16,8 @@ from tests.jobs_on_disk import JOB, NoCluster, cluster, lead, submission
 __all__ = ["cluster"]
 
 
-class Refuses(NoCluster):
-    """A scheduler that was handed all of it, and says no."""
+class RefusingScheduler(NoCluster):
+    """A scheduler that receives the whole submission and refuses it."""
 
     error: Exception = Refused("Memory specification can not be satisfied")
     written: tuple[str, ...] = ()
@@ -31,8 +31,8 @@ class Refuses(NoCluster):
 
 
 @pytest.fixture
-def refusing(monkeypatch: pytest.MonkeyPatch) -> Refuses:
-    found = Refuses()
+def refusing(monkeypatch: pytest.MonkeyPatch) -> RefusingScheduler:
+    found = RefusingScheduler()
     monkeypatch.setattr("orchestrator.backends.by_name.implementation_named", lambda *_: found)
     return found
 
@@ -56,8 +56,8 @@ def ended_job(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lead(root, CancelRequested(at=1.0, by="me"))
 
 
-def test_a_first_submission_that_is_refused_leaves_no_name_and_no_file(
-    refusing: Refuses, tmp_path: Path
+def test_a_refused_first_submission_leaves_no_name_and_no_file(
+    refusing: RefusingScheduler, tmp_path: Path
 ) -> None:
     submit(tmp_path)
     assert {"journal.jsonl", "token", "slurm", "launch.json"} <= {*refusing.written}
@@ -65,8 +65,8 @@ def test_a_first_submission_that_is_refused_leaves_no_name_and_no_file(
 
 
 @pytest.mark.parametrize("how", ["resume", "new"])
-def test_a_job_that_cannot_be_submitted_again_is_as_it_was(
-    refusing: Refuses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+def test_a_refused_resume_does_not_change_the_job(
+    refusing: RefusingScheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     ended_job(tmp_path, monkeypatch)
     (tmp_path / JOB / "slurm" / "launch-1").mkdir(parents=True)
@@ -77,29 +77,33 @@ def test_a_job_that_cannot_be_submitted_again_is_as_it_was(
     assert after == before
 
 
-def test_a_folder_that_was_made_for_the_job_beforehand_stays(
-    refusing: Refuses, tmp_path: Path
+def test_a_folder_that_existed_before_the_submission_stays(
+    refusing: RefusingScheduler, tmp_path: Path
 ) -> None:
-    """As with a group and permissions of its owner's choice."""
+    """Its owner may have set its group and permissions."""
     (tmp_path / JOB).mkdir(mode=0o750)
     submit(tmp_path)
     assert tree(tmp_path / JOB) == {}
     assert (tmp_path / JOB).stat().st_mode & 0o777 == 0o750
 
 
-def test_a_disk_that_takes_no_more_leaves_no_name_either(refusing: Refuses, tmp_path: Path) -> None:
+def test_on_a_full_disk_no_name_and_no_file_are_left(
+    refusing: RefusingScheduler, tmp_path: Path
+) -> None:
     refusing.error = OSError(28, "No space left on device")
     submit(tmp_path, BackendError)
     assert tree(tmp_path) == {}
 
 
-def test_files_of_a_possibly_accepted_job_stay(refusing: Refuses, tmp_path: Path) -> None:
+def test_files_of_a_possibly_accepted_job_stay(refusing: RefusingScheduler, tmp_path: Path) -> None:
     refusing.error = Unanswered("whether Slurm has taken it is not known")
     submit(tmp_path, Unanswered)
     assert (tmp_path / JOB / "journal.jsonl").stat().st_size > 0
 
 
-def test_a_resume_of_an_unknown_job_leaves_no_file(refusing: Refuses, tmp_path: Path) -> None:
+def test_a_resume_of_an_unknown_job_leaves_no_file(
+    refusing: RefusingScheduler, tmp_path: Path
+) -> None:
     submit(tmp_path, JobError, resume=True)
     assert tree(tmp_path) == {}
 

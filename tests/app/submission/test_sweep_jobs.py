@@ -1,4 +1,4 @@
-"""One spec, several jobs: names, everything wrong at once, and what is submitted."""
+"""Sweeps, which submit several jobs with one spec: names, problems and submissions."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def submitted(sweep: Sweep) -> list[str]:
     return [one.name for one, _ in submit_all(sweep, elements_of(sweep, {}, clock), {}, clock)]
 
 
-def test_every_combination_is_a_job_that_is_named_for_its_values(
+def test_every_combination_is_a_job_named_after_its_values(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
     names = submitted(a_sweep(tmp_path, LR, "train.seed=1,2"))
@@ -75,12 +75,14 @@ def test_values_may_change_how_many_hosts_a_job_has(tmp_path: Path, cluster: NoC
         ("a,,b", ["a", "", "b"]),
     ],
 )
-def test_a_comma_inside_of_brackets_or_quotes_parts_nothing(text: str, values: list[str]) -> None:
+def test_a_comma_inside_brackets_or_quotes_does_not_separate_values(
+    text: str, values: list[str]
+) -> None:
     assert values_of(text) == values
 
 
 @given(st.lists(st.text(st.characters(exclude_characters=",[]{}'\""), min_size=1), min_size=1))
-def test_values_are_found_again(values: list[str]) -> None:
+def test_values_are_read_as_they_were_given(values: list[str]) -> None:
     assert values_of(",".join(values)) == values
 
 
@@ -91,7 +93,7 @@ def test_values_are_found_again(values: list[str]) -> None:
         (["data.files=/x/*.txt,/y"], ["job-files-x-.txt", "job-files-y"]),
         (["name=left,Right", "train.seed=1"], ["left-seed-1", "Right-seed-1"]),
         (["a.b=[1],{2}"], ["job-b-1", "job-b-2"]),
-        (["a.b=x y,x/y"], ["job-1", "job-2"]),  # alike once they are names
+        (["a.b=x y,x/y"], ["job-1", "job-2"]),  # equal after they are written in a name
         (["a.b=A,a"], ["job-1", "job-2"]),
         ([f"a.b={'x' * 70},{'y' * 70}"], ["job-1", "job-2"]),
         ([f"a.b={','.join(map(str, range(11)))}"], [f"job-b-{n}" for n in range(11)]),
@@ -101,7 +103,7 @@ def test_a_sweep_name_contains_the_values_if_possible(keys: list[str], names: li
     assert names_of("job", combinations(keys), kubernetes=False) == names
 
 
-def test_on_kubernetes_names_are_those_of_hosts() -> None:
+def test_on_kubernetes_job_names_are_valid_host_names() -> None:
     found = combinations(["a.lr=1e-4,0.1", "x.kind=Big_One"])
     assert names_of("job", found, kubernetes=True) == [
         "job-lr-1e-4-kind-big-one",
@@ -110,7 +112,7 @@ def test_on_kubernetes_names_are_those_of_hosts() -> None:
 
 
 @given(st.lists(st.text(min_size=1, max_size=40), min_size=1, max_size=12), st.booleans())
-def test_names_are_names_and_no_two_are_alike(values: list[str], kubernetes: bool) -> None:
+def test_names_are_valid_and_unique(values: list[str], kubernetes: bool) -> None:
     found = [(f"train.x={value}",) for value in values]
     names = names_of("job", found, kubernetes=kubernetes)
     limit = KUBERNETES_NAME if kubernetes else NAME
@@ -122,7 +124,7 @@ def test_names_are_names_and_no_two_are_alike(values: list[str], kubernetes: boo
     ("names", "pattern"),
     [(["job-lr-1", "job-lr-2"], "job-lr-*"), (["a", "ab"], "a*"), (["job"], "job")],
 )
-def test_one_pattern_is_for_all(names: list[str], pattern: str) -> None:
+def test_one_name_pattern_applies_to_all_jobs(names: list[str], pattern: str) -> None:
     assert pattern_of(names) == pattern
 
 
@@ -140,7 +142,7 @@ def test_all_problems_of_a_sweep_are_reported_before_submission(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_problem_of_all_jobs_is_reported_once(tmp_path: Path, cluster: NoCluster) -> None:
+def test_a_problem_that_all_jobs_share_is_reported_once(tmp_path: Path, cluster: NoCluster) -> None:
     cluster.obstacle = "the queue is closed"
     with pytest.raises(BackendError, match="2 of 2 combinations") as refused:
         planned(a_sweep(tmp_path, LR))
@@ -158,7 +160,7 @@ def test_a_name_that_exists_is_reported_before_submission(
     assert submitted(a_sweep(tmp_path, "train.seed=2", resume=True)) == ["e2e-seed-2"]
 
 
-def test_too_many_combinations_are_refused_before_any_is_planned(tmp_path: Path) -> None:
+def test_too_many_combinations_are_refused_before_planning(tmp_path: Path) -> None:
     many = ",".join(map(str, range(1001)))
     with pytest.raises(JobError, match="1,001 combinations; at most 1,000"):
         planned(a_sweep(tmp_path, f"train.seed={many}"))

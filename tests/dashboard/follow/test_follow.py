@@ -92,7 +92,7 @@ def test_a_slow_step_is_shown_each_minute() -> None:
     assert [line.split()[4] for line in lines] == ["1/60", "3/60"]
 
 
-def test_a_journal_in_parts_or_at_once_gives_the_same_incidents() -> None:
+def test_a_journal_read_in_parts_gives_the_same_incidents() -> None:
     entries = journal(finished())
     printer, out = follower()
     with printer:
@@ -101,7 +101,7 @@ def test_a_journal_in_parts_or_at_once_gives_the_same_incidents() -> None:
     assert out.getvalue() == followed(entries, [])
 
 
-def test_known_facts_are_not_repeated() -> None:
+def test_unchanged_facts_are_not_repeated() -> None:
     entries = journal(finished())
     printer, out = follower()
     with printer:

@@ -55,7 +55,7 @@ def test_files_are_found_by_rank_and_torchrun_comes_last(run_dir: RunDir) -> Non
     assert attempts(run_dir) == [1, 2]
 
 
-def test_lines_with_times_are_merged_by_them_and_tracebacks_stay_whole(run_dir: RunDir) -> None:
+def test_lines_are_merged_by_time_and_tracebacks_stay_together(run_dir: RunDir) -> None:
     write(run_dir, 0, "2025-11-20 18:00:01,5 a\nTraceback\n  boom\n2025-11-20 18:00:04 d\n")
     write(run_dir, 1, "2025-11-20T18:00:02.25 b\n")
     write(run_dir, None, "W1120 18:00:03.000000 99 torch/x.py] c\n")
@@ -69,7 +69,7 @@ def test_lines_with_times_are_merged_by_them_and_tracebacks_stay_whole(run_dir: 
     ]
 
 
-def test_files_without_times_come_whole_in_rank_order(run_dir: RunDir) -> None:
+def test_files_without_times_are_shown_one_after_the_other_by_rank(run_dir: RunDir) -> None:
     write(run_dir, 2, "c\nd")
     write(run_dir, 0, "a\nb\n")
     assert merged(run_dir) == [
@@ -101,14 +101,14 @@ def test_a_tail_is_the_last_lines(
     assert text[start_of_tail(path, tail) :] == "".join(lines[len(lines) - min(tail, len(lines)) :])
 
 
-def test_a_tail_is_taken_of_each_file(run_dir: RunDir) -> None:
+def test_a_tail_applies_to_each_file(run_dir: RunDir) -> None:
     write(run_dir, 0, "a\nb\nc\n")
     write(run_dir, 1, "d\ne\n")
     assert merged(run_dir, tail=1) == ["[host-0 rank 0] c", "[host-0 rank 1] e"]
 
 
 class Script:
-    """What happens to the files between two looks, one thing a look; then the job has ended."""
+    """Writes one text after each poll of the files. The job has ended after the last text."""
 
     def __init__(self, *acts: tuple[int | None, str, int]) -> None:
         self.acts = list(acts)
@@ -138,7 +138,7 @@ class Script:
         return [str(line) for line in lines]
 
 
-def test_following_yields_whole_lines_as_they_grow(run_dir: RunDir) -> None:
+def test_following_yields_only_complete_lines(run_dir: RunDir) -> None:
     write(run_dir, 0, "old\npar")
     script = Script((0, "tial\n", 1), (1, "b\n", 1), (0, "last", 1))
     assert script.follow(run_dir) == [
@@ -166,7 +166,7 @@ def test_following_one_attempt_ignores_the_next(run_dir: RunDir) -> None:
     assert Script((0, "two\n", 2)).follow(run_dir, attempt=1) == ["[host-0 rank 0] one"]
 
 
-def test_following_can_begin_with_the_last_lines_of_one_rank(run_dir: RunDir) -> None:
+def test_following_can_start_with_the_last_lines_of_one_rank(run_dir: RunDir) -> None:
     write(run_dir, 0, "a\nb\nc\n")
     write(run_dir, 1, "x\n")
     script = Script((0, "d\n", 1), (1, "y\n", 1))
@@ -188,7 +188,7 @@ def test_logs_of_agents_can_be_shown(run_dir: RunDir) -> None:
 
 @pytest.mark.parametrize("follow", [False, True])
 def test_if_no_agent_started_the_logs_of_its_tasks_are_named(run_dir: RunDir, follow: bool) -> None:
-    """`ndctl status` sends here of a job whose leader does not come."""
+    """`ndctl status` refers to them if the leader of a job does not start."""
 
     def look() -> None:
         list(log_lines(run_dir, StoryClock(), lambda: True, None, None, None, follow))
@@ -202,7 +202,7 @@ def test_if_no_agent_started_the_logs_of_its_tasks_are_named(run_dir: RunDir, fo
     assert str(run_dir.slurm) in failed.value.fix
 
 
-def test_of_a_job_without_an_attempt_the_agents_logs_are_shown(run_dir: RunDir) -> None:
+def test_without_an_attempt_the_logs_of_agents_are_shown(run_dir: RunDir) -> None:
     log = run_dir.agent_log("node-1")
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("ModuleNotFoundError: No module named 'x'\n")

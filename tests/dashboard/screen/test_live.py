@@ -58,19 +58,21 @@ def write_metrics(run_dir: RunDir, last: int) -> None:
             file.write(metric_line(line))
 
 
-def nobody(run: Run) -> LaunchStatus | None:
+def ask_no_scheduler(run: Run) -> LaunchStatus | None:
     raise AssertionError("there is no scheduler to ask")
 
 
 def no_keys(timeout: float, /) -> str:
-    raise AssertionError("nobody sits at a console that is no terminal")
+    raise AssertionError("keys are read only from a terminal")
 
 
-def test_a_console_that_is_no_terminal_gets_one_frame(run_dir: RunDir) -> None:
+def test_a_console_without_a_terminal_gets_one_frame(run_dir: RunDir) -> None:
     write(run_dir, 0)
     write_metrics(run_dir, 60)
     made, out = console(False)
-    run_dashboard(run_dir, console=made, clock=StoryClock(START + 100), keys=no_keys, ask=nobody)
+    run_dashboard(
+        run_dir, console=made, clock=StoryClock(START + 100), keys=no_keys, ask=ask_no_scheduler
+    )
     assert "✓ SUCCEEDED" in out.getvalue()
     assert "step 60/60" in out.getvalue()
     assert "\x1b" not in out.getvalue()
@@ -80,7 +82,7 @@ def test_a_console_that_is_no_terminal_gets_one_frame(run_dir: RunDir) -> None:
 def test_a_job_that_was_never_submitted_has_no_dashboard(run_dir: RunDir) -> None:
     made, _ = console(False)
     with pytest.raises(JobError, match="has no journal of a job"):
-        run_dashboard(run_dir, console=made, clock=StoryClock(), keys=no_keys, ask=nobody)
+        run_dashboard(run_dir, console=made, clock=StoryClock(), keys=no_keys, ask=ask_no_scheduler)
 
 
 def test_the_screen_follows_the_journal_until_q(run_dir: RunDir) -> None:
@@ -96,7 +98,9 @@ def test_the_screen_follows_the_journal_until_q(run_dir: RunDir) -> None:
             made.width = 90
         return "" if len(turns) < 3 else "q"
 
-    run_dashboard(run_dir, console=made, clock=StoryClock(START + 100), keys=keys, ask=nobody)
+    run_dashboard(
+        run_dir, console=made, clock=StoryClock(START + 100), keys=keys, ask=ask_no_scheduler
+    )
     assert "SUCCEEDED" not in turns[0]
     assert "SUCCEEDED" in turns[1]
     assert len(turns) == 3
@@ -105,18 +109,20 @@ def test_the_screen_follows_the_journal_until_q(run_dir: RunDir) -> None:
     assert out.getvalue().endswith("\x1b[?25h") or "\x1b[?25h" in out.getvalue()
 
 
-def test_interrupt_leaves_quietly_and_gives_the_screen_back(run_dir: RunDir) -> None:
+def test_an_interrupt_ends_without_a_traceback_and_restores_the_screen(run_dir: RunDir) -> None:
     write(run_dir, 0)
     made, out = console(True)
 
     def keys(timeout: float, /) -> str:
         raise KeyboardInterrupt
 
-    run_dashboard(run_dir, console=made, clock=StoryClock(START + 100), keys=keys, ask=nobody)
+    run_dashboard(
+        run_dir, console=made, clock=StoryClock(START + 100), keys=keys, ask=ask_no_scheduler
+    )
     assert "\x1b[?1049l" in out.getvalue()
 
 
-def test_without_a_terminal_waiting_is_sleeping(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_waiting_for_keys_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     clock = StoryClock()
     with terminal_keys(clock) as keys:
@@ -124,7 +130,9 @@ def test_without_a_terminal_waiting_is_sleeping(monkeypatch: pytest.MonkeyPatch)
     assert clock.at == START + 0.5
 
 
-def test_keys_come_at_once_and_the_terminal_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_read_at_once_and_the_terminal_is_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import termios
 
     ours, theirs = pty.openpty()

@@ -87,7 +87,7 @@ def test_a_frame_fills_its_screen_exactly(scene: str, width: int, height: int) -
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_everything_that_matters_is_on_a_running_jobs_screen(width: int, height: int) -> None:
+def test_the_screen_of_a_running_job_has_all_parts(width: int, height: int) -> None:
     text = text_of(SCENES["running"], width, height)
     for words in (
         "quickstart",
@@ -109,7 +109,7 @@ def test_everything_that_matters_is_on_a_running_jobs_screen(width: int, height:
         assert words in text, words
 
 
-def test_a_job_short_of_hosts_shows_how_long_it_waits_and_what_to_type() -> None:
+def test_a_job_without_enough_hosts_shows_its_waiting_time_and_commands() -> None:
     text = text_of(view_of(short_of_a_host(), now=START + 60), 120, 40)
     assert "1 of 2 registered" in text
     assert (
@@ -135,7 +135,7 @@ def test_an_incident_shows_culprit_cause_and_action(width: int, height: int) -> 
         assert words in text, words
 
 
-def test_a_dead_rank_shows_without_colour() -> None:
+def test_a_dead_rank_is_visible_without_colour() -> None:
     text = text_of(SCENES["broken"], 80, 24)
     assert "host-0  ● 0  ✗ 1" in text
     assert "✗ 1 dead" in text
@@ -207,19 +207,19 @@ def test_without_a_culprit_no_rank_is_marked() -> None:
     assert "culprit" not in text_of(shown, 120, 40)
 
 
-def test_a_job_without_leader_shows_what_to_type() -> None:
+def test_a_job_without_a_leader_shows_the_resume_command() -> None:
     text = text_of(SCENES["leaderless"], 80, 24)
     assert "✗ FAILED" in text
     assert "fix: ndctl submit SPEC --resume" in text
 
 
-def test_hosts_with_trouble_come_first_and_the_rest_is_summed_up() -> None:
+def test_hosts_with_problems_come_first_and_the_rest_is_counted() -> None:
     lines = text_of(SCENES["256 hosts"], 80, 24).split("\n")
     assert lines[4].startswith("  host-009 ●●●●●○●●   host-249 ●●●●●●●◐   host-000 ●●●●●●●●")
     assert any("more hosts, all ok" in line for line in lines)
 
 
-def test_hosts_that_all_fit_keep_their_order() -> None:
+def test_if_all_hosts_fit_they_keep_their_order() -> None:
     shown = view_of([*started(30, 8), trouble(77, "silent")])
     text = text_of(shown, 120, 40)
     places = [text.index(f"host-{number:02}") for number in range(30)]
@@ -236,7 +236,7 @@ def test_the_newest_incident_comes_first_and_the_rest_is_counted() -> None:
     assert "earlier: ndctl describe quickstart" in text
 
 
-def test_a_rank_cannot_steer_the_terminal() -> None:
+def test_text_of_a_rank_cannot_control_the_terminal() -> None:
     shown = SCENES["finished"]
     evil = replace(shown.incidents[0], cause="\x1b[2Jboo\x1b]0;title\x07 [bold]x[/bold]\nnext")
     text = text_of(replace(shown, incidents=(evil,)), 80, 24)
@@ -244,17 +244,17 @@ def test_a_rank_cannot_steer_the_terminal() -> None:
     assert "\\x1b[2Jboo\\x1b]0;title\\x07 [bold]x[/bold] next" in text
 
 
-def test_a_chart_goes_from_its_highest_value_to_its_lowest() -> None:
+def test_a_chart_spans_its_lowest_to_its_highest_value() -> None:
     assert chart([(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0)], 4, 1) == ["█▆▃▁"]
     assert chart([(1, 4.0), (2, 1.0)], 2, 2) == ["█ ", "█▁"]
 
 
-def test_a_chart_of_one_value_and_of_none() -> None:
+def test_a_chart_can_have_one_value_or_no_value() -> None:
     assert chart([(1, 2.0)], 3, 1) == ["▄▄▄"]
     assert chart([], 3, 2) == ["   ", "   "]
 
 
-def test_a_chart_takes_the_mean_where_points_crowd() -> None:
+def test_a_chart_shows_the_mean_of_points_in_one_column() -> None:
     assert resample([(step, float(step)) for step in range(1, 101)], 2) == [25.5, 75.5]
 
 
@@ -265,14 +265,14 @@ def test_a_narrow_screen_keeps_the_bar_and_drops_the_times() -> None:
     assert "40%" in text
 
 
-def test_a_culprit_of_an_earlier_larger_plan_has_no_place_in_the_mesh() -> None:
+def test_a_culprit_of_an_earlier_larger_plan_is_not_in_the_mesh() -> None:
     shown = SCENES["finished"]
     old = replace(shown.incidents[0], culprit=Culprit(host="host-9", rank=99))
     text = text_of(replace(shown, incidents=(old,)), 80, 24)
     assert "rank 99 on host-9 " in text
 
 
-def test_a_job_whose_steps_stopped_shows_for_how_long() -> None:
+def test_a_job_without_new_steps_shows_for_how_long() -> None:
     shown = view_of(started(), metrics(1, 24), now=START + 90)
     assert "last step 1 min 03 s ago" in text_of(shown, 120, 40)
 

@@ -1,4 +1,4 @@
-"""Tables of the facts about an attempt, and the expected verdict."""
+"""Tables of facts about an attempt and the expected verdict."""
 
 import itertools
 import signal
@@ -30,7 +30,7 @@ RESET = (
     " [127.0.0.1]:20878: Connection reset by peer. This is typically caused by a remote worker"
     " hanging or bugs in the application."
 )
-HEARD = ("evidence", "stopped")
+FROM_AGENTS = ("evidence", "stopped")
 ABORTED = (
     "terminate called after throwing an instance of 'gloo::EnforceNotMet'",
     "  what():  [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/device.cc:84]",
@@ -43,7 +43,7 @@ def verdict(*exits: RankExited, **more: Any) -> Verdict:
 
 def findings(*exits: RankExited, own: tuple[FailureRule, ...] = (), **more: Any) -> Findings:
     heard: dict[str, Any] = {
-        key: tuple(as_read(one, own) for one in more.pop(key, ())) for key in HEARD
+        key: tuple(as_read(one, own) for one in more.pop(key, ())) for key in FROM_AGENTS
     }
     return Findings(
         opened_at=START, exits=tuple(as_read(one, own) for one in exits), **heard, **more
@@ -67,7 +67,7 @@ def hang(behind: tuple[int, ...] = ()) -> HangDetected:
 
 
 def evidence(*ranks: RankEvidence) -> tuple[EvidenceGathered, ...]:
-    """Two ranks on each host."""
+    """Evidence of hosts with two ranks each."""
     by_host = itertools.groupby(ranks, key=lambda rank: rank.rank // 2)
     return tuple(
         EvidenceGathered(at=START + 62, attempt=1, host=f"host-{n}", ranks=tuple(part))
@@ -81,10 +81,10 @@ MISMATCH = (
     " op.preamble.length <= op.nbytes. 16 vs 8. Received data size doesn't match expected size."
     " Is there a distributed collective mismatch in your code?",
 )
-"""Message of gloo in a drill `shape`, before it aborts the process."""
+"""The message that gloo writes in a drill `shape` before it aborts the process."""
 
 
-def test_different_sizes_are_a_mistake_of_the_program() -> None:
+def test_different_sizes_are_an_error_of_the_program() -> None:
     peers = (raised(0, RESET, at=START + 49.9), raised(1, GLOO_CLOSED, at=START + 50.2))
     said = verdict(exited(2, at=START + 50, signal=signal.SIGABRT, log_tail=MISMATCH), *peers)
     assert said.failure is not None
@@ -92,7 +92,7 @@ def test_different_sizes_are_a_mistake_of_the_program() -> None:
     assert said.kind == "rank-killed"
 
 
-def test_a_save_on_a_full_disk_is_not_the_death_of_a_peer() -> None:
+def test_a_save_on_a_full_disk_is_not_a_lost_peer() -> None:
     full = raised(
         2, "[enforce fail at inline_container.cc:659] . unexpected pos 704 vs 598", at=START + 50
     )
@@ -110,7 +110,9 @@ PEERS = (
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((KILLED, *PEERS))))
-def test_a_killed_rank_is_found_among_its_louder_peers(order: tuple[RankExited, ...]) -> None:
+def test_a_killed_rank_is_found_among_peers_with_more_messages(
+    order: tuple[RankExited, ...],
+) -> None:
     said = verdict(*order)
     assert (said.kind, str(said.culprit)) == ("rank-killed", "rank 1 on host-0")
     assert said.cause == "rank 1 was killed by SIGKILL"
@@ -131,7 +133,7 @@ def test_an_exception_is_the_cause_of_aborts_elsewhere(order: tuple[int, ...]) -
     assert "shapes differ" in said.evidence.traceback
 
 
-def test_the_earlier_of_two_causes_is_blamed() -> None:
+def test_the_earlier_of_two_causes_is_the_cause() -> None:
     late, early = raised(0, "late", at=START + 9), raised(3, "early", at=START + 8)
     assert verdict(late, early).culprit.rank == 3
 
@@ -180,7 +182,7 @@ CAUSES = [
 
 
 def aborted(message: str) -> RankExited:
-    """The end of a C++ program with an uncaught exception."""
+    """The last lines of a C++ program with an uncaught exception."""
     thrown = "terminate called after throwing an instance of 'std::runtime_error'"
     tail = ("before", thrown, *f"  what():  {message}".splitlines())
     return exited(0, signal=signal.SIGABRT, log_tail=tail)
@@ -228,7 +230,7 @@ def test_a_failed_connection_to_something_other_than_a_peer_is_a_cause(
     assert (said.failure.name, said.culprit.rank) == (name, 2)
 
 
-def test_a_service_that_several_hosts_cannot_reach_blames_none_of_them() -> None:
+def test_a_service_that_several_hosts_cannot_reach_has_no_culprit() -> None:
     exits = (raised(0, SERVICE), raised(2, SERVICE, at=START + 50.5))
     said = verdict(*exits)
     assert (said.kind, said.culprit) == ("exception", NOBODY)
@@ -306,14 +308,14 @@ def test_hosts_lost_at_the_same_moment_are_no_culprits() -> None:
     assert "all below" not in diagnose(Findings(opened_at=START, lost=many)).cause
 
 
-def alone(host: str, since: float = START + 40, at: float = START + 66) -> HostStopped:
-    """Its agent stopped the ranks because the leader was lost, and is heard again."""
+def cut_off(host: str, since: float = START + 40, at: float = START + 66) -> HostStopped:
+    """An agent that stopped its ranks because it lost the leader, and is connected again."""
     return HostStopped(at=at, attempt=1, host=host, finished=False, alone_s=at - since)
 
 
 def test_hosts_cut_off_from_a_live_leader_have_no_culprit() -> None:
-    """Neither those, nor those of ranks that lost their peers meanwhile."""
-    told = (alone("host-5"), alone("host-2"), alone("host-5"))
+    """Neither these hosts nor hosts of ranks that lost their peers meanwhile are the culprit."""
+    told = (cut_off("host-5"), cut_off("host-2"), cut_off("host-5"))
     said = verdict(*PEERS, stopped=told, lost=(lost("host-5", at=START + 51),))
     assert (said.kind, said.culprit) == ("cut-off", NOBODY)
     assert said.cause.startswith(
@@ -325,14 +327,15 @@ def test_hosts_cut_off_from_a_live_leader_have_no_culprit() -> None:
 
 
 def test_an_earlier_failure_is_the_cause_even_if_agents_are_cut_off_later() -> None:
-    assert verdict(KILLED, stopped=(alone("host-5", since=START + 55),)).kind == "rank-killed"
+    assert verdict(KILLED, stopped=(cut_off("host-5", since=START + 55),)).kind == "rank-killed"
 
 
 def test_a_rank_that_failed_by_itself_is_the_cause_although_agents_were_cut_off_before() -> None:
-    """The leader stood still: it hears of both at once, and does not know what came first. That
-    agents are alone ends no rank until they stop theirs, and then peers only lose connections."""
+    """The leader was suspended, so it hears of both at once and does not know which came first. But
+    a cut-off agent ends no rank until it stops its own, and then peers only lose connections.
+    """
     failed = raised(1, "CUDA out of memory", kind="OutOfMemoryError", at=START + 66)
-    said = verdict(failed, *PEERS, stopped=(alone("host-5", since=START + 40),))
+    said = verdict(failed, *PEERS, stopped=(cut_off("host-5", since=START + 40),))
     assert (said.kind, said.culprit.rank) == ("exception", 1)
     silent = replace(lost("host-5", at=START + 60, silent_s=20.0), cut_off_s=27.0)
     assert verdict(failed, lost=(silent,)).culprit.rank == 1
@@ -358,16 +361,16 @@ def test_a_host_taken_by_the_scheduler_is_the_cause_even_if_others_follow() -> N
 BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
 
 
-def test_the_same_hardware_error_on_several_hosts_blames_none_of_them() -> None:
-    """For example if a setting of all hosts is wrong."""
+def test_the_same_hardware_error_on_several_hosts_has_no_culprit() -> None:
+    """For example, all hosts have the same wrong setting."""
     said = verdict(raised(0, BUSY), raised(2, BUSY, at=START + 50.5), raised(3, GLOO_CLOSED))
     assert (said.kind, said.culprit) == ("exception", NOBODY)
     assert said.cause.startswith("2 hosts had gpu-lost at once: host-0, host-1 (first: rank 0")
-    alone = verdict(raised(0, BUSY), raised(1, BUSY), raised(2, GLOO_CLOSED))
-    assert alone.culprit == Culprit(host="host-0", rank=0)
+    cut_off = verdict(raised(0, BUSY), raised(1, BUSY), raised(2, GLOO_CLOSED))
+    assert cut_off.culprit == Culprit(host="host-0", rank=0)
 
 
-def test_ranks_that_vanish_with_their_launcher_differ_from_their_peers() -> None:
+def test_ranks_that_vanish_with_their_launcher_are_the_cause() -> None:
     gone = [exited(n, at=START + 51, signal=None, exit_code=None) for n in (2, 3)]
     said = verdict(*PEERS[:1], *gone)
     assert (said.kind, str(said.culprit)) == ("rank-lost", "rank 2 on host-1")
@@ -435,7 +438,7 @@ def test_a_host_that_cannot_stop_is_the_culprit_only_if_nothing_else_is_known() 
     assert str(verdict(*PEERS, stuck=stuck).culprit) == "host-1"
 
 
-def test_a_rank_that_got_a_signal_from_outside_is_named() -> None:
+def test_a_rank_that_received_a_signal_from_outside_is_named() -> None:
     said = verdict(exited(2, exit_code=exit_codes.CHECKPOINTED))
     assert (said.kind, said.final) == ("rank-stopped", False)
     assert "got a signal from outside" in said.cause
@@ -455,7 +458,7 @@ def test_a_plain_exit_code_is_reported() -> None:
         ({}, "see its log"),
     ],
 )
-def test_a_refused_configuration_is_final_whatever_its_message(
+def test_a_refused_configuration_is_final_with_any_message(
     more: dict[str, Any], words: str
 ) -> None:
     said = verdict(exited(0, exit_code=exit_codes.REFUSED, **more))
@@ -471,7 +474,7 @@ def test_signals_have_names(number: int | None, name: str | None) -> None:
     assert signal_name(number) == name
 
 
-def test_a_launch_that_fails_without_a_message_blames_its_host() -> None:
+def test_a_launch_that_fails_without_a_message_names_its_host() -> None:
     stops = tuple(
         HostStopped(at=START, attempt=1, host=f"host-{n}", finished=n == 0, why="x" * n)
         for n in range(3)
@@ -506,7 +509,7 @@ def seen(*odd: RankEvidence, only: int = 4) -> tuple[EvidenceGathered, ...]:
         ((), None, "no dump and no stack was found"),
     ],
 )
-def test_without_dumps_only_a_certain_sign_blames_a_host(
+def test_without_dumps_only_a_certain_sign_names_a_host(
     ranks: tuple[EvidenceGathered, ...], rank: int | None, how: str
 ) -> None:
     said = verdict(hang=hang(), evidence=ranks)
@@ -516,7 +519,7 @@ def test_without_dumps_only_a_certain_sign_blames_a_host(
     assert how in said.cause
 
 
-def judged(**more: Any) -> HangJudged:
+def hang_judged(**more: Any) -> HangJudged:
     values: dict[str, Any] = {
         "at": START + 63,
         "attempt": 1,
@@ -530,22 +533,24 @@ def judged(**more: Any) -> HangJudged:
     return HangJudged(**values | more)
 
 
-def test_the_verdict_from_dumps_goes_before_the_journals() -> None:
+def test_the_verdict_from_dumps_has_priority_over_the_journal() -> None:
     stopped = seen(found(0, process_state="T", stack=()))
-    said = verdict(hang=hang(), evidence=stopped, judged=judged(waiting=("op 7 of mesh_tp",)))
+    said = verdict(
+        hang=hang(), evidence=stopped, hang_judged=hang_judged(waiting=("op 7 of mesh_tp",))
+    )
     assert said.culprit == Culprit(host="host-1", rank=3)
     assert said.confidence == 0.95
     assert "rank 3 did not call" in said.cause
     assert "waiting: op 7 of mesh_tp" in said.evidence.notes
 
 
-def test_a_mistake_of_the_program_excludes_no_host_and_is_recognised() -> None:
+def test_an_error_of_the_program_excludes_no_host_and_has_a_signature() -> None:
     program = {"verdict": "mismatch", "scope": "user", "hosts": ()}
-    said = verdict(hang=hang(), judged=judged(**program))
+    said = verdict(hang=hang(), hang_judged=hang_judged(**program))
     assert said.culprit == Culprit(rank=3)
     assert str(said.culprit) == "rank 3, but no host"
     assert said.signature == "mismatch of rank 3 at step 10"
-    unsure = verdict(hang=hang(), judged=judged(**program, confidence=0.5))
+    unsure = verdict(hang=hang(), hang_judged=hang_judged(**program, confidence=0.5))
     assert (unsure.culprit, unsure.signature) == (NOBODY, "")
 
 
@@ -557,12 +562,15 @@ def test_a_timed_out_collective_is_a_hang_with_its_verdict() -> None:
         signal=6,
         log_tail=("[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)",),
     )
-    said = verdict(watchdog, judge_by=START + 90, judged=judged())
+    said = verdict(watchdog, judge_by=START + 90, hang_judged=hang_judged())
     assert (said.kind, said.culprit.rank) == ("hang", 3)
     assert said.cause.startswith("a collective of rank 1 timed out; never-entered (95% sure)")
     assert verdict(watchdog).kind == "connection-lost", "nobody looked"
     killed = exited(2, at=START + 60)
-    assert verdict(watchdog, killed, judge_by=START + 90, judged=judged()).kind == "rank-killed"
+    assert (
+        verdict(watchdog, killed, judge_by=START + 90, hang_judged=hang_judged()).kind
+        == "rank-killed"
+    )
 
 
 GLOO_WAITED = (
@@ -577,21 +585,23 @@ WATCHDOG_LINE = (
 
 def test_a_hang_reported_by_a_watchdog_starts_with_its_collective() -> None:
     watchdog = exited(1, at=START + 900, exit_code=None, signal=6, log_tail=(WATCHDOG_LINE,))
-    said = verdict(watchdog, judge_by=START + 990, judged=judged())
+    said = verdict(watchdog, judge_by=START + 990, hang_judged=hang_judged())
     assert (said.at, said.detected_after_s) == (START + 900 - 600.01, 600.01)
     assert said.cause.startswith("a collective of rank 1 timed out after 600 s; never-entered")
     gloo = raised(1, GLOO_WAITED, at=START + 2000)
-    assert verdict(gloo, judge_by=START + 2010, judged=judged()).at == START + 200
+    assert verdict(gloo, judge_by=START + 2010, hang_judged=hang_judged()).at == START + 200
 
 
 def test_a_watchdog_timeout_with_a_known_cause_has_the_class_of_hangs() -> None:
     watchdog = exited(1, exit_code=None, signal=6, log_tail=(WATCHDOG_LINE,))
-    said = verdict(watchdog, judge_by=START + 90, judged=judged())
+    said = verdict(watchdog, judge_by=START + 90, hang_judged=hang_judged())
     assert said.failure is not None
     assert said.failure.name == "hang"
     assert f"rank 1 said: {WATCHDOG_LINE}" in said.evidence.notes
     assert not any("nccl-watchdog" in note for note in said.evidence.notes)
-    unsure = verdict(watchdog, judge_by=START + 90, judged=judged(hosts=(), confidence=0.5))
+    unsure = verdict(
+        watchdog, judge_by=START + 90, hang_judged=hang_judged(hosts=(), confidence=0.5)
+    )
     assert unsure.failure is not None
     assert unsure.failure.name == "nccl-watchdog-timeout"
 
@@ -599,7 +609,7 @@ def test_a_watchdog_timeout_with_a_known_cause_has_the_class_of_hangs() -> None:
 def test_a_users_class_for_watchdog_messages_is_kept() -> None:
     own = FailureRule(name="ours", scope="fabric", action="requeue", patterns=("Watchdog caught",))
     watchdog = exited(1, exit_code=None, signal=6, log_tail=(WATCHDOG_LINE,))
-    told = findings(watchdog, own=(own,), judge_by=START + 90, judged=judged())
+    told = findings(watchdog, own=(own,), judge_by=START + 90, hang_judged=hang_judged())
     said = diagnose(told, (own,))
     assert said.failure is not None
     assert (said.failure.name, said.failure.own) == ("ours", True)
@@ -629,7 +639,7 @@ def test_a_lost_leader_is_the_cause_only_if_nothing_else_explains_it() -> None:
     assert verdict(hang=hang(), **gone).kind == "hang"
 
 
-def test_a_verdict_has_the_class_of_the_failure_and_what_to_do() -> None:
+def test_a_verdict_has_a_failure_class_and_advice() -> None:
     lines = ("OSError: [Errno 28] No space left on device",)
     said = verdict(exited(1, at=START + 50, exit_code=1, signal=None, log_tail=lines))
     assert said.failure is not None
@@ -647,7 +657,9 @@ FULL = (
     STEP,
 )
 MAPPED = "RuntimeError: [Errno 12] Cannot allocate memory"
-TOLD = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-06-18T13:05:36 DUE TO PREEMPTION ***"
+SIGTERM_REPORTED = (
+    "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-06-18T13:05:36 DUE TO PREEMPTION ***"
+)
 DENIED = ("PermissionError: [Errno 13] Permission denied: '/x'",)
 READ_ERROR = (
     "failed to save the checkpoint of step 40: OSError: [Errno 5] Input/output error",
@@ -668,7 +680,7 @@ READ_ERROR = (
         (FULL, {"exit_code": exit_codes.CHECKPOINTED}, "scheduler-sigterm"),
         (FULL, {"signal": None, "exit_code": None}, "unknown"),
         ((MAPPED,), {"signal": 9}, "host-out-of-memory"),
-        ((TOLD,), {"signal": 9}, "scheduler-sigterm"),
+        ((SIGTERM_REPORTED,), {"signal": 9}, "scheduler-sigterm"),
         (MISMATCH, {"signal": 6}, "collective-mismatch"),
         (
             (
@@ -695,15 +707,15 @@ def test_an_old_warning_is_not_why_a_signal_ended_a_rank(
     assert said.failure.name == name
 
 
-CAME_LATER = (
+RETRIED_CONNECTION = (
     "[W1123 02:21:40.192837465 socket.cpp:767] [c10d] The client socket has failed to connect to"
     " [localhost]:29500 (errno: 99 - Cannot assign requested address)."
 )
-NAMED_LATER = (
+RETRIED_NAME = (
     "[W socket.cpp:601] [c10d] The IPv6 network addresses of (user, 53821) cannot be retrieved"
     " (gai error: -3 - Temporary failure in name resolution)."
 )
-PORT_CAME_BACK = "NCCL WARN NET/IB : Got async event : port error"
+PORT_RECOVERED = "NCCL WARN NET/IB : Got async event : port error"
 RAISED = (
     "Traceback (most recent call last):",
     '  File "train.py", line 7, in <module>',
@@ -772,11 +784,11 @@ HANDLED = ("Traceback (most recent call last):", "OSError: [Errno 28] No space l
         ((), {"signal": 13}, "unknown"),
     ],
 )
-@pytest.mark.parametrize("old", [CAME_LATER, NAMED_LATER, PORT_CAME_BACK])
-def test_a_connection_that_worked_at_the_second_try_is_not_the_cause(
+@pytest.mark.parametrize("old", [RETRIED_CONNECTION, RETRIED_NAME, PORT_RECOVERED])
+def test_a_connection_that_succeeded_after_a_retry_is_not_the_cause(
     old: str, said: tuple[str, ...], how: dict[str, Any], name: str
 ) -> None:
-    """The first is of a real job whose rank 2 was ended by SIGSEGV."""
+    """RETRIED_CONNECTION is from a real job in which SIGSEGV ended rank 2."""
     crashed = exited(2, at=START + 50, log_tail=(old, "step 3", *said), **how)
     found = verdict(crashed, raised(3, GLOO_CLOSED, at=START + 50.1))
     assert found.failure is not None
@@ -786,7 +798,7 @@ def test_a_connection_that_worked_at_the_second_try_is_not_the_cause(
 
 @pytest.mark.parametrize("line", ["NOTE: gradient overflow detected, ignoring", "[FSDP] 32 blocks"])
 def test_a_line_about_a_step_does_not_start_an_abort(line: str) -> None:
-    said = verdict(exited(2, log_tail=(line, CAME_LATER, "step 3"), signal=signal.SIGABRT))
+    said = verdict(exited(2, log_tail=(line, RETRIED_CONNECTION, "step 3"), signal=signal.SIGABRT))
     assert said.failure is not None
     assert (said.failure.name, said.culprit.rank) == ("abort", 2)
 
@@ -796,7 +808,7 @@ def test_a_line_about_a_step_does_not_start_an_abort(line: str) -> None:
     [(OF_A_THREAD, "service-unreachable"), ((*IGNORED, HANDLED[1]), "disk-full")],
 )
 def test_without_a_traceback_any_line_may_explain_an_exit(said: tuple[str, ...], name: str) -> None:
-    """One of a thread, or one that lost its head as it is longer than the tail of the log."""
+    """For example the exception of a thread, or one whose first lines are above the log tail."""
     found = verdict(exited(2, log_tail=("step 3", *said), exit_code=1))
     assert found.failure is not None
     assert found.failure.name == name
@@ -811,8 +823,8 @@ def test_without_a_traceback_any_line_may_explain_an_exit(said: tuple[str, ...],
         (("step 3", *IGNORED), "unknown"),
     ],
 )
-def test_ignored_exceptions_hide_no_later_ones(tail: tuple[str, ...], name: str) -> None:
-    """Of a rank that left without a traceback."""
+def test_ignored_exceptions_do_not_hide_other_errors(tail: tuple[str, ...], name: str) -> None:
+    """The rank exited without a traceback."""
     found = verdict(exited(2, exit_code=1, log_tail=tail))
     assert found.failure is not None
     assert (found.failure.name, found.culprit.rank) == (name, 2)
@@ -822,7 +834,7 @@ def test_ignored_exceptions_hide_no_later_ones(tail: tuple[str, ...], name: str)
     ("line", "how", "name"),
     [
         ("RuntimeError: CUDA error: uncorrectable ECC error encountered", 11, "uncorrectable-ecc"),
-        (TOLD, 6, "scheduler-sigterm"),
+        (SIGTERM_REPORTED, 6, "scheduler-sigterm"),
         (WATCHDOG_LINE, 6, "nccl-watchdog-timeout"),
         (WATCHDOG_LINE, 11, "nccl-watchdog-timeout"),
         (
@@ -841,7 +853,7 @@ def test_a_fatal_error_is_the_cause_even_if_more_was_printed(
     assert said.failure.name == name
 
 
-def test_a_users_class_explains_a_kill_if_it_names_the_signal() -> None:
+def test_a_users_class_fits_a_kill_only_if_it_names_the_signal() -> None:
     rule = FailureRule(name="warned", scope="user", action="stop", patterns=("beware",))
     killed = exited(0, log_tail=("beware",))
     assert failure_name(killed, rule) == "sigkill-from-outside"
@@ -931,7 +943,7 @@ REMOTE = "NCCL error in: x.cpp:1, remote process exited\nncclRemoteError: a peer
         (exited(2), DENIAL, "sigkill-from-outside"),
     ],
 )
-def test_the_kernel_log_counts_if_it_knows_more_than_the_rank(
+def test_the_kernel_log_decides_if_it_knows_more_than_the_rank(
     ended: RankExited, line: str, name: str
 ) -> None:
     said = verdict(ended, evidence=(kernel("host-1", line),))
@@ -939,7 +951,7 @@ def test_the_kernel_log_counts_if_it_knows_more_than_the_rank(
     assert said.failure.name == name
 
 
-def test_a_fabric_error_in_several_kernel_logs_blames_none_of_the_hosts() -> None:
+def test_a_fabric_error_in_several_kernel_logs_has_no_culprit() -> None:
     exits = (raised(0, REMOTE, at=START + 50), raised(2, REMOTE, at=START + 51))
     assert verdict(*exits, evidence=(kernel("host-1", PORT),)).culprit.host == "host-1"
     both = (kernel("host-0", PORT), kernel("host-1", PORT))
@@ -950,7 +962,9 @@ def test_a_fabric_error_in_several_kernel_logs_blames_none_of_the_hosts() -> Non
 
 
 def test_a_hang_is_not_explained_by_low_memory_in_the_kernel_log() -> None:
-    said = diagnose(findings(hang=hang(), judged=judged(), evidence=(kernel("host-1", OOM),)))
+    said = diagnose(
+        findings(hang=hang(), hang_judged=hang_judged(), evidence=(kernel("host-1", OOM),))
+    )
     assert said.failure is not None
     assert said.failure.name == "hang"
 
@@ -973,7 +987,7 @@ def test_a_harmless_xid_does_not_excuse_a_failing_program() -> None:
         ((kernel("host-0", FALLEN), kernel("host-1", FALLEN)), NOBODY),
     ],
 )
-def test_a_hang_without_a_culprit_is_blamed_on_the_only_broken_host(
+def test_the_only_broken_host_is_the_culprit_of_a_hang_without_another(
     told: tuple[EvidenceGathered, ...], blamed: Culprit
 ) -> None:
     said = diagnose(findings(hang=hang(), evidence=told))
@@ -985,7 +999,7 @@ def test_a_hang_without_a_culprit_is_blamed_on_the_only_broken_host(
 
 
 @pytest.mark.parametrize("first", range(16))
-def test_a_bad_loss_has_no_culprit_whichever_rank_reports_it_first(first: int) -> None:
+def test_a_bad_loss_has_no_culprit_even_if_one_rank_reports_it_first(first: int) -> None:
     words = error("step 35: the loss is nan, not finite", "NotFinite", at_step=35)
     told = [
         exited(rank, exit_code=exit_codes.UNSTABLE, error=words, at=START + (rank - first) % 16)

@@ -1,4 +1,4 @@
-"""The verdict if storage blocked some of the evidence."""
+"""The verdict on a hang if blocked storage hides a part of the evidence."""
 
 import pytest
 
@@ -13,7 +13,7 @@ ALL = Pg("0", "default_pg", range(WORLD))
 AWAY = 3
 
 
-def told(host: int, *, mute: bool, unread: bool, state: str) -> EvidenceGathered:
+def evidence_of(host: int, *, mute: bool, unread: bool, state: str) -> EvidenceGathered:
     ranks = range(PER_HOST * host, PER_HOST * (host + 1))
     return EvidenceGathered(
         at=9.0,
@@ -36,8 +36,9 @@ def told(host: int, *, mute: bool, unread: bool, state: str) -> EvidenceGathered
 
 
 def verdict(lost: tuple[int, ...], *, unread: bool, state: str = "S") -> Diagnosis:
-    """Rank 3 did not call the operation in which the others wait. Ranks 6 and 7 have no stack.
-    Ranks in `lost` have no dump."""
+    """The verdict on a hang in which rank 3 did not call the operation in which the others wait.
+    Ranks 6 and 7 have no stack. Ranks in `lost` have no dump.
+    """
     ranks = recorders(WORLD)
     for number in range(5):
         for one in ranks:
@@ -46,13 +47,13 @@ def verdict(lost: tuple[int, ...], *, unread: bool, state: str = "S") -> Diagnos
     facts: dict[int, RankFacts] = {}
     for host in range(WORLD // PER_HOST):
         mute = host == 3
-        facts |= facts_of(told(host, mute=mute, unread=mute and unread, state=state))
+        facts |= facts_of(evidence_of(host, mute=mute, unread=mute and unread, state=state))
     return analyse(HangEvidence(dumps=dumps_of(ranks, lost), facts=facts, world=WORLD))
 
 
 @pytest.mark.parametrize("state", ["S", "D"])
 def test_a_host_whose_storage_blocked_the_evidence_is_not_excluded(state: str) -> None:
-    """A rank that is to write its stack to such storage may wait for that in the kernel."""
+    """A rank that writes its stack to such storage may wait for it in the kernel."""
     found = verdict((6, 7), unread=True, state=state)
     assert (found.ranks, found.hosts) == ((3,), ("h1",))
     found = verdict((3, 6, 7), unread=True, state=state)

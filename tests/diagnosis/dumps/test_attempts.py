@@ -1,4 +1,4 @@
-"""Dumps of several attempts or jobs in one folder: the newest that fit each other count."""
+"""Of the dumps of several attempts or jobs in one folder, the newest consistent set is used."""
 
 import gzip
 import os
@@ -22,7 +22,7 @@ NOW = 1_800_000_000
 
 
 def hung(world: int, late: int, at_s: float, *, gloo: bool = False) -> dict[int, dict[str, Any]]:
-    """What the recorders of a job hold of which rank `late` did not call the last operation."""
+    """Dumps of a job in which rank `late` did not call the last operation."""
     group = Pg("0", "default_pg", range(world))
     ranks = recorders(world, gloo)
     for one in ranks:
@@ -44,7 +44,7 @@ def written(folder: Path, form: str, raw: dict[int, Any], ranks: Iterable[int]) 
 
 @pytest.mark.parametrize("gloo", [False, True])
 def test_dumps_of_two_attempts_with_equal_names_use_the_newer(tmp_path: Path, gloo: bool) -> None:
-    """Rank 5 left none this time: that of an hour ago would show it as the one that is late."""
+    """Rank 5 has a dump of an hour ago only, which would show it as the late rank."""
     old, new = hung(6, 1, NOW - 3600, gloo=gloo), hung(6, 2, NOW, gloo=gloo)
     written(tmp_path, "nccl_trace_rank_{}", old, [5])
     written(tmp_path, "nccl_trace_rank_{}", new, range(5))
@@ -61,7 +61,7 @@ def test_dumps_of_two_attempts_with_equal_names_use_the_newer(tmp_path: Path, gl
 def test_dumps_of_two_attempts_with_different_names_use_the_newer(
     tmp_path: Path, gloo: bool
 ) -> None:
-    """The older one comes first by name."""
+    """The older dump comes first by name."""
     written(tmp_path, "a1-rank{}", hung(4, 1, NOW - 600, gloo=gloo), range(4))
     written(tmp_path, "a2-rank{}", hung(4, 2, NOW, gloo=gloo), range(4))
     scene = read_folder(tmp_path)
@@ -89,7 +89,7 @@ def test_dumps_of_two_jobs_of_equal_size_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_a_dump_of_a_rank_that_was_late_for_long_belongs_to_the_attempt(tmp_path: Path) -> None:
-    """The calls of the others overlap with its last calls."""
+    """The calls of its peers overlap in time with its last calls."""
     raw = hung(4, 2, NOW)
     for rank in (0, 1, 3):
         raw[rank]["entries"][-1]["time_created_ns"] += int(3600e9)
@@ -98,7 +98,7 @@ def test_a_dump_of_a_rank_that_was_late_for_long_belongs_to_the_attempt(tmp_path
     assert (analyse(scene).ranks, dict(scene.passed_over)) == ((2,), {})
 
 
-def test_an_empty_dump_counts_by_when_it_was_written(tmp_path: Path) -> None:
+def test_an_empty_dump_is_dated_by_its_file(tmp_path: Path) -> None:
     raw = hung(4, 2, NOW)
     for dump in raw.values():
         dump["entries"] = [one for one in dump["entries"] if one["state"] != "completed"]
@@ -111,10 +111,10 @@ def test_an_empty_dump_counts_by_when_it_was_written(tmp_path: Path) -> None:
     assert 2 not in scene.dumps
 
 
-# Other forms of the same
+# Other formats of the same evidence
 
 
-def test_dumps_and_stacks_in_other_forms_are_read(tmp_path: Path) -> None:
+def test_dumps_and_stacks_in_other_formats_are_read(tmp_path: Path) -> None:
     for path in FLIGHT.iterdir():
         (tmp_path / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
     stack = 'Current thread 0x1 (most recent call first):\n  File "data.py", line 3 in read\n'
@@ -133,7 +133,7 @@ def test_dumps_and_stacks_in_other_forms_are_read(tmp_path: Path) -> None:
     assert (found.ranks, found.evidence[1:]) == ((3,), ("its stack is in read (data.py:3)",))
 
 
-def test_stack_files_count_before_stacks_in_a_log(tmp_path: Path) -> None:
+def test_stack_files_have_priority_over_stacks_in_a_log(tmp_path: Path) -> None:
     form = 'Thread 0x1 (most recent call first):\n  File "a.py", line 3 in {}\n'
     (tmp_path / "rank-3.log").write_text(form.format("old"))
     (tmp_path / "rank-3.stacks").write_text(form.format("new"))
@@ -142,7 +142,7 @@ def test_stack_files_count_before_stacks_in_a_log(tmp_path: Path) -> None:
     assert scene.passed_over == {"rank-3.log": "second stacks of rank 3; rank-3.stacks is used"}
 
 
-def test_one_file_alone_can_be_named(tmp_path: Path) -> None:
+def test_the_command_accepts_a_single_file(tmp_path: Path) -> None:
     shutil.copy(FLIGHT / "trace_1", tmp_path / "trace_1")
     shown = CliRunner().invoke(cli, ["diagnose", str(tmp_path / "trace_1")])
     assert shown.exit_code == 0, shown.output

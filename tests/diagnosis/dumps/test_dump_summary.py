@@ -1,4 +1,4 @@
-"""Reduced dumps as text: what goes to the leader is what the analysis would have read."""
+"""Reduced dumps as text: the leader reads the same as it would from the original dump."""
 
 import pytest
 from hypothesis import given
@@ -42,7 +42,7 @@ def test_each_dump_of_16384_ranks_takes_few_bytes() -> None:
 
 
 @given(st.lists(st.integers(0, 200), unique=True).map(sorted))
-def test_members_written_as_runs_are_the_same_members(members: list[int]) -> None:
+def test_members_written_as_ranges_are_the_same_members(members: list[int]) -> None:
     assert _members(runs(members)) == tuple(members)
 
 

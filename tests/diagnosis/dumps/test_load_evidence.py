@@ -1,4 +1,4 @@
-"""Dumps and stacks in files: torch 2.13's own on gloo, as pickle and JSON, and hostile ones."""
+"""Reading dumps and stacks from files: those of torch 2.13 on gloo, and malicious ones."""
 
 import json
 import os
@@ -20,13 +20,13 @@ from orchestrator.diagnosis.hang.verdicts import HangEvidence
 from orchestrator.diagnosis.stacks.python_stacks import main_stack, talks
 from orchestrator.errors import JobError
 from tests.diagnosis.hang.test_post_mortem import ALL, USUAL, call
-from tests.diagnosis.standstill import standstill
+from tests.diagnosis.simulated_hang import simulate_hang
 
 FLIGHT = Path(__file__).parents[2] / "captured" / "flight"
 
 
 def test_dumps_of_torch_name_the_rank_that_skipped_a_collective() -> None:
-    """Four ranks on gloo; all but rank 3 called an all-reduce of all."""
+    """Four ranks on gloo. All except rank 3 called an all-reduce of the whole job."""
     scene = read_folder(FLIGHT)
     assert sorted(scene.dumps) == [0, 1, 2, 3]
     verdict = analyse(scene)
@@ -35,7 +35,7 @@ def test_dumps_of_torch_name_the_rank_that_skipped_a_collective() -> None:
 
 
 def test_pickle_and_json_of_a_dump_give_the_same_result() -> None:
-    raw = standstill(1, mesh=(2, 1, 2, 1, 2), fault="loader").raw
+    raw = simulate_hang(1, mesh=(2, 1, 2, 1, 2), fault="loader").raw
     for rank, dump in raw.items():
         pickled = condense(rank, parse(pickle.dumps(dump, protocol=2)))
         assert condense(rank, parse(json.dumps(dump).encode())) == pickled
@@ -60,7 +60,7 @@ def test_a_damaged_dump_is_unreadable(data: bytes) -> None:
 
 @pytest.mark.parametrize("entries", [{"entries": []}, {}])
 def test_the_dump_of_a_rank_without_calls_is_valid(entries: dict[str, Any]) -> None:
-    """torch 2.13 omits `entries` in JSON if there are none."""
+    """torch 2.13 omits empty `entries` in JSON."""
     groups = {"": {"desc": "", "name": "", "ranks": "[0]"}}
     idle = {"comm_lib_version": "", "pg_config": groups, "pg_status": {}, "version": "2.10"}
     assert condense(0, parse(json.dumps({**idle, **entries}).encode())).seats == {}
@@ -89,7 +89,7 @@ MALFORMED: tuple[Any, ...] = (
 )
 
 
-def test_a_malformed_dump_is_unreadable_or_can_be_judged() -> None:
+def test_a_malformed_dump_is_unreadable_or_can_be_analysed() -> None:
     good = json.loads((FLIGHT / "rank-3.json").read_text())
     good["entries"] = good["entries"][-2:]
     other = condense(1, parse(json.dumps(good).encode()))
@@ -108,7 +108,7 @@ def test_a_malformed_dump_is_unreadable_or_can_be_judged() -> None:
 
 
 def paths(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Of everything within a document."""
+    """The paths of all values in a document."""
     if above:
         yield above
     keys = value if isinstance(value, dict) else range(len(value)) if type(value) is list else ()
@@ -169,7 +169,7 @@ def test_the_rank_is_in_the_file_name(name: str, rank: int | None) -> None:
     assert rank_of(name) == rank
 
 
-def test_both_forms_of_stacks_are_read() -> None:
+def test_both_formats_of_stacks_are_read() -> None:
     faulthandler = (
         "Thread 0x01 (most recent call first):",
         '  File "/venv/threading.py", line 3 in wait',
@@ -249,7 +249,7 @@ def test_a_folder_named_after_a_rank_is_not_a_host(tmp_path: Path) -> None:
 
 
 def test_folders_with_the_same_ranks_are_not_mixed(tmp_path: Path) -> None:
-    """They are of several attempts, or number ranks within their host."""
+    """They may be of several attempts, or number ranks within their host."""
     with pytest.raises(JobError, match="node1: rank 0 is also in node0"):
         diagnose_folder(by_host(tmp_path, twice=True))
 
@@ -291,11 +291,11 @@ def test_last_calls_of_ended_ranks_are_found_too(tmp_path: Path) -> None:
     assert (found.kind, found.ranks, found.hosts) == ("mismatch", (2,), ())
 
 
-# What ranks wrote as they ended
+# Dumps that ranks wrote at exit
 
 
 def ends(last: int) -> bytes:
-    """The dump of a rank of which gloo takes all operations for over, the last one too."""
+    """The dump of a rank whose operations gloo marks as retired, even the last one."""
     made = [call(ALL, seq, USUAL) for seq in range(1, 9)]
     return pickle.dumps({"entries": [*made, call(ALL, 9, last)]}, protocol=2)
 
@@ -316,7 +316,7 @@ def ended_in(folder: Path, lasts: dict[int, int], tails: object = None) -> Path:
 
 
 def test_last_calls_of_ended_ranks_show_a_mismatch(tmp_path: Path) -> None:
-    """With nothing but these files: in any folder."""
+    """These files suffice, in any folder."""
     scene, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 1: USUAL, 2: 2 * USUAL, 3: USUAL}))
     assert (found.kind, found.scope, found.ranks, found.hosts) == ("mismatch", "user", (2,), ())
     assert sorted(scene.dumps) == [0, 1, 2, 3]
@@ -342,19 +342,19 @@ def test_a_rank_aborted_over_sizes_that_wrote_a_dump_is_not_the_culprit(tmp_path
 @pytest.mark.parametrize(
     "tails", [None, {}, {"2": ["Killed"]}, ["2"], {"2": 5, "x": ["a"], "": []}]
 )
-def test_a_peer_that_is_silent_for_another_reason_is_not_blamed(
+def test_a_peer_without_a_dump_for_another_reason_is_not_the_culprit(
     tmp_path: Path, tails: object
 ) -> None:
-    """A killed rank is silent too, and its peers lose a connection."""
+    """A killed rank has no dump either, and its peers lose a connection."""
     _, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 1: USUAL, 3: USUAL}, tails))
     assert (found.kind, found.ranks, found.hosts) == ("not-known", (), ())
     assert "do not show which rank is wrong" in found.cause
 
 
-def test_a_hang_is_judged_by_its_own_evidence_and_not_by_exits(
+def test_a_hang_is_analysed_by_its_own_evidence_and_not_by_exits(
     tmp_path: Path,
 ) -> None:
-    """Stopped ranks raise too, in any operation."""
+    """Ranks that are stopped after a hang raise too, in any operation."""
     for path in FLIGHT.iterdir():
         shutil.copy(path, tmp_path)
     before = diagnose_folder(tmp_path)
@@ -363,7 +363,7 @@ def test_a_hang_is_judged_by_its_own_evidence_and_not_by_exits(
     assert (before[1].kind, before[1].ranks) == ("never-entered", (3,))
 
 
-def test_an_unreadable_one_is_reported(tmp_path: Path) -> None:
+def test_an_unreadable_dump_at_exit_is_reported(tmp_path: Path) -> None:
     (tmp_path / "last-flight-1").write_bytes(b"\x80\x02")
     with pytest.raises(JobError, match="last-flight-1: "):
         diagnose_folder(tmp_path)
@@ -372,8 +372,8 @@ def test_an_unreadable_one_is_reported(tmp_path: Path) -> None:
     assert list(scene.unreadable) == ["last-flight-1"]
 
 
-def test_a_dump_of_nccl_itself_is_read() -> None:
-    """Two groups of one rank on an H200: NCCL 2.28.9, torch 2.11; all operations have completed."""
+def test_a_dump_of_nccl_on_a_gpu_is_read() -> None:
+    """Two groups of one rank on an H200, NCCL 2.28.9, torch 2.11. All operations have completed."""
     scene = read_folder(FLIGHT.parent / "nccl")
     assert analyse(scene).advice.startswith("collect the stacks"), "the recorder was on"
     dump = scene.dumps[0]

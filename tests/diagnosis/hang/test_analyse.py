@@ -1,4 +1,4 @@
-"""Culprits of simulated hangs, over meshes of all axes."""
+"""The culprits of simulated hangs are found, on meshes of all axes."""
 
 from collections import Counter
 from typing import Any
@@ -9,23 +9,31 @@ from msgspec.structs import replace
 from orchestrator.diagnosis.dumps.dump import condense
 from orchestrator.diagnosis.hang.analyse import analyse
 from orchestrator.diagnosis.hang.verdicts import HangEvidence, RankFacts
-from tests.diagnosis.standstill import FAULTS, JUDGED, PROGRAM, STOPS, Fault, drawn, standstill
+from tests.diagnosis.simulated_hang import (
+    FAULTS,
+    JUDGED,
+    PROGRAM,
+    STOPS,
+    Fault,
+    random_hang,
+    simulate_hang,
+)
 
 PLAIN = (1, 1, 4, 1, 2)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_right_rank_is_named(fault: Fault) -> None:
-    found = [drawn(seed, fault) for seed in range(6)]
+    found = [random_hang(seed, fault) for seed in range(6)]
     assert [analyse(one.scene).ranks for one in found] == [(one.culprit,) for one in found]
 
 
 @pytest.mark.parametrize(("lost", "least"), [(0.0, 0.98), (0.25, 0.95)])
-def test_among_many_faults(lost: float, least: float) -> None:
+def test_the_right_rank_is_named_for_all_faults(lost: float, least: float) -> None:
     right: Counter[Fault] = Counter()
     wrong_hosts = 0
     for seed in JUDGED[:540]:
-        found = drawn(seed, FAULTS[seed % len(FAULTS)], lost)
+        found = random_hang(seed, FAULTS[seed % len(FAULTS)], lost)
         verdict = analyse(found.scene)
         right[found.fault] += verdict.ranks[:1] == (found.culprit,)
         assert found.culprit is not None
@@ -35,9 +43,9 @@ def test_among_many_faults(lost: float, least: float) -> None:
     assert sum(right[fault] for fault in STOPS) >= 0.98 * 240
 
 
-def test_among_faults_of_jobs_in_which_one_rank_evaluates() -> None:
-    """It is in none of the groups that its peers do most of their work in."""
-    found = [drawn(seed, FAULTS[seed % len(FAULTS)], evaluator=True) for seed in JUDGED[:180]]
+def test_the_right_rank_is_named_in_jobs_with_an_evaluator() -> None:
+    """That rank is in none of the groups that its peers use most."""
+    found = [random_hang(seed, FAULTS[seed % len(FAULTS)], evaluator=True) for seed in JUDGED[:180]]
     verdicts = [(one, analyse(one.scene)) for one in found]
     wrong = [one.fault for one, verdict in verdicts if verdict.ranks[:1] != (one.culprit,)]
     assert len(wrong) <= 9
@@ -48,16 +56,16 @@ def test_among_faults_of_jobs_in_which_one_rank_evaluates() -> None:
 
 
 @pytest.mark.parametrize("fault", PROGRAM)
-def test_a_program_that_took_two_paths_excludes_no_host(fault: Fault) -> None:
+def test_a_program_whose_ranks_took_two_paths_excludes_no_host(fault: Fault) -> None:
     for seed in range(4):
-        verdict = analyse(drawn(seed, fault).scene)
+        verdict = analyse(random_hang(seed, fault).scene)
         assert (verdict.scope, verdict.hosts) == ("user", ())
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_if_all_entered_and_none_completed_it_is_the_network(blocking: bool) -> None:
+def test_if_all_ranks_entered_and_none_completed_the_network_is_suspected(blocking: bool) -> None:
     for seed in range(6):
-        found = standstill(seed, mesh=PLAIN, fault="network", blocking=blocking)
+        found = simulate_hang(seed, mesh=PLAIN, fault="network", blocking=blocking)
         verdict = analyse(found.scene)
         assert (verdict.kind, verdict.ranks, verdict.hosts) == ("network", (), ())
 
@@ -65,7 +73,7 @@ def test_if_all_entered_and_none_completed_it_is_the_network(blocking: bool) -> 
 @pytest.mark.parametrize("lost", [0.5, 0.9, 1.0])
 def test_weak_evidence_never_excludes_a_host(lost: float) -> None:
     for seed in range(8):
-        found = standstill(
+        found = simulate_hang(
             seed, mesh=PLAIN, fault="skip", lost=lost, lost_stacks=lost, known_mesh=True
         )
         verdict = analyse(found.scene)
@@ -73,15 +81,15 @@ def test_weak_evidence_never_excludes_a_host(lost: float) -> None:
         assert set(verdict.hosts) <= {found.scene.host(found.culprit)}
 
 
-def test_no_evidence_is_not_known() -> None:
+def test_without_evidence_the_verdict_is_not_known() -> None:
     verdict = analyse(HangEvidence(world=8))
     assert (verdict.kind, verdict.ranks, verdict.confidence) == ("not-known", (), 0.0)
     assert "no dump and no stack" in verdict.cause
 
 
 def test_ranks_are_matched_by_group_and_not_by_number_alone() -> None:
-    """Groups whose counts have nothing to do with each other, and buffers that have wrapped."""
-    found = standstill(5, mesh=(2, 1, 2, 1, 2), fault="loader", buffer=24)
+    """The counts of groups are independent of each other, and the buffers have wrapped."""
+    found = simulate_hang(5, mesh=(2, 1, 2, 1, 2), fault="loader", buffer=24)
     counts = {
         (group.desc, seat.entered)
         for dump in found.scene.dumps.values()
@@ -92,11 +100,11 @@ def test_ranks_are_matched_by_group_and_not_by_number_alone() -> None:
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_a_pending_operation_stays_pending_whatever_completed_sends_show(blocking: bool) -> None:
-    """torch calls the number of any last operation that of the last complete collective."""
+def test_completed_sends_do_not_complete_a_pending_operation(blocking: bool) -> None:
+    """torch reports the number of the last operation, even a send, as its last collective."""
     over = 0
     for seed in range(8):
-        found = standstill(
+        found = simulate_hang(
             seed, mesh=(2, 1, 4, 1, 1), fault="checkpoint", blocking=blocking, buffer=2000
         )
         for rank, raw in found.raw.items():
@@ -119,7 +127,7 @@ def test_a_pending_operation_stays_pending_whatever_completed_sends_show(blockin
 
 
 def test_a_stopped_process_is_named_without_any_dump() -> None:
-    found = standstill(3, mesh=PLAIN, fault="stopped", lost=1.0)
+    found = simulate_hang(3, mesh=PLAIN, fault="stopped", lost=1.0)
     assert not found.scene.dumps
     verdict = analyse(found.scene)
     assert (verdict.kind, verdict.ranks) == ("stopped", (found.culprit,))
@@ -134,7 +142,7 @@ IN_A_COLLECTIVE = (
 
 
 def test_the_place_in_the_kernel_is_part_of_the_verdict() -> None:
-    found = standstill(3, mesh=PLAIN, fault="stopped")
+    found = simulate_hang(3, mesh=PLAIN, fault="stopped")
     assert found.culprit is not None
     facts = replace(found.scene.facts[found.culprit], process_state="D", place=PLACE, still_s=75.4)
     scene = replace(found.scene, facts={**found.scene.facts, found.culprit: facts})
@@ -169,8 +177,10 @@ def test_ranks_of_a_host_blocked_in_one_place_are_reported_together() -> None:
 
 
 @pytest.mark.parametrize("throttled", [False, True])
-def test_a_rank_without_cpu_is_called_starved_and_excludes_no_host(throttled: bool) -> None:
-    found = standstill(3, mesh=PLAIN, fault="busy")
+def test_a_rank_without_cpu_time_is_reported_as_starved_and_excludes_no_host(
+    throttled: bool,
+) -> None:
+    found = simulate_hang(3, mesh=PLAIN, fault="busy")
     before = analyse(found.scene)
     assert found.culprit is not None
     starved = replace(
@@ -197,10 +207,10 @@ def test_a_rank_without_cpu_is_called_starved_and_excludes_no_host(throttled: bo
         ("R", 52.0, "collective"),  # it waits for others, as one that spins for a GPU
     ],
 )
-def test_waiting_for_a_cpu_alone_is_no_reason(
+def test_waiting_for_a_cpu_alone_is_not_a_cause(
     state: str, starved_s: float, stack: str | None
 ) -> None:
-    found = standstill(3, mesh=PLAIN, fault="busy")
+    found = simulate_hang(3, mesh=PLAIN, fault="busy")
     assert found.culprit is not None
     other = (found.culprit + 1) % len(found.scene.facts)
     facts = dict(found.scene.facts)
@@ -218,14 +228,14 @@ def test_waiting_for_a_cpu_alone_is_no_reason(
     assert other not in verdict.ranks
 
 
-def test_the_minority_stack_is_named_without_any_dump_and_costs_no_host() -> None:
-    found = standstill(3, mesh=PLAIN, fault="loader", lost=1.0)
+def test_the_minority_stack_is_named_without_dumps_and_excludes_no_host() -> None:
+    found = simulate_hang(3, mesh=PLAIN, fault="loader", lost=1.0)
     verdict = analyse(found.scene)
     assert (verdict.kind, verdict.ranks, verdict.hosts) == ("alone", (found.culprit,), ())
 
 
 def test_a_host_without_any_evidence_is_named_as_a_whole() -> None:
-    found = standstill(3, mesh=(1, 1, 8, 1, 1), fault="stopped", per_host=2)
+    found = simulate_hang(3, mesh=(1, 1, 8, 1, 1), fault="stopped", per_host=2)
     assert found.culprit is not None
     host = found.scene.host(found.culprit)
     silent = [rank for rank in found.scene.facts if found.scene.host(rank) == host]
@@ -241,7 +251,7 @@ def test_a_host_without_any_evidence_is_named_as_a_whole() -> None:
     assert (verdict.ranks, verdict.hosts) == (tuple(silent), (host,))
 
 
-def test_ranks_all_in_one_place_have_no_culprit() -> None:
+def test_if_all_stacks_are_equal_there_is_no_culprit() -> None:
     stack = ('  File "/job/data.py", line 3 in read', '  File "/job/main.py", line 9 in <module>')
     facts = {rank: RankFacts(rank=rank, asked=True, stack=stack) for rank in range(4)}
     verdict = analyse(HangEvidence(facts=facts))
@@ -252,10 +262,10 @@ def test_ranks_all_in_one_place_have_no_culprit() -> None:
 @pytest.mark.parametrize(
     ("ranks", "who"), [(1, "the only rank is stopped"), (4, "every rank is stopped")]
 )
-def test_where_no_process_runs_the_state_is_the_cause_and_nobody_the_culprit(
+def test_if_no_process_runs_their_state_is_the_cause_without_a_culprit(
     ranks: int, who: str
 ) -> None:
-    """Seen on an H200: of a job with one rank that was stopped, nothing was known."""
+    """As on an H200, in a job whose only rank was stopped."""
     facts = {
         n: RankFacts(rank=n, host=f"h{n}", asked=True, process_state="T") for n in range(ranks)
     }
@@ -264,13 +274,13 @@ def test_where_no_process_runs_the_state_is_the_cause_and_nobody_the_culprit(
     assert who in verdict.cause
 
 
-def test_ranks_that_gave_no_facts_may_run() -> None:
+def test_ranks_without_facts_may_be_running() -> None:
     facts = {0: RankFacts(rank=0, host="h0", asked=True, process_state="T")}
     assert analyse(HangEvidence(facts=facts, world=2)).kind != "stopped"
 
 
 def test_a_rank_on_another_path_is_named_before_ranks_without_a_dump() -> None:
-    found = standstill(2, mesh=(1, 2, 4, 1, 1), fault="skip", known_mesh=True)
+    found = simulate_hang(2, mesh=(1, 2, 4, 1, 1), fault="skip", known_mesh=True)
     assert found.culprit is not None
     silent = {(found.culprit + 1) % 8, (found.culprit + 2) % 8}
     dumps = {rank: dump for rank, dump in found.scene.dumps.items() if rank not in silent}
@@ -280,8 +290,8 @@ def test_a_rank_on_another_path_is_named_before_ranks_without_a_dump() -> None:
 
 
 def test_a_rank_without_a_dump_in_another_operation_is_named() -> None:
-    """Two of four gave no dump. One of them is not where the ranks that wait for both are."""
-    found = standstill(1, mesh=(1, 1, 4, 1, 1), fault="kind", blocking=True)
+    """Two of four ranks have no dump. The stack of one of them differs from ranks that wait."""
+    found = simulate_hang(1, mesh=(1, 1, 4, 1, 1), fault="kind", blocking=True)
     assert found.culprit is not None
     other = (found.culprit + 1) % 4
     dumps = {r: d for r, d in found.scene.dumps.items() if r not in (found.culprit, other)}
@@ -291,9 +301,9 @@ def test_a_rank_without_a_dump_in_another_operation_is_named() -> None:
 
 @pytest.mark.parametrize("seed", [4, 9])
 def test_a_rank_without_a_dump_that_peers_continued_with_skipped_it(seed: int) -> None:
-    """Both members of a group gave no dump; with one of them another group is past what its own
-    waits in."""
-    found = standstill(seed, mesh=PLAIN, fault="skip", known_mesh=True, buffer=2000)
+    """Both members of a group have no dump. One of them took part in an operation of another group
+    which comes after the operation that its group waits in."""
+    found = simulate_hang(seed, mesh=PLAIN, fault="skip", known_mesh=True, buffer=2000)
     assert found.culprit is not None
     silent = {found.culprit, (found.culprit + 2) % 8}
     dumps = {rank: dump for rank, dump in found.scene.dumps.items() if rank not in silent}
@@ -303,7 +313,7 @@ def test_a_rank_without_a_dump_that_peers_continued_with_skipped_it(seed: int) -
 
 
 def test_a_stopped_process_is_named_before_any_guess() -> None:
-    found = drawn(10_422, "stopped", lost=0.25)
+    found = random_hang(10_422, "stopped", lost=0.25)
     assert analyse(replace(found.scene, facts={})).ranks != (found.culprit,)
     verdict = analyse(found.scene)
     assert (verdict.kind, verdict.ranks) == ("stopped", (found.culprit,))
@@ -311,7 +321,8 @@ def test_a_stopped_process_is_named_before_any_guess() -> None:
 
 
 def test_calls_of_another_thread_are_not_another_path() -> None:
-    """Ranks that save in the background call it between other steps each; one never calls more."""
+    """Ranks that save in the background call it between different steps. No rank calls it more
+    often."""
     dumps = {}
     for rank in range(4):
         saves = [1] if rank == 2 else [1, 2]

@@ -1,4 +1,4 @@
-"""Members of groups that gloo's dumps do not list, and ranks of the job."""
+"""Members of groups, which dumps of gloo do not list, and the ranks of the job."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ ALL = Pg("0", "default_pg", range(4))
 
 
 def of_a_mesh(lost: Sequence[int]) -> Diagnosis:
-    """2 x 2; rank 2 is stuck before its all-reduce with rank 0."""
+    """A 2 x 2 mesh on which rank 2 is stuck before its all-reduce with rank 0."""
     dp = [Pg(str(1 + i), "mesh_dp", (i, i + 2)) for i in range(2)]
     tp = [Pg(str(3 + i), "mesh_tp", (2 * i, 2 * i + 1)) for i in range(2)]
     ranks = recorders(4, gloo=True)
@@ -40,7 +40,7 @@ def test_a_rank_without_a_file_between_others_belongs_to_the_job() -> None:
     assert of_a_mesh(lost=()).ranks == (2,)
 
 
-def test_a_name_that_ends_in_a_date_makes_no_job_of_millions_of_ranks() -> None:
+def test_a_file_name_that_ends_in_a_date_is_not_a_rank() -> None:
     (dump,) = dumps_of([_of_all(Recorder(0, gloo=True))]).values()
     assert len(EvidenceIndex(HangEvidence(dumps={0: dump, 20_261_123: dump})).ranks) == 2
     assert MOST_RANKS > 100_000
@@ -53,8 +53,8 @@ def _of_all(one: Recorder) -> Recorder:
 
 
 def with_a_logger(lost: Sequence[int], desc: str) -> Diagnosis:
-    """Ranks 0 to 2 train in a group of their own, in which rank 1 is stuck; rank 3 waits for what
-    rank 0 sends it, which gloo does not record."""
+    """Ranks 0 to 2 train in one group, in which rank 1 is stuck. Rank 3 waits for a message of rank
+    0, which gloo does not record."""
     trainers = Pg("1", desc, range(3))
     ranks = recorders(4, gloo=True)
     for number in range(8):
@@ -70,14 +70,14 @@ def test_a_group_outside_the_mesh_has_only_the_members_that_used_it() -> None:
         assert (found.kind, found.ranks) == ("never-entered", (1,))
 
 
-def test_if_all_with_dumps_wait_they_wait_for_one_without_a_dump() -> None:
+def test_if_all_ranks_with_dumps_wait_a_rank_without_one_is_suspected() -> None:
     found = with_a_logger(lost=(1,), desc="undefined")
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (1,), ())
     assert found.confidence <= GUESSED
 
 
-def test_if_some_members_never_used_a_group_the_network_is_not_blamed() -> None:
-    """Rank 1 hangs before it ever used the group, so no dump shows that it is a member."""
+def test_if_some_members_never_used_a_group_the_network_is_not_suspected() -> None:
+    """Rank 1 hangs before its first use of the group, so no dump shows that it is a member."""
     ranks = recorders(4, gloo=True)
     for one in ranks:
         one.call(ALL)
@@ -93,10 +93,10 @@ def test_if_some_members_never_used_a_group_the_network_is_not_blamed() -> None:
 
 
 @pytest.mark.parametrize("desc", ["undefined", "trainers", "mesh_dp"])
-def test_if_every_rank_of_the_job_waits_in_a_group_the_network_is_blamed(
+def test_if_every_rank_of_the_job_waits_in_a_group_the_network_is_suspected(
     desc: str,
 ) -> None:
-    """Whatever the group's name is, no other rank can be a member."""
+    """No other rank can be a member, whatever the name of the group is."""
     ranks = recorders(4, gloo=True)
     everybody = Pg("1", desc, range(4))
     for one in ranks:

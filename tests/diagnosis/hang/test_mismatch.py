@@ -1,4 +1,4 @@
-"""Ranks that do other work than their peers, as an evaluator does, went no wrong way."""
+"""Ranks with other work than their peers, for example an evaluator, are not a mismatch."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,14 +20,14 @@ GLOO_NAMES = "undefined"
 
 
 def together(ranks: Sequence[Recorder], group: Pg, stuck: int = -1) -> None:
-    """All members but `stuck` call an all-reduce; with that, none comes out."""
+    """All members except `stuck` call an all-reduce. If `stuck` is a member, none completes it."""
     for one in ranks:
         if one.rank in group.members and one.rank != stuck:
             one.call(group, state="started" if stuck in group.members else "completed")
 
 
-def extra() -> list[Recorder]:
-    """Rank 3 evaluates: it takes part each fifth time only, and waits there. Rank 1 is stuck."""
+def with_evaluator() -> list[Recorder]:
+    """Rank 3 evaluates. It joins only each fifth time, and waits there. Rank 1 is stuck."""
     ranks = recorders(4, gloo=True)
     trainers = Pg("1", GLOO_NAMES, range(3))
     for number in range(18):
@@ -39,8 +39,8 @@ def extra() -> list[Recorder]:
 
 
 def coordinator() -> list[Recorder]:
-    """Rank 0 sometimes talks only to rank 2, and the others among each other. Rank 2 is
-    stuck."""
+    """Rank 0 sometimes has a collective with rank 2 alone, and ranks 1 to 3 have others without it.
+    Rank 2 is stuck."""
     ranks = recorders(4, gloo=True)
     for number in range(10):
         together(ranks, ALL)
@@ -52,7 +52,7 @@ def coordinator() -> list[Recorder]:
 
 
 def evaluates_alone() -> list[Recorder]:
-    """All but rank 0 meet each fourth time, while it evaluates. Rank 3 is stuck."""
+    """Ranks 1 to 3 have a collective each fourth time, while rank 0 evaluates. Rank 3 is stuck."""
     ranks = recorders(4, gloo=True)
     for number in range(12):
         together(ranks, ALL)
@@ -70,7 +70,9 @@ def seen(stuck: int) -> Mapping[int, RankFacts]:
 
 
 @pytest.mark.parametrize("stacks", [True, False])
-@pytest.mark.parametrize(("job", "stuck"), [(extra, 1), (coordinator, 2), (evaluates_alone, 3)])
+@pytest.mark.parametrize(
+    ("job", "stuck"), [(with_evaluator, 1), (coordinator, 2), (evaluates_alone, 3)]
+)
 def test_a_rank_outside_a_group_of_its_peers_did_not_leave_their_path(
     job: Callable[[], list[Recorder]], stuck: int, stacks: bool
 ) -> None:
@@ -80,18 +82,18 @@ def test_a_rank_outside_a_group_of_its_peers_did_not_leave_their_path(
     assert (found.kind, found.ranks) == ("never-entered", (stuck,))
 
 
-@pytest.mark.parametrize("job", [extra, coordinator, evaluates_alone])
-def test_no_other_rank_is_blamed_without_a_dump_of_the_stuck_one(
+@pytest.mark.parametrize("job", [with_evaluator, coordinator, evaluates_alone])
+def test_without_a_dump_of_the_stuck_rank_no_other_rank_is_the_culprit(
     job: Callable[[], list[Recorder]],
 ) -> None:
-    stuck = {extra: 1, coordinator: 2, evaluates_alone: 3}[job]
+    stuck = {with_evaluator: 1, coordinator: 2, evaluates_alone: 3}[job]
     found = analyse(HangEvidence(dumps=dumps_of(job(), (stuck,)), world=4))
     assert (found.ranks, found.hosts) == ((stuck,), ())
 
 
 def of_nccl(lost: Sequence[int], skips: int | None = None) -> Diagnosis:
-    """Dumps that name all members. Rank 7 evaluates, rank 3 is stuck in its data loader; or a rank
-    skips an operation of the trainers', and is ahead of them."""
+    """Dumps that list all members. Rank 7 evaluates. Either rank 3 is stuck in its data loader, or
+    the rank in `skips` skips an operation of the trainers and is ahead of them."""
     world = Pg("0", "default_pg", range(8))
     trainers = Pg("1", "trainers", range(7))
     ranks = recorders(8)
@@ -109,7 +111,7 @@ def of_nccl(lost: Sequence[int], skips: int | None = None) -> Diagnosis:
     return analyse(HangEvidence(dumps=dumps_of(ranks, lost), facts=facts))
 
 
-def test_a_silent_peer_is_not_blamed_if_dumps_list_all_members() -> None:
+def test_a_peer_without_a_dump_is_not_the_culprit_if_dumps_list_all_members() -> None:
     found = of_nccl(lost=())
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (3,), ("h1",))
     found = of_nccl(lost=(3,))
@@ -117,14 +119,15 @@ def test_a_silent_peer_is_not_blamed_if_dumps_list_all_members() -> None:
 
 
 def test_a_rank_that_skipped_an_operation_left_the_path_of_its_peers() -> None:
-    """With a rank that does other work."""
+    """While another rank does other work."""
     found = of_nccl(lost=(), skips=5)
     assert (found.kind, found.ranks, found.hosts) == ("skipped", (5,), ())
 
 
 def of_two_orders(stacks: bool) -> Diagnosis:
-    """Rank 1 calls operations of two axes in another order than its peers, which is harmless:
-    all of it is done. Rank 3 is stuck, for which rank 1 waits, and rank 0 for that."""
+    """Rank 1 calls operations of two axes in another order than its peers. That is harmless,
+    because all of them complete. Rank 3 is stuck, rank 1 waits for it, and rank 0 waits for rank
+    1."""
     tp = [Pg(str(1 + i), "tp", (2 * i, 2 * i + 1)) for i in range(4)]
     dp = [Pg(str(5 + i), "dp", range(i, 8, 2)) for i in range(2)]
     ranks = recorders(8)
@@ -148,6 +151,6 @@ def of_two_orders(stacks: bool) -> Diagnosis:
     return analyse(HangEvidence(dumps=dumps_of(ranks), facts=facts))
 
 
-def test_another_order_of_completed_calls_is_weaker_than_another_place() -> None:
+def test_another_order_of_completed_calls_counts_less_than_another_stack() -> None:
     found = of_two_orders(stacks=True)
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (3,), ("h1",))

@@ -1,4 +1,4 @@
-"""Whose operation did not fit, of dumps that ranks wrote as they ended on gloo."""
+"""The rank whose operation did not match, from dumps that ranks wrote at exit on gloo."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,7 +36,7 @@ def call(group: tuple[str, str], seq: int, numel: int, over: bool = True) -> dic
 def verdict(
     calls: Mapping[int, Sequence[dict[str, Any]]], ended: set[int], mesh: Mesh | None = None
 ) -> Diagnosis:
-    """Four ranks. Those in `calls` wrote their last calls."""
+    """The verdict for four ranks. The ranks in `calls` wrote a dump."""
     dumps = {rank: condense(rank, {"entries": list(made)}) for rank, made in calls.items()}
     axes = {} if mesh is None else axes_of(mesh)
     return differing(HangEvidence(dumps=dumps, world=4, axes=axes), ended)
@@ -48,7 +48,7 @@ def steps(last: int, over: bool = True) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("over", [True, False], ids=["retired", "pending"])
 def test_a_rank_without_a_dump_is_found_by_peers_that_agree(over: bool) -> None:
-    """gloo takes an operation that failed for one that is over, a moment after it failed."""
+    """Shortly after an operation failed, gloo marks it as retired."""
     found = verdict({0: steps(USUAL, over), 1: steps(USUAL), 3: steps(USUAL, over)}, {2})
     assert (found.kind, found.scope, found.ranks, found.hosts) == ("mismatch", "user", (2,), ())
     assert found.confidence >= SURE
@@ -77,7 +77,7 @@ def test_two_conflicting_ranks_are_decided_by_earlier_calls() -> None:
     ],
     ids=["no dump", "another is mute", "two were ended", "all agree", "nobody was ended"],
 )
-def test_if_dumps_do_not_show_it_there_is_no_culprit(
+def test_if_the_dumps_do_not_decide_there_is_no_culprit(
     calls: Mapping[int, Sequence[dict[str, Any]]], ended: set[int]
 ) -> None:
     found = verdict(calls, ended)
@@ -90,10 +90,10 @@ def tp_calls(pair: int, last: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("usual", "ranks"), [(USUAL, (3,)), (OTHER, ())])
-def test_the_silent_one_of_two_ranks_is_found_by_calls_of_other_pairs(
+def test_calls_of_other_pairs_show_that_a_rank_without_a_dump_is_wrong(
     usual: int, ranks: tuple[int, ...]
 ) -> None:
-    """If the only rank with a dump called something else, either of the two may be wrong."""
+    """If only one of the two ranks wrote a dump, either of them may be wrong."""
     calls = {0: tp_calls(0, usual), 1: tp_calls(0, usual), 2: tp_calls(1, USUAL)}
     found = verdict(calls, {3}, Mesh(dp_shard=2, tp=2))
     sure = found.ranks if found.confidence >= SURE else ()

@@ -1,4 +1,4 @@
-"""Ranks that others wait for and that wait for no rank, from dumps written in this file."""
+"""The wait graph: ranks that others wait for and that wait for no rank themselves."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,11 +21,11 @@ from tests.diagnosis.recorder import (
 WORLD = 8
 ALL = Pg("0", "default_pg", range(WORLD))
 AWAY = 3
-"""It did not call the last operation, and is in its data loader."""
+"""A rank that did not call the last operation, because it is in its data loader."""
 
 
 def verdict(of_rank_6: dict[str, Any], lost: Sequence[int] = (6,)) -> Diagnosis:
-    """All but rank 3 wait in an all-reduce; there is no dump of ranks in `lost`."""
+    """The verdict if all ranks except 3 wait in an all-reduce. Ranks in `lost` have no dump."""
     ranks = recorders(WORLD)
     for number in range(5):
         for one in ranks:
@@ -43,7 +43,7 @@ def seen(rank: int, **more: Any) -> RankFacts:
 
 
 def test_a_dump_of_a_rank_that_never_entered_is_stronger_than_no_dump() -> None:
-    """Rank 6 waits too, and was in the kernel by chance when its state was read."""
+    """Rank 6 waits too. It was in the kernel by chance when its state was read."""
     found = verdict({"process_state": "D"})
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (3,), ("h1",))
     assert found.confidence >= SURE
@@ -66,15 +66,15 @@ def test_with_another_possible_culprit_no_host_is_excluded(
     assert any("rank 6" in words and sign in words for words in found.evidence)
 
 
-def test_a_kernel_wait_from_which_a_rank_answered_is_no_evidence() -> None:
-    """It is in an all-reduce, as those are that have a dump; the other one is not."""
+def test_a_kernel_wait_of_a_rank_that_gave_a_stack_is_not_evidence() -> None:
+    """The rank is in an all-reduce like those with a dump. The other rank is not."""
     found = verdict({"process_state": "D"}, lost=(3, 6))
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (3,), ())
     found = verdict({"process_state": "D"}, lost=range(WORLD))
     assert (found.kind, found.ranks, found.hosts) == ("alone", (3,), ())
 
 
-def test_a_kernel_wait_without_an_answer_explains_a_missing_rank() -> None:
+def test_a_kernel_wait_of_a_rank_without_a_stack_explains_its_missing_dump() -> None:
     ranks = recorders(WORLD)
     for one in ranks:
         one.call(ALL, state="started")
@@ -92,8 +92,8 @@ DP = [Pg(str(20 + i), "DATA_PARALLEL_GROUP", range(i, 16, 4)) for i in range(4)]
 
 
 def of_two_axes(lost: Sequence[int], queued: Sequence[int] = (1, 5, 9)) -> Diagnosis:
-    """Rank 13 hangs before the gradients' all-reduce, in which its peers wait; they have queued the
-    next broadcast, which those that they share the other axis with have done."""
+    """Rank 13 hangs before the all-reduce of gradients, in which its peers wait. The peers have
+    also queued the next broadcast, which their neighbours on the other axis have completed."""
     ranks = recorders(16)
     for one in ranks:
         for step in range(4):

@@ -1,4 +1,4 @@
-"""Which words of a log say why its rank ended."""
+"""The lines of a log that say why its rank ended."""
 
 import pytest
 
@@ -46,11 +46,11 @@ def test_numbers_in_a_learned_prefix_differ_from_line_to_line() -> None:
         "RuntimeError: it stopped; please check that there is space: No space left on device",
     ],
 )
-def test_guesses_in_an_exception_are_ignored(words: str) -> None:
+def test_suggestions_in_an_exception_are_ignored(words: str) -> None:
     assert found(f"{TRACEBACK}{words}").class_ != "disk-full"
 
 
-def test_a_statement_before_a_guess_counts() -> None:
+def test_a_statement_before_a_suggestion_is_used() -> None:
     stated = "RuntimeError: No space left on device; please check your quota"
     assert found(f"{TRACEBACK}{stated}").class_ == "disk-full"
 
@@ -68,7 +68,7 @@ def test_an_exception_that_refers_to_an_earlier_one_has_its_class(last: str) -> 
     assert found(log).class_ == "disk-full"
 
 
-def test_an_exception_of_its_own_does_not_refer_to_an_earlier_one() -> None:
+def test_an_independent_exception_does_not_refer_to_an_earlier_one() -> None:
     log = f"ERROR in worker 1, tried again: {FULL}\n{TRACEBACK}KeyError: 'labels'"
     assert found(log).class_ == "python-exception"
 
@@ -82,7 +82,7 @@ OSError: [Errno 39] Directory not empty: 'pymp-x1'
     assert found(f"{RAISED}\n{cleanup}").class_ == "disk-full"
 
 
-def test_the_traceback_of_a_worker_inside_another_one_counts() -> None:
+def test_the_traceback_of_a_worker_inside_another_traceback_is_used() -> None:
     log = f"""{TRACEBACK}RuntimeError: Caught RuntimeError in DataLoader worker process 1.
 Original Traceback (most recent call last):
   File "/opt/job/data.py", line 3, in __getitem__
@@ -92,7 +92,7 @@ RuntimeError: PytorchStreamReader failed reading zip archive: failed finding cen
     assert found(log).class_ == "torn-checkpoint"
 
 
-def test_a_crash_says_which_limit_was_refused() -> None:
+def test_a_crash_names_the_limit_that_was_exceeded() -> None:
     log = (
         "step 1\nOpenBLAS blas_thread_init: pthread_create failed: Resource temporarily unavailable"
     )
@@ -101,7 +101,7 @@ def test_a_crash_says_which_limit_was_refused() -> None:
     assert found(outlived, signal="SIGSEGV").class_ == "segfault"
 
 
-def test_a_library_complains_in_its_own_words_before_it_aborts() -> None:
+def test_messages_of_a_library_before_its_abort_are_used() -> None:
     log = "step 1\nwriting of the index failed: no space left on device"
     assert found(f"{log}\nFatal Python error: Aborted", signal="SIGABRT").class_ == "disk-full"
     assert found("step 1\nFatal Python error: Aborted", signal="SIGABRT").class_ == "abort"
@@ -125,7 +125,7 @@ exception: NCCL error: remote process exited or there was a network error, NCCL 
     assert found(log, signal="SIGABRT").class_ == "infiniband-error"
 
 
-def test_the_last_warning_of_torch_counts_if_there_is_nothing_else() -> None:
+def test_the_last_warning_of_torch_is_used_if_there_is_nothing_else() -> None:
     warned = (
         "[rank1]:[W729 10:15:17.5 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=76): "
         "Connection reset by peer"
@@ -134,11 +134,11 @@ def test_the_last_warning_of_torch_counts_if_there_is_nothing_else() -> None:
     assert found(f"{warned}\nstep 1").class_ == "unknown"
 
 
-def test_a_kubernetes_event_is_not_a_survived_warning() -> None:
+def test_a_kubernetes_event_is_not_ignored_as_an_old_warning() -> None:
     event = '  Warning  Failed  3s  kubelet  Failed to pull image "r/t:1": not found'
     assert found(f"Events:\n{event}").class_ == "image-pull-failed"
 
 
-def test_a_limit_of_a_scheduler_comes_with_sigterm() -> None:
+def test_a_message_about_a_scheduler_limit_fits_sigterm() -> None:
     log = "step 4\nTERM_MEMLIMIT: job killed after reaching LSF memory usage limit."
     assert found(log, signal="SIGTERM").class_ == "host-out-of-memory"

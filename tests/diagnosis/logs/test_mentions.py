@@ -1,4 +1,4 @@
-"""Mentions of failures exclude no host. Reports of failures count in any form."""
+"""A mention of a failure excludes no host. A report of a failure is used in any format."""
 
 import pytest
 
@@ -56,6 +56,6 @@ def test_a_mention_of_a_failure_excludes_no_host(line: str, end: str) -> None:
 
 
 @pytest.mark.parametrize("line", REPORTS)
-def test_a_report_counts_besides_an_exception_of_the_program(line: str) -> None:
+def test_a_report_is_used_next_to_an_exception_of_the_program(line: str) -> None:
     found = classify_log(f"step 1 loss 10.9\n{line}\n{OWN}", exit_code=1)
     assert found.excludes_host, found

@@ -1,4 +1,4 @@
-"""Words that no rule knows are words of the package that raised them."""
+"""An error that no rule knows gets the class of the package that raised it."""
 
 import pytest
 
@@ -45,13 +45,13 @@ def test_an_unknown_error_has_the_class_of_its_package(
     assert classify_log(raised(path, error), exit_code=1).class_ == expected
 
 
-def test_a_matching_rule_goes_before_the_package() -> None:
+def test_a_matching_rule_has_priority_over_the_package() -> None:
     path = "/opt/v/lib/python3.11/site-packages/PIL/Image.py"
     found = classify_log(raised(path, "OSError: [Errno 28] No space left on device"), exit_code=1)
     assert found.class_ == "disk-full"
 
 
-def test_an_error_during_import_is_one_of_the_environment() -> None:
+def test_an_error_during_import_has_the_class_environment() -> None:
     path = "/opt/v/lib/python3.11/site-packages/odd/setup.py"
     error = raised(path, "RuntimeError: odd").replace("in inner", "in <module>")
     assert classify_log(error, exit_code=1).class_ == "import-or-version"

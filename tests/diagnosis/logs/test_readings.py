@@ -1,4 +1,4 @@
-"""Any text of a rank is classified in time that grows linearly with the text."""
+"""Any text of a rank is classified in linear time, and normal messages have no class."""
 
 import random
 import string
@@ -26,7 +26,7 @@ from orchestrator.diagnosis.logs.patterns import (
 from orchestrator.diagnosis.logs.readings import MOST_KEPT, End, kept_lines, read_exit, read_kernel
 
 MOST_S = 0.010
-"""Of processor time, for the class of one end, whatever 8 kB it wrote."""
+"""Limit of CPU time in seconds to classify one exit with 8 kB of any text."""
 WORDS = sorted(
     {
         word
@@ -39,7 +39,7 @@ WORDS = sorted(
 
 
 def ends(text: str) -> list[End]:
-    """Ways in which a rank may leave these words behind."""
+    """Exits of a rank that wrote this text."""
     lines = tuple(text.splitlines())
     raised = RankError(error="RuntimeError", message=text, step=1, traceback=text)
     return [
@@ -50,8 +50,8 @@ def ends(text: str) -> list[End]:
     ]
 
 
-def takes(end: End) -> float:
-    """The least of three tries: the processor is shared, and a first try may build tables."""
+def cpu_seconds(end: End) -> float:
+    """The minimum of three tries, because the CPU is shared and the first try may build tables."""
     read = read_exit.__wrapped__
     taken = []
     for _ in range(3):
@@ -92,7 +92,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_8_kb_of_text_takes_longer_than_10_ms(name: str) -> None:
-    assert max(map(takes, ends(HOSTILE[name]))) < MOST_S
+    assert max(map(cpu_seconds, ends(HOSTILE[name]))) < MOST_S
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,11 +103,11 @@ def test_no_8_kb_of_text_takes_longer_than_10_ms(name: str) -> None:
 def test_no_text_built_from_the_patterns_takes_longer_than_30_ms(
     words: list[str], between: str
 ) -> None:
-    """Random words defeat the caches of the regex engine, which costs a constant factor. A pattern
-    that backtracks would take seconds."""
+    """Random words defeat the caches of the regex engine, which takes a constant factor longer. A
+    pattern that backtracks would take seconds."""
     piece = between.join(words) or "x"
     text = (piece * (8000 // len(piece) + 1)).encode(errors="replace")[:8000]
-    assert max(map(takes, ends(text.decode(errors="replace")))) < 3 * MOST_S
+    assert max(map(cpu_seconds, ends(text.decode(errors="replace")))) < 3 * MOST_S
 
 
 @settings(max_examples=100, deadline=None)
@@ -143,7 +143,7 @@ def test_every_default_pattern_is_valid_and_matches_within_one_line() -> None:
         ("(a|b|c){900}", "write .*"),
     ],
 )
-def test_a_pattern_that_the_engine_does_not_know_is_refused_with_what_to_write(
+def test_a_pattern_that_the_engine_does_not_support_is_refused_with_a_fix(
     pattern: str, fix: str
 ) -> None:
     wrong = problem_of(pattern)
@@ -161,7 +161,7 @@ def test_patterns_that_backtrack_in_re_are_fast_here() -> None:
     assert LARGEST <= 1000
 
 
-# An abort of which the telling line comes before the frames of a stack
+# Aborts whose decisive line comes before the frames of a stack
 
 # https://github.com/pytorch/pytorch/issues/113128 and 126544, with what differs from rank to rank
 SAID = (
@@ -199,7 +199,7 @@ def aborted(error: str, frames: int) -> tuple[str, ...]:
 )
 @pytest.mark.parametrize("frames", [0, 20, 100])
 @pytest.mark.parametrize("prefix", ["", "[default0]:", "(RayWorkerVllm pid=5304) "])
-def test_frames_of_a_stack_hide_no_error_of_a_gpu(
+def test_frames_of_a_stack_do_not_hide_a_gpu_error(
     error: str, name: str, frames: int, prefix: str
 ) -> None:
     lines = tuple(f"{prefix}{line}" for line in aborted(error, frames))
@@ -230,7 +230,7 @@ def test_survived_errors_do_not_explain_an_exit_without_a_traceback() -> None:
     assert read_exit(told).failure.name == "disk-full"  # type: ignore[union-attr]
 
 
-def test_errors_before_later_steps_did_not_end_the_rank() -> None:
+def test_errors_before_later_steps_are_not_the_cause() -> None:
     failed = "ERROR saving: OSError: [Errno 28] No space left on device: '/scratch/x'"
     steps = tuple(f"step {n}  loss 2.2" for n in range(9))
     end = End(exit_code=3, signal=None, lines=(failed, *steps))
@@ -263,7 +263,7 @@ PREFIXES = (
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
-def test_prefixes_and_final_messages_of_a_launcher_hide_nothing(prefix: str) -> None:
+def test_prefixes_and_final_messages_of_a_launcher_do_not_hide_an_error(prefix: str) -> None:
     for said, ends, name in (
         ((*OWN, "torch.OutOfMemoryError: CUDA out of memory. Tried"), "1", "cuda-out-of-memory"),
         ((*OWN, "RuntimeError: shapes"), "1", "python-exception"),
@@ -315,7 +315,7 @@ def test_normal_messages_of_drivers_have_no_class(line: str) -> None:
 
 
 def test_every_sample_has_the_same_class_at_the_end_of_a_log() -> None:
-    """A sample has the same class at the end of a longer log."""
+    """At the end of a longer log, a sample has the class that it has alone."""
     path = Path(__file__).parents[2] / "captured" / "failures" / "samples.yaml"
     steps = tuple(f"step {n}  loss 2.2" for n in range(30))
     wrong = []

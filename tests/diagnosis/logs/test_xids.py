@@ -1,4 +1,4 @@
-"""The class of every Xid agrees with the action in NVIDIA's catalog."""
+"""The class of every Xid agrees with the recovery action in NVIDIA's catalog."""
 
 import pytest
 
@@ -7,9 +7,9 @@ from orchestrator.diagnosis.classes import FailureSigns, classify, default_rules
 from orchestrator.diagnosis.logs.xids import CLASSES, IGNORE, TOLD_BY_WORDS, Xid, catalog
 
 BROKEN = {"RESET_GPU", "RESTART_BM", "RESTART_VM", "WORKFLOW_XID_48", "CHECK_MECHANICALS"}
-"""What NVIDIA wants done before the GPU is used again."""
+"""Actions that NVIDIA requires before the GPU is used again."""
 WITHOUT_ACTION = {167, 171, 172}
-"""Of the newest codes the catalog names no action; these are uncorrectable by their names."""
+"""The catalog lists no action for the newest codes. The names of these say uncorrectable."""
 HARMLESS = "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from {} to {}"
 
 
@@ -18,7 +18,7 @@ def line(code: int, rest: str = "pid=77, name=python") -> str:
 
 
 @pytest.mark.parametrize("xid", catalog(), ids=lambda xid: f"{xid.code}-{xid.action}")
-def test_every_xid_with_an_action_of_nvidia_has_a_class(xid: Xid) -> None:
+def test_every_xid_with_a_recovery_action_has_a_class(xid: Xid) -> None:
     found = classify(FailureSigns(lines=(line(xid.code),)))
     excluded = classify_log("", kernel=line(xid.code)).excludes_host
     if xid.action in BROKEN or xid.code in WITHOUT_ACTION:
@@ -106,6 +106,6 @@ def test_no_other_rule_matches_the_xid_numbers() -> None:
     ids=["device-side assert", "illegal address"],
 )
 def test_an_error_of_a_program_on_an_h200_excludes_no_host(line: str, name: str) -> None:
-    """The kernel log of an H200 (driver 580.159) after these two errors of a program."""
+    """The kernel logs of an H200 (driver 580.159) after these errors of a program."""
     found = classify_log("", kernel=line)
     assert (found.class_, found.action, found.excludes_host) == (name, "restart", False)

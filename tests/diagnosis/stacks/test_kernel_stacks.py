@@ -1,4 +1,4 @@
-"""The place where a task hangs in the kernel, from stacks of Linux 5.15 and 6.8."""
+"""The kernel function in which a task hangs, from stacks of Linux 5.15 and 6.8."""
 
 from orchestrator.app.classification import classify_log
 from orchestrator.diagnosis.stacks.kernel_stacks import place_of, place_of_process, with_places

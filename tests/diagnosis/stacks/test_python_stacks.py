@@ -1,4 +1,4 @@
-"""Stacks of many ranks are cut short, and say of each rank what the whole ones say."""
+"""Stacks of many ranks are shortened, and the analysis finds the same as in complete stacks."""
 
 import pytest
 
@@ -23,8 +23,8 @@ def thread(*functions: str, head: str = "Thread 0x00007f0000000001", file: str =
     return [f"{head} (most recent call first):", *frames]
 
 
-def told(at: tuple[str, ...], helpers: int = 4, deep: int = 0) -> list[str]:
-    """As faulthandler writes it: the newest thread first, the main thread last."""
+def faulthandler_dump(at: tuple[str, ...], helpers: int = 4, deep: int = 0) -> list[str]:
+    """A stack dump of faulthandler, which has the newest thread first and the main thread last."""
     names = ("_answer", "run", "_bootstrap_inner", "_bootstrap")
     flight = thread(*names, file="flight")
     pool = thread("get", "_worker", "run", "_bootstrap_inner", "_bootstrap", file="pool")
@@ -34,10 +34,10 @@ def told(at: tuple[str, ...], helpers: int = 4, deep: int = 0) -> list[str]:
 
 
 def judged(most: int | None, *, deep: int = 0) -> Diagnosis:
-    """Sixteen ranks without a dump. One is in its data loader."""
+    """The verdict on sixteen ranks without a dump, one of which is in its data loader."""
     facts = {}
     for rank in range(16):
-        lines = told(LOADER if rank == 5 else GLOO, deep=deep)
+        lines = faulthandler_dump(LOADER if rank == 5 else GLOO, deep=deep)
         stack = tuple(lines) if most is None else shortened(lines, most)
         facts[rank] = RankFacts(rank=rank, asked=True, stack=stack)
     return analyse(HangEvidence(facts=facts))
@@ -45,7 +45,7 @@ def judged(most: int | None, *, deep: int = 0) -> Diagnosis:
 
 @pytest.mark.parametrize("most", [FEW_LINES, MAX_STACK_LINES, STACK_LINES])
 @pytest.mark.parametrize("deep", [0, 80])
-def test_the_lonely_rank_is_found_by_shortened_stacks_too(most: int, deep: int) -> None:
+def test_the_rank_with_another_stack_is_found_in_shortened_stacks(most: int, deep: int) -> None:
     whole, cut = judged(None, deep=deep), judged(most, deep=deep)
     assert whole.ranks == (5,)
     assert (cut.kind, cut.ranks, cut.confidence) == (whole.kind, whole.ranks, whole.confidence)
@@ -54,7 +54,7 @@ def test_the_lonely_rank_is_found_by_shortened_stacks_too(most: int, deep: int) 
 @pytest.mark.parametrize("deep", [0, 5, 80])
 @pytest.mark.parametrize("most", [8, FEW_LINES, 30, STACK_LINES])
 def test_a_shortened_stack_keeps_the_place_of_the_main_thread(most: int, deep: int) -> None:
-    lines = told(GLOO, helpers=20, deep=deep)
+    lines = faulthandler_dump(GLOO, helpers=20, deep=deep)
     cut = shortened(lines, most)
     assert len(cut) <= most
     assert main_stack(cut)[: most - 2] == main_stack(lines)[: most - 2]
@@ -64,7 +64,7 @@ def test_a_shortened_stack_keeps_the_place_of_the_main_thread(most: int, deep: i
 
 def test_other_threads_fill_the_remaining_room_with_innermost_frames() -> None:
     deep = [f"frame_{n}" for n in range(30)]
-    lines = [*thread(*deep, "_bootstrap", file="loader"), *told(GLOO, helpers=0)]
+    lines = [*thread(*deep, "_bootstrap", file="loader"), *faulthandler_dump(GLOO, helpers=0)]
     cut = shortened(lines, 30)
     assert cut[1] == '  File "/job/loader.py", line 1 in frame_0'
     assert cut[7].endswith("in _bootstrap")
@@ -72,12 +72,12 @@ def test_other_threads_fill_the_remaining_room_with_innermost_frames() -> None:
 
 
 def test_short_stacks_are_shown_unchanged() -> None:
-    lines = told(GLOO, helpers=0)
+    lines = faulthandler_dump(GLOO, helpers=0)
     assert shortened(lines, len(lines)) == tuple(lines)
 
 
 @pytest.mark.parametrize("outermost", ["<module>", "_run_module_as_main", "started_by_c"])
-def test_the_main_thread_is_that_of_a_module_or_else_the_oldest(outermost: str) -> None:
+def test_the_main_thread_runs_a_module_or_is_the_oldest(outermost: str) -> None:
     main = thread("wait", outermost, head="Current thread 0x1")
     assert main_thread([*thread("_answer", "_bootstrap"), "", *main]) == main
 

@@ -8,9 +8,9 @@ from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.flops import flops_per_token
 from tests.plan.cost.setups import LLAMA_8B
+from tests.trainer.launch.tiny_runs import LLAMA, QWEN3
 from tests.trainer.measure.test_flops import LLAMA_8B as CONFIG_8B
 from tests.trainer.measure.test_flops import alone, model
-from tests.trainer.trainer_launch import LLAMA, QWEN3
 from trainer.measure import flops as trainer_flops
 
 

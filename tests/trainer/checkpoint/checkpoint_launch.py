@@ -1,5 +1,6 @@
-"""For tests of checkpoints: training in this very process, saving as other ranks would, listening
-as an agent does, and comparing tensor by tensor."""
+"""Helpers for tests of checkpoints: train in this process, save on several ranks, receive reports
+as an agent does, and compare tensors.
+"""
 
 import socket
 import threading
@@ -18,8 +19,8 @@ from orchestrator.contract.files.fence import Fence, write_fence
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.messages.rank_messages import Datagram, from_bytes
-from tests.trainer.trainer_launch import work
-from tests.trainer.trainer_worker import StopAfter
+from tests.trainer.launch.tiny_runs import work
+from tests.trainer.launch.training_worker import StopAfter
 from trainer.checkpoint.read import CheckpointReader
 from trainer.config import complete
 from trainer.main import train_on
@@ -28,8 +29,8 @@ from trainer.rank.reporter import Reporter
 from trainer.rank.runtime import Runtime
 
 
-def led(config: dict[str, Any]) -> dict[str, Any]:
-    """As a leader begins it: ranks of an agent write nothing without a fence."""
+def with_fence(config: dict[str, Any]) -> dict[str, Any]:
+    """Write the fence of the run as a leader does. Without a fence, ranks write no checkpoint."""
     run = RunDir(Path(config["out"]))
     run.path.mkdir(parents=True, exist_ok=True)
     write_fence(run.fence, Fence(leader="a", attempt=1))
@@ -37,12 +38,12 @@ def led(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def save_on(folder: Path, num_ranks: int, cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Run `cases` of `checkpoint_worker.py` one after the other on the same ranks."""
+    """Run `cases` of `checkpoint_worker.py` in order on the same ranks."""
     return work(folder, num_ranks, cases, worker="tests.trainer.checkpoint.checkpoint_worker")
 
 
 def tensors_of(checkpoints: Path) -> dict[str, torch.Tensor]:
-    """Weights and moments in the newest complete checkpoint, each whole."""
+    """Unsharded weights and moments of the newest complete checkpoint."""
     newest, _ = newest_complete(checkpoints)
     assert newest is not None
     reader = CheckpointReader(newest)
@@ -50,7 +51,7 @@ def tensors_of(checkpoints: Path) -> dict[str, torch.Tensor]:
 
 
 def differing(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> list[str]:
-    """Names of the tensors that are not the same bits in both, or not in both."""
+    """Names of the tensors that differ in a bit, or that only one of the two has."""
     alone = first.keys() ^ second.keys()
     return sorted(alone) + [
         name for name in first.keys() & second.keys() if not torch.equal(first[name], second[name])
@@ -67,14 +68,16 @@ def train_alone(config: dict[str, Any], env: RankEnv | None = None) -> int:
             runtime = Runtime(env=env, reporter=reporter, drills=(), stop=stop, clock=lambda: 0.0)
             return train_on(arrange(full.mesh, env), full, runtime)
     finally:
-        # It is left standing after an error, for a process that is about to end.
+        # `process_group` keeps its group after an error, because a rank ends then. This process
+        # runs further tests.
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 @contextmanager
 def listening(path: Path) -> Iterator[list[Datagram]]:
-    """What is told to an agent at `path`; read all along, for the kernel keeps only ten."""
+    """The datagrams sent to an agent at `path`. A thread receives them, because the kernel queues
+    only ten."""
     told: list[Datagram] = []
 
     def listen(agent: socket.socket) -> None:

@@ -1,9 +1,9 @@
-"""Saves, on the mesh of each case, what the trainer would begin its steps with.
+"""Saves the state with which the trainer would start its steps, on the mesh of each case.
 
-A case is `{"config": …, "to": folder}`: the state that `config` begins or goes on with is saved
-below `to`. Its answer has `step`, and for each rank `read_bytes`, what it read of safetensors, and
-`peak_bytes`, by how much the process grew at most while its weights were filled. A case without
-`to` is one of `trainer_worker.py`.
+A case is `{"config": …, "to": folder}`: the state with which `config` starts or resumes is saved
+below `to`. Its answer has `step`, and for each rank `read_bytes` (bytes read from safetensors
+files) and `peak_bytes` (largest growth of the process while its weights were filled). A case
+without `to` is a case of `training_worker.py`.
 """
 
 import ctypes
@@ -17,8 +17,8 @@ import torch.distributed as dist
 from orchestrator.contract.codec import decode
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.trainer_config import TrainingConfig
-from tests.trainer import trainer_worker
-from tests.trainer.trainer_worker import StopAfter
+from tests.trainer.launch import training_worker
+from tests.trainer.launch.training_worker import StopAfter
 from trainer import main as main_module
 from trainer.checkpoint.save import Checkpoints
 from trainer.config import complete
@@ -32,23 +32,23 @@ from trainer.rank.runtime import Runtime
 
 
 def resident_bytes(key: str) -> int:
-    """`VmRSS`, or `VmHWM`, the most that it ever was since `forget_peak`."""
+    """`VmRSS`, or `VmHWM`, which is the highest `VmRSS` since `reset_peak`."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
-def give_back_freed_memory() -> None:
-    """What former cases have freed would be used again, and no growth be seen."""
+def trim_heap() -> None:
+    """Return freed memory to the kernel. Otherwise a case reuses it and its growth is not seen."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
 
 
-def forget_peak() -> None:
+def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
 class Measured:
-    """Stands around the filling of weights."""
+    """Measures what filling the weights reads and how much memory it takes."""
 
     def __init__(self) -> None:
         self.read_bytes = 0
@@ -60,11 +60,11 @@ class Measured:
         return read
 
     def first_weights(self, *arguments: Any, **options: Any) -> None:
-        forget_peak()
+        reset_peak()
         before = resident_bytes("VmRSS")
         with mock.patch.object(weights, "read_part", self.read_part):
             weights.first_weights(*arguments, **options)
-        # It is called once more for each layer whose weights are quantised first.
+        # Called several times with quantisation, once per layer that is quantised while filling.
         self.peak_bytes = max(self.peak_bytes, resident_bytes("VmHWM") - before)
 
 
@@ -72,7 +72,7 @@ READ_PART = weights.read_part
 
 
 def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
-    return save_case(case, env) if "to" in case else trainer_worker.run_case(case, env)
+    return save_case(case, env) if "to" in case else training_worker.run_case(case, env)
 
 
 def save_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def save_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
         return 0
 
     measured = Measured()
-    give_back_freed_memory()
+    trim_heap()
     with (
         mock.patch.object(main_module, "train", save_at_once),
         mock.patch.object(building, "first_weights", measured.first_weights),

@@ -1,8 +1,8 @@
-"""Trainings during which the folder of checkpoints is in real trouble for some steps.
+"""Trainings in which saving checkpoints fails for some steps, because of a real fault of the disk.
 
-A case is `{"config": …, "trouble": name, "from": step, "until": step}`: from the end of step `from`
-to the end of step `until` the disk is as `TROUBLES[name]` says. Its answer has `code`, `error` of
-the exception that ended it, and `num_reports` and `report` of the last complete save on each rank.
+A case is `{"config": …, "fault": name, "from": step, "until": step}`: `FAULTS[name]` is active from
+the end of step `from` to the end of step `until`. Its answer has `code`, and for each rank `errors`
+(of the exception that ended it) and `reports` (of its last complete save).
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from unittest import mock
 import torch.distributed as dist
 
 from orchestrator.contract.files.env import RankEnv
-from tests.trainer import trainer_worker
+from tests.trainer.launch import training_worker
 from trainer import main as main_module
 from trainer.checkpoint.save import Checkpoints
 
 
 @contextmanager
 def file_in_place(folder: Path, rank: int) -> Iterator[None]:
-    """A file where a folder should be."""
+    """Put a file where the folder of checkpoints should be."""
     aside = folder.with_name("aside")
     if rank == 0:
         if folder.exists():
@@ -42,7 +42,7 @@ def file_in_place(folder: Path, rank: int) -> Iterator[None]:
 
 @contextmanager
 def not_permitted(folder: Path, rank: int) -> Iterator[None]:
-    """Nothing may be made in the folder, by root neither."""
+    """Make the folder read-only, also for root."""
     folder.mkdir(exist_ok=True)
     mode = folder.stat().st_mode
     folder.chmod(0o555)
@@ -61,7 +61,7 @@ class CapabilitySets(ctypes.Structure):
 
 @contextmanager
 def bound_by_permissions() -> Iterator[None]:
-    """Root's right to pass over them (CAP_DAC_OVERRIDE, bit 1) is laid down in this thread."""
+    """Drop CAP_DAC_OVERRIDE (bit 1), by which root ignores permissions, in this thread."""
     libc = ctypes.CDLL(None, use_errno=True)
     header, sets = CapabilityHeader(0x20080522, 0), CapabilitySets()
     assert libc.capget(ctypes.byref(header), ctypes.byref(sets)) == 0
@@ -75,7 +75,7 @@ def bound_by_permissions() -> Iterator[None]:
 
 @contextmanager
 def vanishing(folder: Path, rank: int) -> Iterator[None]:
-    """The folder is removed again and again, as soon as somebody writes into it."""
+    """Remove the folder again and again, as soon as a rank writes into it."""
     over = threading.Event()
 
     def remove() -> None:
@@ -94,7 +94,7 @@ def vanishing(folder: Path, rank: int) -> Iterator[None]:
 
 @contextmanager
 def too_large(folder: Path, rank: int) -> Iterator[None]:
-    """The last rank, and no other, may write files of 50 kB at most."""
+    """Limit the files of the last rank to 50 kB."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank == dist.get_world_size() - 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
@@ -103,8 +103,8 @@ def too_large(folder: Path, rank: int) -> Iterator[None]:
 
 
 @contextmanager
-def unknown(folder: Path, rank: int) -> Iterator[None]:
-    """Which attempt may write cannot be read."""
+def unreadable_fence(folder: Path, rank: int) -> Iterator[None]:
+    """Make the fence, which says which attempt may write, unreadable."""
     fence = folder.with_name("fence.json")
     aside = folder.with_name("fence.aside")
     if rank == 0:
@@ -116,20 +116,20 @@ def unknown(folder: Path, rank: int) -> Iterator[None]:
         aside.rename(fence)
 
 
-TROUBLES: dict[str, Callable[[Path, int], AbstractContextManager[None]]] = {
+FAULTS: dict[str, Callable[[Path, int], AbstractContextManager[None]]] = {
     "file in place": file_in_place,
     "not permitted": not_permitted,
     "vanishing": vanishing,
     "too large": too_large,
-    "unknown": unknown,
+    "unreadable fence": unreadable_fence,
 }
 
 
-def troubled(case: dict[str, Any], made: list[Checkpoints]) -> type[Checkpoints]:
-    trouble = contextlib.ExitStack()
+def failing(case: dict[str, Any], made: list[Checkpoints]) -> type[Checkpoints]:
+    fault = contextlib.ExitStack()
     folder = Path(case["config"]["out"]) / "checkpoints"
 
-    class Troubled(Checkpoints):
+    class FailingCheckpoints(Checkpoints):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             made.append(self)
@@ -138,22 +138,22 @@ def troubled(case: dict[str, Any], made: list[Checkpoints]) -> type[Checkpoints]
             super().after_step(step, step_s, some_failed, every)
             if step == case["from"]:
                 dist.barrier()
-                trouble.enter_context(TROUBLES[case["trouble"]](folder, self._env.rank))
+                fault.enter_context(FAULTS[case["fault"]](folder, self._env.rank))
                 dist.barrier()
             if step == case["until"]:
                 dist.barrier()
-                trouble.close()
+                fault.close()
                 dist.barrier()
 
-    return Troubled
+    return FailingCheckpoints
 
 
 def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     made: list[Checkpoints] = []
     answer: dict[str, Any] = {"code": None, "error": ""}
-    with mock.patch.object(main_module, "Checkpoints", troubled(case, made)):
+    with mock.patch.object(main_module, "Checkpoints", failing(case, made)):
         try:
-            answer["code"] = trainer_worker.run_case({"config": case["config"]}, env)["code"]
+            answer["code"] = training_worker.run_case({"config": case["config"]}, env)["code"]
         except RuntimeError as exc:
             answer["error"] = str(exc)
     told: list[Any] = [None] * env.world_size

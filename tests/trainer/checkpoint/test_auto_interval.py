@@ -1,4 +1,4 @@
-"""How rank 0 reckons the interval between saves of `checkpoint.every: auto`."""
+"""How rank 0 computes the interval between saves of `checkpoint.every: auto`."""
 
 import json
 
@@ -17,7 +17,7 @@ def pace(hosts: int = 2048, **exposure: float) -> AutoInterval:
 
 
 def test_the_interval_follows_from_the_time_that_a_save_stops_training() -> None:
-    """16,384 ranks break every 1.8 h: with 10 s for a save, about sqrt(2 x 10 x 6,490) = 360 s."""
+    """16,384 ranks fail every 1.8 h. With 10 s per save: about sqrt(2 x 10 x 6,490) = 360 s."""
     proposal = pace().propose(100, 10.0, 20.0, [], [5.0, 5.0, 5.1])
     assert proposal is not None
     assert proposal.every == pytest.approx(360 / 5, rel=0.05)
@@ -25,7 +25,7 @@ def test_the_interval_follows_from_the_time_that_a_save_stops_training() -> None
     assert "one failure per 1.8 h is expected (failures so far: 0)" in proposal.why
 
 
-def test_steps_that_are_slower_beside_a_save_are_part_of_its_cost() -> None:
+def test_the_slowdown_of_steps_during_a_save_is_part_of_its_cost() -> None:
     fast = pace().propose(1, 1.0, 20.0, [5.0, 5.0], [5.0])
     slow = pace().propose(1, 1.0, 20.0, [9.0, 10.0], [5.0])
     assert fast is not None
@@ -33,7 +33,7 @@ def test_steps_that_are_slower_beside_a_save_are_part_of_its_cost() -> None:
     assert slow.every == pytest.approx(fast.every * 10**0.5, rel=0.05)
 
 
-def test_a_job_that_broke_often_saves_more_often_than_one_that_did_not() -> None:
+def test_a_job_that_failed_often_saves_more_often() -> None:
     often = pace(failures=15, observed_s=36_000.0).propose(1, 10.0, 20.0, [], [1.0])
     seldom = pace(failures=0, observed_s=36_000.0).propose(1, 10.0, 20.0, [], [1.0])
     assert often is not None
@@ -41,7 +41,7 @@ def test_a_job_that_broke_often_saves_more_often_than_one_that_did_not() -> None
     assert 2 * often.every < seldom.every
 
 
-def test_the_interval_stays_within_its_bounds_and_names_them() -> None:
+def test_the_interval_stays_within_its_bounds_and_the_reason_names_them() -> None:
     dear = pace().propose(1, 600.0, 700.0, [], [1.0])
     assert dear is not None
     assert dear.every == 5400

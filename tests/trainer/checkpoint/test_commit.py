@@ -1,4 +1,4 @@
-"""Completing and removing checkpoints, on plain files."""
+"""Completing and removing checkpoints, with plain files."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_a_committed_checkpoint_is_complete(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("found", [None, "shar"])
 def test_missing_or_changed_files_are_never_committed(tmp_path: Path, found: str | None) -> None:
-    """As when a rank wrote to a disk that rank 0 does not see."""
+    """For example, a rank wrote to a disk that rank 0 does not see."""
     partial = tmp_path / partial_name(5, 1)
     partial.mkdir()
     if found is not None:
@@ -89,7 +89,7 @@ def test_one_checkpoint_per_keep_interval_is_kept_for_ever(tmp_path: Path) -> No
 
 
 def test_a_job_resumed_from_an_older_step_keeps_its_own_checkpoints(tmp_path: Path) -> None:
-    """Steps 80 and 90 were found damaged: they must not push the new ones out."""
+    """The checkpoints of steps 80 and 90 are damaged. They must not count as the newest."""
     for step in (10, 80, 90, 20, 30):
         save(tmp_path, step)
     remove_old(tmp_path, 30, CheckpointSpec(keep=2))

@@ -1,4 +1,4 @@
-"""Weights are the same bits on every mesh: fresh ones, ones read from files, and saved ones."""
+"""Weights are bitwise equal on every mesh: initial ones, ones read from files, and saved ones."""
 
 import shutil
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.trainer.checkpoint.checkpoint_launch import differing, save_on, tensors_of
-from tests.trainer.trainer_launch import LLAMA, QWEN3, tiny
+from tests.trainer.launch.tiny_runs import LLAMA, QWEN3, tiny
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("meshes")]
 
 MODELS = ("llama", "qwen3")
 MESHES: Mapping[str, tuple[int, dict[str, Any]]] = {
-    # Name: ranks, mesh. Each run resumes from the checkpoint of the run above it.
+    # Name: (ranks, mesh). Each run resumes from the checkpoint of the run above it.
     "shard2": (2, {"dp_shard": 2}),
     "tp2": (2, {"tp": 2}),
     "replicate2": (2, {"dp_replicate": 2, "dp_shard": 1}),
@@ -28,18 +28,18 @@ MESHES: Mapping[str, tuple[int, dict[str, Any]]] = {
     "alone": (1, {}),
 }
 BIG: dict[str, Any] = {**LLAMA, "hidden_size": 512, "intermediate_size": 2048, "vocab_size": 8192}
-"""84 MB, so that what filling it takes is seen beside all else that a process does."""
+"""84 MB, so that the memory to fill it stands out from all other memory of a process."""
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What every mesh has saved, by its name and the model's."""
+    """The checkpoints of every mesh. `answers` are keyed by mesh and kind of state."""
 
     folder: Path
     answers: Mapping[tuple[str, str], dict[str, Any]]
 
     def tensors(self, kind: str, mesh: str) -> dict[str, torch.Tensor]:
-        return tensors_of(place(self.folder, kind, mesh) / "checkpoints")
+        return tensors_of(folder_of(self.folder, kind, mesh) / "checkpoints")
 
     def source(self, kind: str) -> dict[str, torch.Tensor]:
         tensors: dict[str, torch.Tensor] = {}
@@ -49,13 +49,13 @@ class Saved:
         return tensors
 
 
-def place(folder: Path, kind: str, mesh: str) -> Path:
+def folder_of(folder: Path, kind: str, mesh: str) -> Path:
     return folder / f"{kind} on {mesh}"
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    """One launch for each number of ranks, with all that is asked of the ranks in it."""
+    """Run all cases, with one launch for each number of ranks."""
     folder = tmp_path_factory.mktemp("meshes")
     for kind, values in (("files-llama", LLAMA), ("files-qwen3", QWEN3), ("big", BIG)):
         torch.manual_seed(1)
@@ -70,29 +70,33 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
                 config = tiny(folder / f"moved-{model} on trained", model=model, parallel=parallel)
                 cases["trained", model] = {"config": config, "stop_after": 3}
             config = tiny(folder / "unused", model=model, parallel=parallel, micro=1)
-            config["out"] = str(place(folder, f"moved-{model}", before[model]))
+            config["out"] = str(folder_of(folder, f"moved-{model}", before[model]))
             before[model] = mesh
-            cases[mesh, f"moved-{model}"] = saving(config, place(folder, f"moved-{model}", mesh))
+            cases[mesh, f"moved-{model}"] = saving(
+                config, folder_of(folder, f"moved-{model}", mesh)
+            )
             config = {**config, "out": str(folder / "nothing")}
-            cases[mesh, f"fresh-{model}"] = saving(config, place(folder, f"fresh-{model}", mesh))
+            cases[mesh, f"fresh-{model}"] = saving(
+                config, folder_of(folder, f"fresh-{model}", mesh)
+            )
             read = {**config, "model": {"path": str(folder / f"files-{model}")}}
             read["model"]["weights"] = read["model"]["path"]
-            cases[mesh, f"files-{model}"] = saving(read, place(folder, f"files-{model}", mesh))
+            cases[mesh, f"files-{model}"] = saving(read, folder_of(folder, f"files-{model}", mesh))
         if mesh in ("shard2", "tp2"):
             big = {**config, "model": {"path": str(folder / "big"), "weights": str(folder / "big")}}
-            cases[mesh, "big"] = saving(big, place(folder, "big", mesh))
+            cases[mesh, "big"] = saving(big, folder_of(folder, "big", mesh))
     answers: dict[tuple[str, str], dict[str, Any]] = {}
     for num_ranks, cases in wanted.items():
         if num_ranks == 4:
-            beside = place(folder, "moved-llama", "tp2"), place(folder, "damaged", "tp2")
+            beside = folder_of(folder, "moved-llama", "tp2"), folder_of(folder, "damaged", "tp2")
             config = damaged_copy(*beside, cases["shard4", "moved-llama"]["config"])
-            cases["shard4", "damaged"] = saving(config, place(folder, "damaged", "shard4"))
+            cases["shard4", "damaged"] = saving(config, folder_of(folder, "damaged", "shard4"))
         answers |= zip(cases, save_on(folder, num_ranks, list(cases.values())), strict=True)
     return Saved(folder, answers)
 
 
 def damaged_copy(source: Path, to: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """A run that has the checkpoint of `source`, and a newer one with a bit flipped."""
+    """A run with the checkpoint of `source` and a newer copy of it in which one bit is flipped."""
     for step in (3, 4):
         shutil.copytree(source / "checkpoints" / "step-3", to / "checkpoints" / f"step-{step}")
     shard = to / "checkpoints" / "step-4" / "__1_0.distcp"
@@ -107,7 +111,7 @@ def saving(config: dict[str, Any], to: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_no_bit_of_a_checkpoint_changes_from_mesh_to_mesh(saved: Saved, model: str) -> None:
+def test_a_checkpoint_stays_bitwise_equal_from_mesh_to_mesh(saved: Saved, model: str) -> None:
     expected = saved.tensors(f"moved-{model}", "trained")
     assert expected["optimizer.model.norm.weight.step"] == 3
     assert any(name.endswith("exp_avg_sq") and value.any() for name, value in expected.items())
@@ -116,7 +120,7 @@ def test_no_bit_of_a_checkpoint_changes_from_mesh_to_mesh(saved: Saved, model: s
         assert not differing(saved.tensors(f"moved-{model}", mesh), expected), mesh
 
 
-def test_a_checkpoint_that_one_rank_finds_damaged_is_skipped_by_all(saved: Saved) -> None:
+def test_all_ranks_skip_a_checkpoint_that_one_rank_finds_damaged(saved: Saved) -> None:
     assert saved.answers["shard4", "damaged"]["step"] == 3
     log = (saved.folder / "ranks-4.log").read_text()
     assert "not using checkpoint step-4: __1_0.distcp has another checksum" in log
@@ -145,5 +149,5 @@ def test_no_rank_reads_or_holds_the_whole_model(saved: Saved, mesh: str) -> None
     whole = sum(value.nbytes for value in saved.source("big").values())
     answer = saved.answers[mesh, "big"]
     assert all(read <= 0.51 * whole for read in answer["read_bytes"]), answer
-    # Its own half, and the file that is just being read.
+    # A rank holds its half of the model and the file that it is reading.
     assert all(0.4 * whole <= peak <= 0.75 * whole for peak in answer["peak_bytes"]), answer

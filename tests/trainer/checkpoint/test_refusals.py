@@ -1,4 +1,4 @@
-"""Which checkpoints belong to another run, and how that is told."""
+"""Checkpoints of another model, optimizer or data stream are refused, with the differences."""
 
 from pathlib import Path
 
@@ -73,6 +73,6 @@ def test_another_stream_of_samples_is_refused_with_each_key() -> None:
         check_stream(FOLDER, STREAM, other)
 
 
-def test_progress_is_read_back() -> None:
+def test_progress_is_stored_and_read() -> None:
     progress = Progress(step=5, stream=STREAM, origin=Origin(config={"a": 1}, tokenizer="t"))
     assert Progress.from_json(progress.to_json()) == progress

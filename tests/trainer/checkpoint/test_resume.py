@@ -1,4 +1,4 @@
-"""A run that resumes from a checkpoint computes the same as a run that was never stopped."""
+"""A run that resumes from a checkpoint computes the same losses as a run that never stopped."""
 
 import json
 import signal
@@ -22,8 +22,8 @@ from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.messages.events import CheckpointSaved, DrillHappened, TrainingResumed
 from orchestrator.contract.messages.rank_messages import Beat, RankRaised
 from orchestrator.errors import TrainingError
-from tests.trainer.checkpoint.checkpoint_launch import led, listening, train_alone
-from tests.trainer.trainer_launch import (
+from tests.trainer.checkpoint.checkpoint_launch import listening, train_alone, with_fence
+from tests.trainer.launch.tiny_runs import (
     LIMIT_S,
     finish,
     losses_of,
@@ -45,7 +45,7 @@ def copies_of(out: Path, **changes: Any) -> dict[str, Any]:
     return tiny(out, **{**SHARDED, **changes})
 
 
-def test_a_run_that_was_asked_to_leave_resumes_bitwise_equal(tmp_path: Path) -> None:
+def test_a_run_that_was_asked_to_stop_resumes_bitwise_equal(tmp_path: Path) -> None:
     whole = tiny(tmp_path / "whole", **SHARDED)
     background = tiny(tmp_path / "background", **SHARDED, checkpoint={"every_steps": 2})
     parts = tiny(tmp_path / "parts", **SHARDED, checkpoint={"every_steps": 3, "async": False})
@@ -99,13 +99,13 @@ def write(path: Path, config: dict[str, Any]) -> Path:
     return path
 
 
-def test_a_killed_rank_costs_nothing_but_the_steps_since_the_checkpoint(tmp_path: Path) -> None:
-    """Through torchrun, with an agent's socket listening."""
+def test_after_a_killed_rank_only_steps_since_the_checkpoint_are_repeated(tmp_path: Path) -> None:
+    """Under torchrun, with the socket of an agent."""
     drill = [{"id": 7, "fault": "kill", "target": "rank", "index": 1, "step": 6}]
     whole = tiny(tmp_path / "whole", **SHARDED)
     config = tiny(tmp_path / "killed", **SHARDED, checkpoint={"every_steps": 2, "async": False})
-    led(config)
-    led(whole)
+    with_fence(config)
+    with_fence(whole)
     env = {"NDCTL_HEARTBEAT_SOCKET": str(tmp_path / "agent")}
     with listening(tmp_path / "agent") as told:
         work(tmp_path, 2, [{"config": whole}])
@@ -122,7 +122,7 @@ def test_a_killed_rank_costs_nothing_but_the_steps_since_the_checkpoint(tmp_path
 
 
 def check_beats(beats: list[Beat]) -> bool:
-    """The second attempt of a rank: from the start, through the steps and saves, to the end."""
+    """Assert the phases of a rank's second attempt: start, steps and saves, end."""
     phases = [(beat.phase, beat.step) for beat in beats if beat.loss is None]
     assert phases[:2] == [("init", 0), ("train", 4)]
     assert [step for phase, step in phases if phase == "checkpoint"] == [6, 8]
@@ -145,7 +145,7 @@ def torchrun(config: Path, **env: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_sigterm_leaves_with_a_checkpoint_and_sigusr2_shows_stacks(tmp_path: Path) -> None:
+def test_sigterm_saves_a_checkpoint_and_sigusr2_writes_stacks(tmp_path: Path) -> None:
     config = tiny(tmp_path / "out", parallel={"dp_shard": 2}, steps=100_000)
     ranks = train(config, 2, NDCTL_TRACE_DIR=str(tmp_path / "traces"))
     metrics = tmp_path / "out" / "metrics.jsonl"
@@ -162,11 +162,11 @@ def test_sigterm_leaves_with_a_checkpoint_and_sigusr2_shows_stacks(tmp_path: Pat
     assert "in train" in (tmp_path / "traces" / "rank-0.stacks").read_text()
 
 
-def test_a_raising_rank_tells_its_agent_why(tmp_path: Path) -> None:
+def test_a_rank_reports_its_exception_to_its_agent(tmp_path: Path) -> None:
     drill = [{"id": 1, "fault": "raise", "target": "rank", "index": 0, "step": 2}]
     env = {"NDCTL_HEARTBEAT_SOCKET": str(tmp_path / "agent"), "NDCTL_DRILLS": json.dumps(drill)}
     with listening(tmp_path / "agent") as told:
-        ranks = train(led(tiny(tmp_path / "out")), 1, **env)
+        ranks = train(with_fence(tiny(tmp_path / "out")), 1, **env)
         assert finish(ranks) == [exit_codes.FAILED]
     assert "RuntimeError: drill raise:rank=0@step=2" in ranks[0].output
     raised = told[-1]

@@ -5,7 +5,7 @@ from trainer.checkpoint.schedule import Schedule
 
 
 def saves(every: int, steps: int, failing: Container[int]) -> list[int]:
-    """Steps at which a save is begun, when those of `failing` fail at once."""
+    """Steps at which a save starts, if the saves at the `failing` steps fail at once."""
     schedule, begun = Schedule(every), []
     for step in range(1, steps + 1):
         if schedule.due(step):
@@ -24,7 +24,7 @@ def test_a_failed_save_is_retried_after_1_2_4_steps_until_the_next_regular_one()
     assert saves(10, 21, failing=range(10, 20)) == [10, 11, 13, 17, 20]
 
 
-def test_a_retry_that_succeeds_is_the_last() -> None:
+def test_no_retry_follows_a_successful_one() -> None:
     assert saves(10, 20, failing=(10, 11)) == [10, 11, 13, 20]
 
 
@@ -36,7 +36,7 @@ def test_a_save_of_every_step_needs_no_retry() -> None:
     assert saves(1, 4, failing=(2,)) == [1, 2, 3, 4]
 
 
-def test_a_failure_known_late_is_retried_from_then_on() -> None:
+def test_a_failure_that_is_known_late_is_retried_from_that_step() -> None:
     schedule = Schedule(10).begun(10).failed(13)
     assert [step for step in range(13, 20) if schedule.due(step)] == [14]
 

@@ -1,4 +1,4 @@
-"""What a save learns of its files: checksums, and the disk's own words when it fails."""
+"""Checksums of saved files, and the error of the disk when a write fails."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
 from orchestrator.contract.files.checkpoint_names import checksum
-from tests.trainer.trainer_launch import ROOT
+from tests.trainer.launch.tiny_runs import ROOT
 from trainer.checkpoint.commit import Written
 from trainer.checkpoint.writer import WatchedFiles, why_of
 
@@ -48,8 +48,8 @@ def test_a_files_checksum_is_computed_from_the_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 1_000_000])
-def test_a_full_disk_is_remembered_with_the_path(size: int) -> None:
-    """torch swallows what a write raises, and tells of something else later."""
+def test_the_error_of_a_full_disk_is_kept_with_its_path(size: int) -> None:
+    """torch hides the exception of a write and raises another one later."""
     files = WatchedFiles()
     with (
         pytest.raises(OSError, match="No space left"),
@@ -63,7 +63,7 @@ def test_a_full_disk_is_remembered_with_the_path(size: int) -> None:
 
 @pytest.mark.process
 def test_a_full_disk_is_reported_and_the_previous_checkpoint_stays(tmp_path: Path) -> None:
-    """On a real file system of 1 MiB; the second checkpoint does not fit beside the first."""
+    """On a real file system of 1 MiB, which is too small for a second checkpoint."""
     mount = f"mount -t tmpfs -o size=1m none {tmp_path} && exec "
     inside = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
     tried = subprocess.run([*inside, f"{mount} true"], capture_output=True, check=False)
@@ -81,7 +81,7 @@ def test_a_full_disk_is_reported_and_the_previous_checkpoint_stays(tmp_path: Pat
     shard = tmp_path / "step-2.partial-1" / "__0_0.distcp"
     assert second.startswith(f"rank 0: No space left on device: {shard} (")
     assert second.endswith(" of 1.0 MiB free)")
-    # What was written of the second is gone, for it is what filled the disk.
+    # The partial second checkpoint is removed, because it filled the disk.
     assert left == "step-1 ['step-1']"
 
 

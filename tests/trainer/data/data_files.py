@@ -1,4 +1,4 @@
-"""Small data for the tests: files, tokenizers and what they are packed to."""
+"""Small data for tests: text files, tokenizers and token files."""
 
 import json
 from collections.abc import Iterable
@@ -13,12 +13,12 @@ from trainer.data.sequences import Sequences, TokenRow, num_sequences
 from trainer.data.tokens import TokenFile
 
 
-def nobody(progress: Progress) -> None:
-    """Is told and does nothing."""
+def ignore_progress(progress: Progress) -> None:
+    """A callback for progress that does nothing."""
 
 
 def write_texts(folder: Path, *texts: str | bytes) -> str:
-    """A file each; returns their glob."""
+    """Write each text into a file; the glob of all files."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, text in enumerate(texts):
         data = text.encode() if isinstance(text, str) else text
@@ -37,7 +37,7 @@ def packed(
 ) -> TokenFile:
     found = find(files, "auto", "data.files")
     packing = packing_of(found, columns or Columns("text"), tokenizer or Bytes())
-    pack(packing, out, nobody)
+    pack(packing, out, ignore_progress)
     return TokenFile(str(out))
 
 
@@ -47,12 +47,12 @@ def sequences(files: list[TokenFile], length: int = 8) -> Sequences:
 
 
 def text_of(file: TokenFile) -> bytes:
-    """All tokens of a file of bytes."""
+    """All text of a token file of the byte tokenizer."""
     return bytes(file.tokens(0, file.header.num_tokens).tolist())
 
 
 def save_tokenizer(folder: Path, words: Iterable[str], end: str | None = "<end>") -> str:
-    """A Hugging Face tokenizer that knows `words`; returns its folder."""
+    """Save a Hugging Face tokenizer with the vocabulary `words`; its folder."""
     from tokenizers import Tokenizer as Backend
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -64,7 +64,7 @@ def save_tokenizer(folder: Path, words: Iterable[str], end: str | None = "<end>"
     backend = Backend(WordLevel(vocabulary, unk_token="<unknown>"))
     backend.pre_tokenizer = WhitespaceSplit()
     if end:
-        # As many do, it would end every text by itself.
+        # Many tokenizers append the end token to every text, so this one does too.
         backend.post_processor = TemplateProcessing(
             single=f"$A {end}", special_tokens=[(end, vocabulary[end])]
         )

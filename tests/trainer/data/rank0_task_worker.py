@@ -1,6 +1,6 @@
-"""What ranks do together at the start, on real ranks.
+"""The tasks that ranks do together at the start of a training, on real ranks.
 
-Rank r finds in `folder`/r what its host would have.
+`folder`/r has the files of the host of rank r.
 """
 
 import threading
@@ -29,17 +29,17 @@ class Beats:
         self.phases.append(phase)
 
 
-def work_and_pause(beats: Beats, say: OnProgress) -> str:
-    """Three words of progress, each of which a meeting sees, then a silence, then the answer."""
+def work_and_pause(beats: Beats, report: OnProgress) -> str:
+    """Report progress three times, wait for a beat each time, then pause, then answer."""
     for number in range(1, 4):
-        say(Progress(number / 3, number))
+        report(Progress(number / 3, number))
         while len(beats.phases) < number:
             threading.Event().wait(0.01)
     threading.Event().wait(5 * POLL_S)
     return "done"
 
 
-def refuse(say: OnProgress) -> str:
+def refuse(report: OnProgress) -> str:
     raise TrainingError("no data", fix="give some")
 
 
@@ -52,7 +52,7 @@ def message_of(act: Any) -> str:
 
 
 def run_case(case: dict[str, Any], env: RankEnv) -> list[dict[str, Any]]:
-    """What each rank saw."""
+    """Run the tasks; the results of each rank."""
     folder = Path(case["folder"])
     rank0_task.POLL_S = POLL_S
     beats: Any = Beats()
@@ -68,6 +68,6 @@ def run_case(case: dict[str, Any], env: RankEnv) -> list[dict[str, Any]]:
             lambda: on_all_ranks(lambda: read_header(here if env.rank == 0 else "nowhere"))
         ),
     }
-    everybody: list[Any] = [None] * env.world_size
-    dist.all_gather_object(everybody, seen)
-    return everybody
+    results: list[Any] = [None] * env.world_size
+    dist.all_gather_object(results, seen)
+    return results

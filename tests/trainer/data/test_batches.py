@@ -1,4 +1,4 @@
-"""A step reads the same sequences on every mesh; the mesh only distributes them."""
+"""A step reads the same sequences on every mesh. The mesh only decides which rank reads which."""
 
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def test_every_mesh_reads_the_same_samples_in_a_step(
     assert read(1, 1, 16) != read(2, 1, 16)
 
 
-def test_a_rank_reads_its_tokens_and_the_ones_after_them(train: Sequences) -> None:
+def test_a_rank_reads_its_tokens_and_the_next_token_of_each(train: Sequences) -> None:
     whole = rows_of(batches_of(train).of_step(1))
     part = rows_of(batches_of(train, positions_T=torch.tensor([1, 2, 6])).of_step(1))
     for (inputs, labels), (some_inputs, some_labels) in zip(whole, part, strict=True):
@@ -75,11 +75,11 @@ def test_a_rank_reads_its_tokens_and_the_ones_after_them(train: Sequences) -> No
         assert some_labels == [labels[1], labels[2], labels[6]] == [inputs[2], inputs[3], inputs[7]]
 
 
-def test_one_rank_of_those_that_read_the_same_records_it(train: Sequences) -> None:
+def test_of_ranks_that_read_the_same_data_one_records_it(train: Sequences) -> None:
     assert batches_of(train, counts_in_ledger=False).read_step(1).read == NOTHING
 
 
-def test_prompts_come_as_labels_that_are_not_learned(tmp_path: Path) -> None:
+def test_labels_of_prompts_are_not_learned(tmp_path: Path) -> None:
     rows = [{"q": "ask", "a": "say"} for _ in range(20)]
     file = packed(write_rows(tmp_path / "a.jsonl", rows), tmp_path / "x.tokens", Columns("a", "q"))
     micro = batches_of(sequences([file]), global_batch_size=2).of_step(1)[0]

@@ -1,4 +1,4 @@
-"""The sample ledger, and the check that finds what is wrong with one."""
+"""The sample ledger, and the check that finds the first mistake in one."""
 
 import json
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def start(**changes: Any) -> Start:
 
 
 def read(step: int, ranks: int = 1, seed: int = SEED, skipped: tuple[Window, ...] = ()) -> Sums:
-    """What `ranks` ranks read in `step`, added up as they do: in float64."""
+    """The sums of the samples of `step`, added up over `ranks` ranks in float64 as ranks do."""
     total, batch = np.zeros(3), batch_of(step, skipped)
     for rank in range(ranks):
         positions = np.arange((batch - 1) * SIZE + rank, batch * SIZE, ranks, dtype=np.uint64)
@@ -53,7 +53,8 @@ def check(path: Path, saved: int = 0) -> Mistake | None:
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
-    """Steps 1-5 on one rank; then from step 4 on, as after a crash, on two and on three."""
+    """Steps 1-5 on one rank; then, as after crashes, from step 4 on two ranks and from 8 on
+    three."""
     path = tmp_path / "samples.jsonl"
     write(path, 1, range(1, 6))
     write(path, 2, range(4, 8), ranks=2)
@@ -61,7 +62,7 @@ def ledger(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_run_with_restarts_on_other_meshes_is_proven(ledger: Path) -> None:
+def test_a_run_with_restarts_on_other_meshes_passes_the_check(ledger: Path) -> None:
     standing = replay(ledger.read_text().splitlines())
     assert standing is not None
     assert (standing.steps, standing.starts) == (10, 3)
@@ -79,12 +80,12 @@ def test_sums_of_many_ranks_are_exact() -> None:
     total = np.zeros(3)
     for _ in range(1 << 15):
         total += largest
-    # 2**15 times -1, modulo 2**32.
+    # 2**15 * -1, modulo 2**32.
     assert Sums(*total.tolist()).hash == f"{2**32 - 2**15:08x}" * 2
 
 
 def change(path: Path, number: int, edit: Callable[[Values], Values | None]) -> None:
-    """Edit line `number`, counted from 0; None takes it out."""
+    """Edit line `number`, counted from 0. An `edit` that returns None removes the line."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     edited = [edit(line) if n == number else line for n, line in enumerate(lines)]
     path.write_text("".join(json.dumps(line) + "\n" for line in edited if line is not None))
@@ -147,7 +148,7 @@ def test_a_line_cut_off_by_a_crash_counts_only_if_its_step_does(ledger: Path) ->
     assert check(ledger) == Mistake(13, "the ledger has no line for it")
 
 
-def test_a_ledger_without_steps_proves_nothing(tmp_path: Path) -> None:
+def test_a_ledger_without_steps_is_not_accepted(tmp_path: Path) -> None:
     assert replay(["", "no json", "[1]", '{"step": 1}']) is None
     standing = replay([json.dumps({**Values(attempt=1), **VALUES})])
     assert standing is not None
@@ -157,9 +158,7 @@ def test_a_ledger_without_steps_proves_nothing(tmp_path: Path) -> None:
 VALUES: Values = {"seed": 0, "num_samples": 1, "global_batch_size": 1, "data": ""}
 
 
-def test_long_ledgers_are_checked_a_part_at_a_time(
-    ledger: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_ledgers_are_checked_in_parts(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_check, "CHECKED_AT_ONCE", 3 * SIZE)
     assert check(ledger) is None
     change(ledger, 14, another_hash)
@@ -174,14 +173,14 @@ BOTH = (*WINDOW, Window(first=13, last=14))
 
 @pytest.fixture
 def rolled_back(ledger: Path) -> Path:
-    """Then steps 7-10 went astray: back to the checkpoint of 6, and on with what comes after them;
-    and once more, from step 9 on."""
+    """`ledger` after two rollbacks: steps 7-10 diverged, so the run resumed from the checkpoint of
+    step 6 and skipped their batches. It did the same again from step 9 on."""
     write(ledger, 4, range(7, 10), skipped=WINDOW)
     write(ledger, 5, range(9, 13), skipped=BOTH)
     return ledger
 
 
-def test_data_skipped_on_purpose_is_proven_and_named(rolled_back: Path) -> None:
+def test_skipped_windows_pass_the_check_and_are_named(rolled_back: Path) -> None:
     standing = replay(rolled_back.read_text().splitlines())
     assert standing is not None
     assert first_mistake(standing, saved=12) is None

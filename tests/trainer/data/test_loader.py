@@ -1,4 +1,4 @@
-"""The loader: the same micro batches, earlier."""
+"""The loader prefetches micro batches without changing them."""
 
 import os
 import threading
@@ -31,7 +31,8 @@ def test_any_step_can_be_read_and_equals_that_of_the_batches(batches: Batches) -
 
 
 class Watched:
-    """Batches that are read when the gate is open, and remember which steps were."""
+    """Batches that can be read only while the gate is open. They record the steps that were
+    read."""
 
     def __init__(self, batches: Batches) -> None:
         self.batches = batches
@@ -49,7 +50,7 @@ class Watched:
         return found
 
 
-def until(steps: list[int], num: int) -> None:
+def wait_for(steps: list[int], num: int) -> None:
     """Wait until there are `num` steps in `steps`."""
     deadline = time.monotonic() + WAIT_S
     while len(steps) < num:
@@ -61,16 +62,16 @@ def test_a_step_that_takes_longer_than_reading_does_not_wait(batches: Batches) -
     watched = Watched(batches)
     watched.gate.clear()
 
-    def clock() -> float:
-        """A second for each step that has been read; none is before the first look."""
+    def one_second_per_read() -> float:
+        """A clock that advances by one second for each step that was read."""
         now = float(len(watched.read))
         watched.gate.set()
         return now
 
-    with Loader(watched, clock=clock) as loader:  # type: ignore[arg-type]
+    with Loader(watched, clock=one_second_per_read) as loader:  # type: ignore[arg-type]
         loader.of_step(1)
         assert loader.wait_s >= 1
-        until(watched.read, 3)
+        wait_for(watched.read, 3)
         loader.of_step(2)
         assert loader.wait_s == 0
 
@@ -80,7 +81,7 @@ def test_the_number_of_prefetched_steps_is_limited(batches: Batches) -> None:
     with Loader(watched, depth=3) as loader:  # type: ignore[arg-type]
         for step in (1, 2):
             loader.of_step(step)
-            until(watched.begun, step + 3)
+            wait_for(watched.begun, step + 3)
             threading.Event().wait(0.05)
             assert watched.begun == [*range(1, step + 4)]
 

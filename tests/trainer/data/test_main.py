@@ -1,4 +1,4 @@
-"""`python -m trainer.data`, in this process and as a process of its own."""
+"""`python -m trainer.data`, in this process and as a separate process."""
 
 import io
 import json
@@ -85,7 +85,7 @@ def test_a_terminal_shows_progress_in_one_line() -> None:
 
 @pytest.mark.process
 def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
-    """A limit on the size of files stands in for the disk: writing fails in the same way."""
+    """A limit on file size replaces a full disk: a write fails in the same way."""
     files = write_texts(tmp_path / "texts", "x" * (1 << 20))
     out = tmp_path / "out" / "x.tokens"
     ended = subprocess.run(
@@ -121,7 +121,7 @@ def test_a_terminated_pack_removes_its_unfinished_file(
     assert [*out.parent.iterdir()] == []
 
 
-def test_ledger_says_that_all_is_well_or_which_step_is_wrong(tmp_path: Path) -> None:
+def test_ledger_reports_success_or_the_wrong_step(tmp_path: Path) -> None:
     ledger = tmp_path / "samples.jsonl"
     write(ledger, 1, range(1, 6))
     code, said, _ = run("ledger", str(tmp_path))
@@ -144,7 +144,7 @@ def test_ledger_reads_the_last_step_from_checkpoints(tmp_path: Path) -> None:
     )
 
 
-def test_ledger_refuses_a_folder_without_one(tmp_path: Path) -> None:
+def test_ledger_refuses_a_folder_without_a_ledger(tmp_path: Path) -> None:
     code, _, said = run("ledger", str(tmp_path))
     assert (code, f"failed to read {tmp_path / 'samples.jsonl'}: No such file" in said) == (
         exit_codes.REFUSED,

@@ -1,4 +1,4 @@
-"""What the first rank prepares, and what it refuses."""
+"""Rank 0 prepares token files, and refuses data that cannot be used."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,13 @@ import pytest
 
 from orchestrator.contract.spec.data_spec import DataSpec, ValidationSpec
 from orchestrator.errors import TrainingError
-from tests.trainer.data.data_files import nobody, packed, save_tokenizer, write_rows, write_texts
+from tests.trainer.data.data_files import (
+    ignore_progress,
+    packed,
+    save_tokenizer,
+    write_rows,
+    write_texts,
+)
 from trainer.data.open_data import Prepared, prepare, shares
 from trainer.data.packing.tokenizer import open_tokenizer
 
@@ -18,7 +24,7 @@ def spec_of(files: str, validation: dict[str, Any] | None = None, **more: Any) -
 
 
 def prepared(spec: DataSpec, tokens: Path) -> Prepared:
-    return prepare(spec, tokens, lambda num_tokens: None, nobody)
+    return prepare(spec, tokens, lambda num_tokens: None, ignore_progress)
 
 
 def test_data_without_tokens_is_packed_into_token_files(tmp_path: Path) -> None:
@@ -79,10 +85,10 @@ def test_a_vocabulary_that_is_too_small_is_refused_before_packing(tmp_path: Path
 
     rows = write_rows(tmp_path / "a.jsonl", ["not a row"])
     with pytest.raises(TrainingError, match="too many: 256"):
-        prepare(spec_of(rows), tmp_path / "tokens", check, nobody)
+        prepare(spec_of(rows), tmp_path / "tokens", check, ignore_progress)
     packed(write_texts(tmp_path / "texts", "abc"), tmp_path / "a.tokens")
     with pytest.raises(TrainingError, match="too many: 256"):
-        prepare(spec_of(str(tmp_path / "a.tokens")), tmp_path / "tokens", check, nobody)
+        prepare(spec_of(str(tmp_path / "a.tokens")), tmp_path / "tokens", check, ignore_progress)
 
 
 def test_token_files_of_other_tokenizers_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a step reads is a function of seed and position."""
+"""The sample at a position of the training is a function of the seed and the position."""
 
 import numpy as np
 from hypothesis import given
@@ -42,7 +42,7 @@ def test_many_positions_at_once_give_the_same_samples(
     assert found.tolist() == [sample_at(p, num_samples, seed) for p in positions]
 
 
-def test_the_order_of_samples_never_changes() -> None:
-    """A run that goes on under a newer version must not read its data in another order."""
+def test_the_order_of_samples_is_the_same_in_every_version() -> None:
+    """A run that resumes with a newer version must read its data in the same order."""
     found = [sample_at(p, 1000, 7) for p in (0, 1, 999, 1000, 123456)]
     assert found == [825, 424, 6, 203, 812]

@@ -1,11 +1,11 @@
-"""Ranks wait for each other at the start, and fail together."""
+"""Ranks wait for a task of rank 0 at the start. If one rank fails, all fail."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.trainer.data.data_files import packed, write_texts
-from tests.trainer.trainer_launch import work
+from tests.trainer.launch.tiny_runs import work
 
 
 @pytest.mark.process
@@ -18,7 +18,7 @@ def test_ranks_wait_for_the_first_and_fail_together(tmp_path: Path) -> None:
     (seen,) = work(tmp_path, 2, [{"folder": str(tmp_path)}], worker=worker)
     assert seen[0] == seen[1]
     assert seen[0]["answer"] == "done"
-    # One for each word of progress, and none in the silence.
+    # One beat for each report of progress, and none during the pause.
     assert seen[0]["beats"] == ["init"] * 3
     assert seen[0]["refused"] == "no data"
     assert seen[0]["same"] == ""

@@ -1,4 +1,4 @@
-"""How a row of tokens is cut into sequences."""
+"""How a stream of tokens is cut into sequences."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from trainer.data.sequences import Sequences, fingerprint, num_held_out, num_seq
 from trainer.loss import NOT_LEARNED
 
 
-def test_a_sequence_runs_on_over_documents_and_files(tmp_path: Path) -> None:
+def test_a_sequence_continues_over_documents_and_files(tmp_path: Path) -> None:
     first = packed(write_texts(tmp_path / "a", "abcde", "fgh"), tmp_path / "a.tokens")
     second = packed(write_texts(tmp_path / "b", "klm", "nopqrstu"), tmp_path / "b.tokens")
     cut = sequences([first, second])
-    assert cut.num == 2  # 23 tokens: a third sequence would take 25
+    assert cut.num == 2  # 23 tokens: a third sequence needs 25
     inputs, labels = cut.read(0)
     assert bytes(inputs.tolist()) == b"abcde\0fg"
     assert bytes(labels.tolist()) == b"bcde\0fgh"
@@ -30,7 +30,7 @@ def test_every_token_but_the_first_is_predicted_once(tmp_path: Path) -> None:
     assert predicted == [*range(2, 42), 0][: cut.num * 8]
 
 
-def test_prompts_are_fed_and_not_predicted(tmp_path: Path) -> None:
+def test_prompts_are_inputs_but_are_not_predicted(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "a.jsonl", [{"q": "why", "a": "so"}, {"q": "how", "a": "thus"}])
     cut = sequences([packed(rows, tmp_path / "a.tokens", Columns("a", "q"))])
     inputs, labels = cut.read(0)
@@ -48,7 +48,7 @@ def test_held_out_samples_follow_the_training_samples(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tokens", "num"), [(0, 0), (1, 0), (8, 0), (9, 1), (16, 1), (17, 2), (801, 100)]
 )
-def test_a_sequence_takes_one_token_more_than_it_feeds(tokens: int, num: int) -> None:
+def test_a_sequence_needs_one_token_more_than_its_length(tokens: int, num: int) -> None:
     assert num_sequences(tokens, 8) == num
 
 

@@ -1,4 +1,4 @@
-"""Token files: whole, or refused."""
+"""Token files are read completely or refused."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from trainer.data.packing.documents import Columns
 from trainer.data.tokens import HEADER_BYTES, TokenFile, read_header
 
 
-def test_documents_follow_each_other_and_end(tmp_path: Path) -> None:
+def test_documents_follow_each_other_with_an_end_token(tmp_path: Path) -> None:
     file = packed(write_texts(tmp_path / "texts", "abc", "", "defg"), tmp_path / "x.tokens")
     assert text_of(file) == b"abc\0defg\0"
     assert file.ends.tolist() == [4, 9]
@@ -20,7 +20,7 @@ def test_documents_follow_each_other_and_end(tmp_path: Path) -> None:
     assert file.learned(1, 6).tolist() == [True] * 5
 
 
-def test_only_answers_and_ends_are_learned(tmp_path: Path) -> None:
+def test_only_answers_and_end_tokens_are_learned(tmp_path: Path) -> None:
     rows = [{"q": "why", "a": "so"}, {"q": "", "a": "x"}, {"q": "how", "a": ""}]
     files = write_rows(tmp_path / "a.jsonl", rows)
     file = packed(files, tmp_path / "x.tokens", Columns("a", "q"))
@@ -33,7 +33,7 @@ def test_only_answers_and_ends_are_learned(tmp_path: Path) -> None:
             assert "".join("+" if learned else "." for learned in part) == shown[start:stop]
 
 
-def test_a_file_that_shrank_is_an_error_and_not_the_end_of_the_process(tmp_path: Path) -> None:
+def test_a_file_that_shrank_raises_an_error_and_does_not_kill_the_process(tmp_path: Path) -> None:
     file = packed(write_texts(tmp_path / "texts", "x" * 9000), tmp_path / "x.tokens")
     os.truncate(tmp_path / "x.tokens", HEADER_BYTES)
     with pytest.raises(TrainingError, match="was truncated while it was in use"):

@@ -1,4 +1,4 @@
-"""Model FLOPs against figures worked out by hand."""
+"""Model FLOPs, compared with figures computed by hand."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from tests.trainer.trainer_launch import LLAMA, QWEN3
+from tests.trainer.launch.tiny_runs import LLAMA, QWEN3
 from trainer.measure.flops import device_peak, flops_per_token
 from trainer.model.build import build_stages
 from trainer.model.decoder import Decoder, StageSlice
@@ -53,7 +53,7 @@ def test_flops_of_a_llama_equal_the_formula_of_palm() -> None:
     assert flops_per_token([model(LLAMA_8B)], alone(), 0) / 6 == pytest.approx(7.505e9, rel=1e-3)
 
 
-def test_a_tied_head_counts_as_a_matrix_product() -> None:
+def test_a_tied_head_counts_as_a_matrix_multiplication() -> None:
     assert flops_per_token([model(QWEN3)], alone(), 32) == by_hand(QWEN3, 2 * 32 + 2 * 8, 32)
 
 
@@ -64,7 +64,7 @@ def test_stages_add_up_to_the_model() -> None:
     assert flops_per_token(stages, alone(), 32) == flops_per_token([model(LLAMA)], alone(), 32)
 
 
-def test_frozen_weights_have_no_gradient_of_their_own() -> None:
+def test_frozen_weights_need_no_flops_for_their_gradient() -> None:
     frozen = model(LLAMA).requires_grad_(False)
     attention = 12 * 3 * 32 * 32
     trained = flops_per_token([model(LLAMA)], alone(), 32) - attention

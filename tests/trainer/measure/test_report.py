@@ -1,4 +1,4 @@
-"""Where metrics go, and what a writer that fails costs."""
+"""Metrics go to several writers. A writer that fails does not stop the others."""
 
 import importlib.util
 import json
@@ -25,7 +25,7 @@ def _logged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("trainer"), "propagate", True)
 
 
-class Fragile:
+class FailingWriter:
     """A writer whose second call fails."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Fragile:
     def write(self, step: int, figures: dict[str, float]) -> None:
         self.calls.append((step, figures))
         if len(self.calls) == 2:
-            raise ConnectionError("nobody there")
+            raise ConnectionError("ignore_progress there")
 
     def close(self) -> None:
         self.closed = True
@@ -44,7 +44,7 @@ class Fragile:
 def test_a_writer_that_fails_is_dropped_and_the_others_continue(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fragile, sound = Fragile(), Fragile()
+    fragile, sound = FailingWriter(), FailingWriter()
     sound.calls.append((0, {}))
     sound.calls.append((0, {}))
     report = Report(MetricsFile(tmp_path / "metrics.jsonl"), {"A": fragile, "B": sound})
@@ -54,11 +54,11 @@ def test_a_writer_that_fails_is_dropped_and_the_others_continue(
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
     assert (len(fragile.calls), len(sound.calls)) == (2, 5)
     assert (fragile.closed, sound.closed) == (False, True)
-    assert caplog.text.count("stopped writing metrics to A: nobody there") == 1
+    assert caplog.text.count("stopped writing metrics to A: ignore_progress there") == 1
 
 
 def test_writers_get_only_available_figures(tmp_path: Path) -> None:
-    writer = Fragile()
+    writer = FailingWriter()
     Report(MetricsFile(tmp_path / "metrics.jsonl"), {"A": writer}).write(METRICS)
     [(step, figures)] = writer.calls
     assert step == 7

@@ -1,4 +1,4 @@
-"""Seconds of the parts of a step, on the host and in a device's queue."""
+"""Time of the parts of a step, on the host and in the queue of a device."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from trainer.measure.timing import Stopwatch
 
 @dataclass
 class Queue:
-    """A device that has worked off its queue up to `now`; each mark comes a second later."""
+    """A device queue with one mark per second, which the device has executed up to `now`."""
 
     marks: int = 0
     now: float = 0.0
@@ -70,7 +70,7 @@ def test_own_work_is_the_time_between_two_collectives() -> None:
     queue = Queue()
     watch = Stopwatch(queue.event)
     watch.before_collective()
-    assert watch.take() == {}, "nobody says when that began"
+    assert watch.take() == {}, "ignore_progress says when that began"
     watch.after_collective()
     watch.before_collective()
     watch.before_collective()

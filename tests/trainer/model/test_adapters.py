@@ -1,6 +1,6 @@
-"""Adapters: only they are trained, saved and exported, on every mesh as on one process.
+"""Only the adapters are trained, saved and exported, on every mesh as on one process.
 
-PEFT is imported where it is needed: collecting all tests should not take seconds more.
+Tests import PEFT only where they need it, because its import takes seconds.
 """
 
 import sys
@@ -18,6 +18,8 @@ from transformers import AutoModelForCausalLM
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.spec.model_spec import LoraSpec, ModelSpec
 from orchestrator.errors import TrainingError
+from tests.trainer.launch.tiny_runs import LLAMA, MODELS, QWEN3, losses_of, tiny, work
+from tests.trainer.launch.training_worker import run_alone
 from tests.trainer.model.test_build import build, materialise
 from tests.trainer.parallel.parity_cells import (
     GRAD_NORM,
@@ -27,14 +29,12 @@ from tests.trainer.parallel.parity_cells import (
     difference,
     in_turn,
 )
-from tests.trainer.trainer_launch import LLAMA, MODELS, QWEN3, losses_of, tiny, work
-from tests.trainer.trainer_worker import run_alone
 from trainer.model.adapters import add_adapters, base_of, draw_adapters, export_adapters
 from trainer.model.decoder import Decoder, is_adapter
 from trainer.parallel.buckets import trained
 
-EVERY_WAY = ["q_proj", "k_proj", "o_proj", "up_proj", "down_proj"]
-"""Of being cut: over heads, over a part of the sequence's features, back over the sequence."""
+TARGETS = ["q_proj", "k_proj", "o_proj", "up_proj", "down_proj"]
+"""Modules that tensor parallel shards by column (q, k, up) and by row (o, down)."""
 SPEC = LoraSpec(rank=4, alpha=8.0, target_modules=("self_attn.q_proj", "down_proj"))
 
 
@@ -47,8 +47,8 @@ def adapted(config: dict[str, Any], seed: int = 0, spec: LoraSpec = SPEC) -> Dec
 
 
 def adapting(out: Path, model: str, **changes: Any) -> dict[str, Any]:
-    """A configuration that trains adapters, of four layers so that a pipeline has some to cut."""
-    lora = {"rank": 4, "target_modules": EVERY_WAY}
+    """A configuration that trains adapters, with four layers so that a pipeline can split them."""
+    lora = {"rank": 4, "target_modules": TARGETS}
     config = tiny(out, micro=1, **changes)
     return {**config, "model": {"config": deeper(model), "lora": lora}}
 
@@ -96,7 +96,7 @@ def test_an_unknown_target_is_refused_with_the_known_ones() -> None:
     assert "mlp.down_proj" in refused.value.fix
 
 
-def test_without_peft_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_peft_the_error_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(TrainingError, match="needs the package peft") as refused:
         add_adapters(build(LLAMA), SPEC)
@@ -124,7 +124,7 @@ def test_base_weights_under_adapters_are_identified_by_content(tmp_path: Path) -
     assert len(set(bases)) == len(bases)
 
 
-# PEFT asks transformers something by its old name.
+# PEFT uses a name that transformers has deprecated.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize(
     ("model", "targets"),
@@ -192,8 +192,8 @@ def differences(
     one: dict[str, Path],
     all_models: bool,
 ) -> dict[tuple[str, str], Difference]:
-    """Every cell with every model, or with one in turn, on ranks that fail when a frozen weight
-    changes."""
+    """Train every cell with every model, or each cell with one model in turn. A rank fails when a
+    frozen weight changes."""
     configs = {
         (model, name): adapting(folder / f"{name} {model}", model, **changes)
         for turn, (name, changes) in enumerate(cells.items())

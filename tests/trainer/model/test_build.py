@@ -1,4 +1,4 @@
-"""The model before it is trained: what is refused, and first weights that no mesh changes."""
+"""Building a model: what is refused, and initial weights that depend only on the seed."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.errors import TrainingError
-from tests.trainer.trainer_launch import LLAMA, QWEN3
+from tests.trainer.launch.tiny_runs import LLAMA, QWEN3
 from trainer.model.build import build_stages, check_model, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
 from trainer.model.init_weights import allocate
@@ -56,7 +56,7 @@ def test_a_missing_path_is_refused() -> None:
         read_model_config(ModelSpec(path="/nowhere/at/all"))
 
 
-def test_building_takes_no_memory_and_first_weights_follow_from_the_seed() -> None:
+def test_building_takes_no_memory_and_initial_weights_follow_from_the_seed() -> None:
     def weights(seed: int) -> dict[str, torch.Tensor]:
         model = build(LLAMA)
         assert all(parameter.is_meta for parameter in model.parameters())
@@ -81,7 +81,7 @@ def test_rotary_frequencies_and_ties_survive_materialising() -> None:
     assert model.get_parameter("lm_head.weight") is model.get_parameter("model.embed_tokens.weight")
 
 
-def test_everything_that_tp_does_not_divide_is_named() -> None:
+def test_all_sizes_that_tp_does_not_divide_are_named() -> None:
     with pytest.raises(
         TrainingError, match=r"num_key_value_heads \(2\), tokens of a sequence \(33\)"
     ):

@@ -1,4 +1,4 @@
-"""First values that no cutting changes."""
+"""Initial values do not depend on how tensors are sharded."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Frozen weights in 4 bits: how large they are, what is refused, and that shards train as one."""
+"""Frozen weights in 4 bits: their size, what is refused, and training with sharded weights."""
 
 import sys
 from pathlib import Path
@@ -11,6 +11,8 @@ from orchestrator.contract.codec import decode
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.errors import TrainingError
+from tests.trainer.launch.tiny_runs import LLAMA, tiny, work
+from tests.trainer.launch.training_worker import run_alone
 from tests.trainer.model.test_build import build
 from tests.trainer.parallel.parity_cells import (
     GRAD_NORM,
@@ -19,8 +21,6 @@ from tests.trainer.parallel.parity_cells import (
     LOSS_BF16,
     difference,
 )
-from tests.trainer.trainer_launch import LLAMA, tiny, work
-from tests.trainer.trainer_worker import run_alone
 from trainer.config import complete
 from trainer.model.adapters import add_adapters, draw_adapters
 from trainer.model.decoder import Decoder
@@ -29,7 +29,7 @@ from trainer.model.quantize import PARTS, fill_quantised, quantise
 from trainer.model.weights import first_weights
 
 WIDE = {**LLAMA, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
-"""Its smallest weight, of keys and values, has two blocks of 16384 elements."""
+"""Its smallest weights, those of keys and values, have two blocks of 16384 elements."""
 CPU = torch.device("cpu")
 
 
@@ -50,7 +50,7 @@ def qlora(out: Path, quantize: str = "nf4", **changes: Any) -> dict[str, Any]:
     return {**config, "model": {"config": WIDE, "lora": lora}}
 
 
-def test_weights_take_about_four_bits_and_stay_near_what_they_were() -> None:
+def test_weights_take_about_four_bits_and_stay_close_to_the_original() -> None:
     decoder, whole = quantised(), build(WIDE)
     allocate(whole, CPU)
     first_weights([whole], None, 0, resumed=False)
@@ -89,7 +89,9 @@ def test_a_model_without_linear_layers_is_refused() -> None:
         quantise(build(config), 1, CPU)
 
 
-def test_without_torchao_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torchao_the_error_names_the_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module = "torchao.quantization.quantize_.workflows.nf4.nf4_tensor"
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(TrainingError, match=r"torchao 0\.18") as refused:
@@ -97,7 +99,7 @@ def test_without_torchao_the_extra_to_install_is_named(monkeypatch: pytest.Monke
     assert refused.value.fix == "pip install ndctl[quantize]"
 
 
-def test_all_combinations_that_are_impossible_are_named_at_once(tmp_path: Path) -> None:
+def test_all_impossible_combinations_are_reported_at_once(tmp_path: Path) -> None:
     parallel = {"dp_shard": 2, "tp": 2, "fsdp": {"reshard_after_forward": 2}}
     values = qlora(tmp_path / "out", parallel=parallel, float8=True)
     config: TrainingConfig = decode(TrainingConfig, values)
@@ -132,7 +134,7 @@ def test_shards_of_four_bit_weights_train_like_whole_weights(tmp_path: Path) -> 
     assert all(found[name].within(LOSS, GRAD_NORM) for name in cells), found
     assert found["bfloat16"].within(LOSS_BF16, GRAD_NORM_BF16), found
     assert not found["full precision"].within(LOSS, GRAD_NORM), "4 bits are fewer than 32"
-    # Embedding and head, which stay in full precision, are the rest.
+    # The rest is embedding and head, which stay in full precision.
     outer = 4 * 2 * WIDE["vocab_size"] * WIDE["hidden_size"]
     assert whole["frozen_bytes"] - outer < (full["frozen_bytes"] - outer) / 7
     assert sharded["frozen_bytes"] < 0.55 * whole["frozen_bytes"]

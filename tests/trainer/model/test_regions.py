@@ -7,7 +7,7 @@ from trainer.model.regions import overlap, within
 
 
 def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
-    """Where torch.chunk has its part `index` begin and end."""
+    """Start and end of part `index` of torch.chunk."""
     each = -(-size // parts)
     return min(size, index * each), min(size, (index + 1) * each)
 
@@ -16,7 +16,7 @@ def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
 def test_regions_of_fsdp_and_tensor_parallel_shards_equal_those_of_torch(
     rows_per_rank: int, shards: int, tp: int, data: st.DataObject
 ) -> None:
-    """Also where they do not divide: what `local_region` takes for granted."""
+    """Also for sizes that do not divide evenly. `local_region` relies on this."""
     shard, rank = data.draw(st.integers(0, shards - 1)), data.draw(st.integers(0, tp - 1))
     size = rows_per_rank * tp
     (length,), (offset,) = _compute_local_shape_and_global_offset(

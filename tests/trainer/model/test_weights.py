@@ -1,4 +1,4 @@
-"""Weights of Hugging Face folders: which are read, and which are refused with what words."""
+"""Reading weights of Hugging Face folders, and the errors for weights that do not fit."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrained
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.errors import TrainingError
-from tests.trainer.trainer_launch import LLAMA, QWEN3
+from tests.trainer.launch.tiny_runs import LLAMA, QWEN3
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
 from trainer.model.init_weights import allocate
@@ -42,7 +42,7 @@ def model_of(values: dict[str, Any]) -> PreTrainedModel:
     torch.manual_seed(3)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values))
     for parameter in model.parameters():
-        torch.nn.init.normal_(parameter)  # norms and biases as well
+        torch.nn.init.normal_(parameter)  # norms and biases too
     return model
 
 
@@ -78,7 +78,7 @@ def llama(tmp_path: Path) -> Path:
 
 
 def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
-    """Change tensors of the one file; None removes."""
+    """Change tensors of the only file. None removes a tensor."""
     tensors = load_file(folder / SINGLE) | {k.replace("__", "."): v for k, v in changes.items()}
     kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     save_file(kept, folder / SINGLE, metadata={"format": "pt"})
@@ -115,7 +115,7 @@ def test_other_types_become_float32(tmp_path: Path, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "llama-tied"])
 def test_a_file_without_the_head_lacks_the_prefix(tmp_path: Path, family: str) -> None:
-    """As the GPT-2 of the hub, which has its masks beside."""
+    """The GPT-2 on the hub is like this. It also contains attention masks."""
     model = model_of(FAMILIES[family])
     base: Any = AutoModel.from_config(model.config)
     base.load_state_dict(model.base_model.state_dict())
@@ -141,7 +141,7 @@ def test_a_head_that_differs_is_not_tied_silently(tmp_path: Path) -> None:
     assert "lm_head.weight differs from model.embed_tokens.weight" in refusal(tmp_path)
 
 
-def test_all_mismatches_are_named_at_once(llama: Path) -> None:
+def test_all_mismatches_are_reported_at_once(llama: Path) -> None:
     rewrite(
         llama,
         model__norm__weight=None,
@@ -160,7 +160,7 @@ def test_all_mismatches_are_named_at_once(llama: Path) -> None:
     assert str(llama) in message
 
 
-def test_a_long_list_is_cut(llama: Path) -> None:
+def test_a_long_list_is_shortened(llama: Path) -> None:
     names = [name for name in load_file(llama / SINGLE) if "layers.1" in name]
     rewrite(llama, **dict.fromkeys(name.replace(".", "__") for name in names))
     assert "; and 3 more" in refusal(llama)
@@ -174,7 +174,7 @@ def test_the_weights_of_another_configuration_are_refused(llama: Path) -> None:
     assert "model.layers.2.input_layernorm.weight is not in the model" in refusal(llama)
 
 
-def test_a_torn_file_is_named(llama: Path) -> None:
+def test_a_truncated_file_is_named(llama: Path) -> None:
     content = (llama / SINGLE).read_bytes()
     for torn in (content[:-100], content[:50], b"version https://git-lfs"):
         (llama / SINGLE).write_bytes(torn)
@@ -192,7 +192,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert f"has neither {SINGLE} nor {INDEX}" in refusal(tmp_path)
 
 
-@pytest.mark.parametrize("source", ["/nowhere/at/all", "nobody/no-such-model"])
+@pytest.mark.parametrize("source", ["/nowhere/at/all", "ignore_progress/no-such-model"])
 def test_a_model_that_is_no_folder_and_not_in_the_cache_is_refused(
     llama: Path, source: str
 ) -> None:
@@ -200,8 +200,8 @@ def test_a_model_that_is_no_folder_and_not_in_the_cache_is_refused(
         find_weights(ModelSpec(path=str(llama), weights=source))
 
 
-def test_a_file_that_breaks_after_it_was_matched_is_named(llama: Path) -> None:
-    """As on another host, whose copy is another."""
+def test_a_file_that_is_damaged_after_its_check_is_named(llama: Path) -> None:
+    """For example, another host has a different copy of the file."""
     weights = find_weights(spec_of(llama))
     decoder = decoder_of(llama)
     (llama / SINGLE).unlink()
@@ -210,7 +210,7 @@ def test_a_file_that_breaks_after_it_was_matched_is_named(llama: Path) -> None:
 
 
 def test_a_resumed_job_reads_only_weights_that_its_checkpoint_lacks(llama: Path) -> None:
-    """The checkpoint lacks the frozen part of a model whose adapters alone are trained."""
+    """If only adapters are trained, a checkpoint lacks the frozen weights."""
     decoder = decoder_of(llama)
     frozen = decoder.get_parameter(Q)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The table of parity: every mesh and method that must train as one process does."""
+"""The parity table: all meshes and methods, which must train as one process does."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.trainer.trainer_launch import LLAMA, MODELS, metrics_of, tiny, work
+from tests.trainer.launch.tiny_runs import LLAMA, MODELS, metrics_of, tiny, work
 
 LOSS, GRAD_NORM = 1e-5, 1e-4
 """Bounds in float32: absolute for the loss, relative for the gradient norm."""
 LOSS_BF16, GRAD_NORM_BF16 = 0.06, 0.25
-"""The same where the model computes in bfloat16, against one process in float32; one process in
-bfloat16 itself is 0.042 and 0.17 away, for the learning rate is high and the model tiny."""
+"""Bounds of a model in bfloat16, compared with one process in float32. One process in bfloat16
+already differs by 0.042 and 0.17, because the learning rate is high and the model tiny."""
 ROTARY_ONLY = ("llama", "qwen3")
 OTHERS = ("mistral", "qwen2", "gpt2")
 
@@ -20,12 +20,12 @@ OTHERS = ("mistral", "qwen2", "gpt2")
 @dataclass(frozen=True, slots=True)
 class Difference:
     loss: float
-    """The largest over the steps, absolute."""
+    """Largest absolute difference over the steps."""
     grad_norm: float
-    """The largest over the steps, relative."""
+    """Largest relative difference over the steps."""
 
     def within(self, loss: float, grad_norm: float) -> bool:
-        """False also where a number is not one."""
+        """False if a number is NaN."""
         return self.loss <= loss and self.grad_norm <= grad_norm
 
 
@@ -35,7 +35,7 @@ class Cell:
     num_ranks: int
     parallel: dict[str, Any]
     train: tuple[tuple[str, Any], ...] = ()
-    """Further keys of `train`."""
+    """More keys of `train`."""
     models: tuple[str, ...] = ROTARY_ONLY
 
     @property
@@ -51,7 +51,9 @@ class Cell:
 def parity_config(
     out: Path, model: str, parallel: dict[str, Any], train: dict[str, Any]
 ) -> dict[str, Any]:
-    """Four layers to cut, and for a pipeline micro batches of one sequence, so that it is full."""
+    """Four layers, so that a pipeline can split them. A pipeline gets micro batches of one
+    sequence, so that it has enough of them.
+    """
     readers = parallel.get("dp_replicate", 1) * parallel.get("dp_shard", 1)
     micro = 1 if parallel.get("pp", 1) > 1 or readers == 4 else 2
     config = tiny(out, micro=micro, parallel=parallel, **train)
@@ -72,7 +74,7 @@ def deeper(model: str) -> dict[str, Any]:
 
 
 def mesh(name: str = "", **parallel: Any) -> Cell:
-    """A cell whose name follows from what is above one, and `name` for the method."""
+    """A cell that is named after its degrees above 1 and the method `name`."""
     axes = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
     degrees = {axis: parallel.get(axis, 1) for axis in axes}
     shown = " x ".join(f"{axis} {n}" for axis, n in degrees.items() if n > 1)
@@ -172,17 +174,17 @@ TABLE: dict[int, Sequence[Cell]] = {2: TWO, 4: FOUR, 8: EIGHT}
 
 
 def in_turn(models: Sequence[str], turn: int) -> Sequence[str]:
-    """One of them."""
+    """One of `models`, which changes with each `turn`."""
     return (models[turn % len(models)],)
 
 
 def batch_of(num_ranks: int) -> int:
-    """Sequences of a step: a pipeline of two stages beside data ranks has two micro batches."""
+    """Sequences of a step, so that a two-stage pipeline with data ranks has two micro batches."""
     return max(4, num_ranks)
 
 
 def train_one_process(folder: Path, models: Sequence[str], batch: int = 4) -> dict[str, Path]:
-    """What the cells are compared with; model -> its run directory."""
+    """Train the reference of the cells on one process; model -> run directory."""
     outs = {model: folder / f"one {model}" for model in models}
     train = {"global_batch_size": batch}
     work(folder, 1, [unsaved(parity_config(out, m, {}, train)) for m, out in outs.items()])
@@ -190,15 +192,15 @@ def train_one_process(folder: Path, models: Sequence[str], batch: int = 4) -> di
 
 
 def unsaved(config: dict[str, Any]) -> dict[str, Any]:
-    """A case of the worker that writes no checkpoint, which would take half of its time."""
+    """A case that writes no checkpoint, because that would take half of its time."""
     return {"config": config, "unsaved": True}
 
 
 def measure(
     folder: Path, num_ranks: int, *, all_models: bool
 ) -> Iterator[tuple[Cell, str, Difference]]:
-    """Train every cell of the table for `num_ranks`, on the same ranks one after the other: each
-    with all of its models, or with one of them, which takes turns."""
+    """Train every cell of the table for `num_ranks` in order on the same ranks: each with all of
+    its models, or with one model in turn."""
     pairs = [
         (cell, model)
         for turn, cell in enumerate(TABLE[num_ranks])
@@ -213,7 +215,7 @@ def measure(
 
 
 def difference(out: Path, reference: Path, steps: int | None = None) -> Difference:
-    """Of the first `steps` alone, where a number is given."""
+    """Difference between two runs, over the first `steps` steps if given."""
     pairs = list(zip(metrics_of(out), metrics_of(reference), strict=True))[:steps]
     return Difference(
         loss=_largest(abs(a["loss"] - b["loss"]) for a, b in pairs),
@@ -222,6 +224,6 @@ def difference(out: Path, reference: Path, steps: int | None = None) -> Differen
 
 
 def _largest(values: Iterator[float]) -> float:
-    """NaN where one is: `max` would pass over it."""
+    """The largest value, or NaN if one is NaN, which `max` would ignore."""
     found = list(values)
     return math.nan if any(map(math.isnan, found)) else max(found)

@@ -1,6 +1,6 @@
-"""Trainings through pipelines that evaluate each step's micro batches before they train on them.
+"""Pipeline trainings that evaluate the micro batches of each step before they train on them.
 
-A case is `{"config": …}`. Its answer is a list for each rank, of a `Seen` for each step.
+A case is `{"config": …}`. Its answer has, for each rank, a list of one `StepRecord` per step.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from orchestrator.contract.files.env import RankEnv
-from tests.trainer import trainer_worker
+from tests.trainer.launch import training_worker
 from trainer.data.batches import MicroBatch
 from trainer.loss import LossSums
 from trainer.model.regions import local_part
@@ -23,16 +23,16 @@ from trainer.parallel.tied import TiedWeight
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Of one step of a rank."""
+class StepRecord:
+    """What one rank computed and held in one step."""
 
     evaluated: tuple[float, float]
     trained: tuple[float, float]
-    """The sum of losses, and how many tokens."""
+    """Sum of losses, and number of tokens; `evaluated` has the same."""
     copies: list[str]
-    """Digests of the rank's copies of a tied matrix before the step."""
+    """Hashes of the rank's copies of a tied matrix before the step."""
     left_gathered: int
-    """Parameters that evaluating left in the place of the shards."""
+    """Number of parameters that evaluation left gathered instead of sharded."""
 
 
 def numbers(sums: LossSums) -> tuple[float, float]:
@@ -49,19 +49,19 @@ def parameters(pipeline: Pipeline) -> list[nn.Parameter]:
 
 
 @contextmanager
-def evaluating_first(seen: list[Seen]) -> Iterator[None]:
+def evaluating_first(seen: list[StepRecord]) -> Iterator[None]:
     train = Pipeline.train
 
     def evaluate_and_train(self: Pipeline, batches: Sequence[MicroBatch]) -> LossSums:
         copies = digests(self._tied)
         shards = {id(parameter) for parameter in parameters(self)}
-        # One more than the schedule was made for.
+        # One micro batch more than the schedule expects.
         more = numbers(self.evaluate([*batches, batches[0]]))
         once = numbers(self.evaluate(batches[:1]))
         left = sum(id(parameter) not in shards for parameter in parameters(self))
         sums = train(self, batches)
         evaluated = more[0] - once[0], more[1] - once[1]
-        seen.append(Seen(evaluated, numbers(sums), copies, left))
+        seen.append(StepRecord(evaluated, numbers(sums), copies, left))
         return sums
 
     with mock.patch.object(Pipeline, "train", evaluate_and_train):
@@ -69,9 +69,9 @@ def evaluating_first(seen: list[Seen]) -> Iterator[None]:
 
 
 def run_case(case: dict[str, Any], env: RankEnv) -> list[list[dict[str, Any]]]:
-    seen: list[Seen] = []
+    seen: list[StepRecord] = []
     with evaluating_first(seen):
-        trainer_worker.run_case(case, env)
+        training_worker.run_case(case, env)
     everyone: list[Any] = [None] * env.world_size
     dist.all_gather_object(everyone, [asdict(step) for step in seen])
     return everyone

@@ -1,4 +1,4 @@
-"""Activation checkpointing: which layers, and what is still there when the backward pass begins."""
+"""Activation checkpointing: which layers recompute, and what is kept for the backward pass."""
 
 import gc
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from orchestrator.contract.spec.model_spec import ModelSpec
-from tests.trainer.trainer_launch import LLAMA
+from tests.trainer.launch.tiny_runs import LLAMA
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
 from trainer.model.init_weights import allocate
@@ -29,7 +29,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_si
 
 
 class Operations(TorchDispatchMode):
-    """Every operation that ran, and of every tensor that one made, where its memory is."""
+    """Records every operation, and the storage of every tensor that an operation created."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Operations(TorchDispatchMode):
 def after_forward(
     mode: Mode, config: dict[str, Any] = LLAMA, every: int | None = None
 ) -> Iterator[tuple[torch.Tensor, Operations]]:
-    """The sum of the logits, and what the forward pass did."""
+    """Run a forward pass; the sum of the logits, and the recorded operations."""
     decoder = build(config)
     apply_activation_checkpointing(decoder, mode, every)
     allocate(decoder, torch.device("cpu"))
@@ -92,7 +92,7 @@ def test_each_mode_recomputes_its_layers() -> None:
 def test_each_mode_keeps_less_than_the_one_before() -> None:
     kept = [bytes_kept(mode) for mode in ("none", "selective", "every_k", "full")]
     assert kept == sorted(set(kept), reverse=True)
-    # The rest of `full` is mostly logits, and what enters each layer.
+    # `full` keeps mostly the logits and the input of each layer.
     assert kept[1] < 0.75 * kept[0]
     assert kept[3] < 0.3 * kept[0]
 
@@ -104,8 +104,10 @@ def test_every_k_of_1_equals_full_and_a_larger_k_keeps_more() -> None:
 
 
 @pytest.mark.parametrize("config", [LLAMA, {**LLAMA, "model_type": "qwen2"}, GPT2])
-def test_selective_recomputes_no_matrix_product_and_no_attention(config: dict[str, Any]) -> None:
-    """Whether the model's products have a bias (qwen2's some, GPT-2's most) or not."""
+def test_selective_recomputes_no_matrix_multiplication_and_no_attention(
+    config: dict[str, Any],
+) -> None:
+    """For models with and without biases: qwen2 has some, GPT-2 many."""
     counts = {}
     modes: tuple[Mode, ...] = ("none", "selective", "full")
     for mode in modes:

@@ -1,12 +1,12 @@
-"""Compiled layers train as eager ones do, under every data-parallel strategy."""
+"""Compiled layers train like eager ones with every data-parallel strategy."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.trainer.launch.tiny_runs import tiny, work
 from tests.trainer.parallel.parity_cells import GRAD_NORM, LOSS, difference
-from tests.trainer.trainer_launch import tiny, work
 
 SHARD: dict[str, Any] = {"dp_replicate": 1, "dp_shard": 2, "tp": 1}
 COPY: dict[str, Any] = {"dp_replicate": 2, "dp_shard": 1, "tp": 1}

@@ -1,4 +1,4 @@
-"""Data-parallel strategies: each trains as one process, sends what it must, holds what it says."""
+"""Data-parallel strategies train as one process does, with the expected collectives and memory."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +14,7 @@ from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.contract.spec.parallel_spec import FsdpSpec
 from orchestrator.errors import TrainingError
+from tests.trainer.launch.tiny_runs import LLAMA, QWEN3, losses_of, tiny, work
 from tests.trainer.parallel.parity_cells import (
     GRAD_NORM,
     GRAD_NORM_BF16,
@@ -22,7 +23,6 @@ from tests.trainer.parallel.parity_cells import (
     Difference,
     difference,
 )
-from tests.trainer.trainer_launch import LLAMA, QWEN3, losses_of, tiny, work
 from trainer.config import complete
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
@@ -36,7 +36,7 @@ COPY: dict[str, Any] = {"dp_replicate": 2, "dp_shard": 1, "tp": 1}
 DDP, ZERO1 = {**COPY, "data": "ddp"}, {**COPY, "data": "zero1"}
 BF16 = {"dtype": "bfloat16"}
 CALM = {"optimizer": {"lr": 1e-3}}
-"""At the others' 1e-2 the gradient leaps up at step 4, and multiplies what rounding does."""
+"""At the learning rate 1e-2 of other cases, the gradient jumps at step 4 and amplifies rounding."""
 
 
 def fsdp(**knobs: Any) -> dict[str, Any]:
@@ -44,8 +44,8 @@ def fsdp(**knobs: Any) -> dict[str, Any]:
 
 
 def case(out: Path, **changes: Any) -> dict[str, Any]:
-    """With `vocab`, of a model with that many tokens; `broken` and `count` are the worker's. Only
-    who stops on the way needs a checkpoint, which takes half of a training's time."""
+    """A case of the worker, with a model of `vocab` tokens if given. Only a case with `stop_after`
+    writes checkpoints, because they take half of a training's time."""
     workers: dict[str, Any] = {
         key: changes.pop(key) for key in ("broken", "count", "stop_after") if key in changes
     }
@@ -55,7 +55,7 @@ def case(out: Path, **changes: Any) -> dict[str, Any]:
     return {"config": {**config, "model": {"config": {**LLAMA, "vocab_size": vocab}}}, **workers}
 
 
-# Micro batches of one: all strategies accumulate over four of them.
+# Micro batches have one sequence, so every strategy accumulates gradients over four of them.
 TWO: dict[str, dict[str, Any]] = {
     "fsdp": {"parallel": SHARD},
     "fsdp without reshard": {"parallel": fsdp(reshard_after_forward=False)},
@@ -98,12 +98,12 @@ COUNTED = {
     "ddp": DDP,
     "zero1": ZERO1,
 }
-GO_ON = {
+SWITCHED = {
     "zero1 to fsdp": (ZERO1, SHARD),
     "zero1 to ddp": (ZERO1, DDP),
     "fsdp to zero1": (SHARD, ZERO1),
 }
-# What is not in the table of parity.
+# Cases that the parity table lacks.
 FOUR: dict[str, dict[str, Any]] = {
     "reshard to 2 of 4": {
         "parallel": {
@@ -127,7 +127,7 @@ FOUR: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Runs:
-    """Trainings that were done in one launch."""
+    """Folder and answers of trainings, by name."""
 
     folder: Path
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -167,7 +167,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, one: Path) -> Runs:
     for part, stop_after in ((0, 3), (1, None)):
         again = {
             name: {"parallel": parallel[part], "stop_after": stop_after}
-            for name, parallel in GO_ON.items()
+            for name, parallel in SWITCHED.items()
         }
         runs.do(2, again)
     return runs
@@ -181,7 +181,7 @@ def four(tmp_path_factory: pytest.TempPathFactory, one: Path) -> Runs:
 
 
 def beyond(runs: Runs, names: Iterable[str]) -> dict[str, Difference]:
-    """Those of `names` that did not train as one process did, and by how much."""
+    """The runs of `names` that differ from one process by more than the bounds; the difference."""
     found = {name: runs.difference(name) for name in names}
     return {name: value for name, value in found.items() if not value.within(LOSS, GRAD_NORM)}
 
@@ -192,7 +192,7 @@ def test_every_strategy_trains_as_one_process(two: Runs) -> None:
 
 
 @pytest.mark.process
-def test_rows_that_the_ranks_do_not_divide_train_too(two: Runs) -> None:
+def test_uneven_rows_train_too(two: Runs) -> None:
     for name in TWO_UNEVEN:
         assert two.difference(name, "one of uneven rows").within(LOSS, GRAD_NORM), name
 
@@ -203,7 +203,7 @@ def test_strategies_compose_with_each_other_and_with_tensor_parallel(four: Runs)
 
 
 @pytest.mark.process
-def test_every_dtype_is_really_used_and_stays_within_its_bounds(two: Runs) -> None:
+def test_every_dtype_changes_the_losses_and_stays_within_its_bounds(two: Runs) -> None:
     found = {name: two.difference(name, "one learning slowly") for name in ROUNDED}
     wrong = {name: d for name, d in found.items() if not d.within(LOSS_BF16, GRAD_NORM_BF16)}
     assert wrong == {}
@@ -225,20 +225,20 @@ def test_only_the_last_micro_batch_reduces_gradients(two: Runs, name: str) -> No
 
 @pytest.mark.process
 def test_a_run_resumes_with_another_strategy(two: Runs) -> None:
-    assert beyond(two, GO_ON) == {}
-    for name in GO_ON:
+    assert beyond(two, SWITCHED) == {}
+    for name in SWITCHED:
         assert list(losses_of(two.folder / name)) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.process
 def test_zero1_divides_the_optimizer_state_by_the_ranks(two: Runs) -> None:
     ddp, zero1 = (two.answers[name]["optimizer_bytes"] for name in ("ddp", "zero1"))
-    # Of each parameter there is a step count, 4 bytes on every rank.
+    # Each parameter also has a step count of 4 bytes on every rank.
     assert 0.5 <= zero1 / ddp < 0.51
 
 
 @pytest.mark.process
-def test_resharding_to_fewer_ranks_makes_their_groups_once(four: Runs) -> None:
+def test_resharding_to_fewer_ranks_creates_their_groups_once(four: Runs) -> None:
     extra = four.answers["reshard to 2 of 4"]["groups"] - four.answers["shard 4"]["groups"]
     assert 0 < extra <= 4, "two over them and two across, and not for each of 21 units"
 
@@ -270,7 +270,7 @@ def test_an_unknown_class_is_refused_with_the_known_ones() -> None:
     there = "Linear, LlamaAttention, LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm"
     assert f"choose one of {there}, or auto" in str(e.value)
     with pytest.raises(TrainingError, match="is a SiLU"):
-        wrap_units(decoder, "SiLU")  # it has no weights to gather
+        wrap_units(decoder, "SiLU")  # It has no weights to gather.
 
 
 def test_a_large_vocabulary_is_gathered_separately_unless_tied() -> None:
@@ -281,7 +281,7 @@ def test_a_large_vocabulary_is_gathered_separately_unless_tied() -> None:
 
 
 class Unit:
-    """Remembers what it was told to gather ahead."""
+    """An FSDP unit that records which units it prefetches."""
 
     forward: Sequence[Any]
     backward: Sequence[Any]
@@ -294,7 +294,7 @@ class Unit:
 
 
 def prefetched(forward: int, backward: int) -> tuple[list[str], list[str]]:
-    """Of the units r (root), a, b, c: what each gathers ahead, in both directions."""
+    """What each of the units r (root), a, b and c prefetches, in both directions."""
     units: list[Any] = [Unit() for _ in "rabc"]
     names = dict(zip(units, "rabc", strict=True))
     spec = FsdpSpec(forward_prefetch=forward, backward_prefetch=backward)
@@ -305,10 +305,10 @@ def prefetched(forward: int, backward: int) -> tuple[list[str], list[str]]:
     )
 
 
-def test_units_gather_as_many_ahead_as_asked() -> None:
+def test_units_prefetch_as_many_units_as_configured() -> None:
     assert prefetched(1, 1) == (["a", "b", "c", ""], ["c", "a", "a", "b"])
     assert prefetched(2, 2) == (["ab", "bc", "c", ""], ["cb", "a", "a", "ba"])
-    # Themselves: an empty list would leave it to torch, which gathers one ahead.
+    # A unit that lists itself prefetches nothing. With an empty list, torch prefetches one unit.
     assert prefetched(0, 0) == (["", "", "", ""], ["r", "a", "b", "c"])
 
 
@@ -319,7 +319,7 @@ def test_offloaded_weights_are_on_the_host_and_buffers_on_the_device() -> None:
     assert {buffer.device.type for buffer in decoder.buffers()} == {"meta"}
 
 
-def test_rows_are_cut_as_torch_cuts_them() -> None:
+def test_rows_are_split_as_torch_splits_them() -> None:
     for num_rows, num_ranks in ((8, 4), (5, 4), (3, 4), (9, 2)):
         chunks = torch.arange(num_rows).chunk(num_ranks)
         mine = [
@@ -328,7 +328,7 @@ def test_rows_are_cut_as_torch_cuts_them() -> None:
         assert [part.tolist() for part in mine if len(part)] == [part.tolist() for part in chunks]
 
 
-def test_a_flat_buffer_gives_back_the_rows_of_each_tensor() -> None:
+def test_a_flat_buffer_returns_the_rows_of_each_tensor() -> None:
     wholes = [torch.arange(10.0).view(5, 2), torch.arange(3.0)]
     layout = Layout([whole.shape for whole in wholes], 2)
     flats = torch._chunk_cat(wholes, dim=0, num_chunks=2)

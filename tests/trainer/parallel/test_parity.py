@@ -1,9 +1,10 @@
-"""Every mesh and method trains as one process does: same losses, same gradient norms."""
+"""Every mesh and method trains as one process does, with the same losses and gradient norms."""
 
 from pathlib import Path
 
 import pytest
 
+from tests.trainer.launch.tiny_runs import work
 from tests.trainer.parallel.parity_cells import (
     GRAD_NORM,
     GRAD_NORM_BF16,
@@ -18,7 +19,6 @@ from tests.trainer.parallel.parity_cells import (
     train_one_process,
     unsaved,
 )
-from tests.trainer.trainer_launch import work
 
 pytestmark = pytest.mark.process
 

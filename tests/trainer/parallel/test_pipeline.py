@@ -1,4 +1,4 @@
-"""Pipelines beyond the table of parity: evaluation, copies of tied matrices, and checkpoints."""
+"""Pipelines: evaluation, copies of tied matrices, and checkpoints. Losses are in test_parity."""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
+from tests.trainer.launch.tiny_runs import losses_of, tiny, work
 from tests.trainer.parallel.parity_cells import (
     GRAD_NORM,
     GRAD_NORM_BF16,
@@ -14,12 +15,11 @@ from tests.trainer.parallel.parity_cells import (
     deeper,
     difference,
 )
-from tests.trainer.trainer_launch import losses_of, tiny, work
 
 pytestmark = pytest.mark.process
 
 MODEL = {**deeper("qwen3"), "num_hidden_layers": 5}
-"""Head and embedding are tied, and five layers cannot be cut evenly."""
+"""Head and embedding are tied, and five layers cannot be split evenly."""
 
 CELLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gpipe": ({"pp": 4}, {}),
@@ -29,7 +29,7 @@ CELLS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "zbv, zero1": ({"dp_replicate": 2, "data": "zero1"}, {}),
     "zbv, recompute": ({"dp_shard": 2}, {"activation_checkpointing": "full"}),
 }
-"""Schedule and a name -> keys of `parallel` and of `train`."""
+"""Name -> keys of `parallel` and of `train`."""
 
 
 def config_of(out: Path, parallel: dict[str, Any], **train: Any) -> dict[str, Any]:
@@ -61,7 +61,9 @@ def test_evaluation_equals_the_forward_pass_and_copies_stay_equal(tmp_path: Path
 
 
 def copies_are_equal(ranks: list[list[dict[str, Any]]], pp: int) -> bool:
-    """At each step the two on ranks that differ in pp alone; which must change with each, too."""
+    """Whether the two copies, on ranks that differ only in pp, are equal in each step. The copies
+    must also change with each step.
+    """
     apart = len(ranks) // pp
     for place in range(apart):
         steps = zip(*ranks[place::apart], strict=True)

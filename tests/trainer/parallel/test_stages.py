@@ -1,4 +1,4 @@
-"""Cutting a model into stages: balanced, complete, and each stage on one rank."""
+"""Splitting a model into stages: balanced, complete, and each stage on one rank."""
 
 from itertools import combinations, pairwise
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def costs_and_stages(draw: st.DrawFn) -> tuple[list[int], int]:
     return costs, draw(st.integers(1, len(costs)))
 
 
-def dearest(costs: list[int], stops: tuple[int, ...]) -> int:
+def most_expensive(costs: list[int], stops: tuple[int, ...]) -> int:
     return max(sum(costs[a:b]) for a, b in pairwise((0, *stops, len(costs))))
 
 
@@ -43,7 +43,7 @@ def test_no_other_split_has_a_cheaper_most_expensive_stage(case: tuple[list[int]
     assert (found[0][0], found[-1][1], len(found)) == (0, len(costs), num_stages)
     assert all(first < stop for first, stop in found)
     every = combinations(range(1, len(costs)), num_stages - 1)
-    best = min(dearest(costs, stops) for stops in every)
+    best = min(most_expensive(costs, stops) for stops in every)
     assert max(sum(costs[first:stop]) for first, stop in found) == best
 
 
@@ -95,7 +95,7 @@ def llama(**changes: Any) -> PretrainedConfig:
         {"model_type": "gpt2", "n_inner": 48},
     ],
 )
-def test_a_layer_costs_its_matrices_and_its_attention(model: dict[str, Any]) -> None:
+def test_the_cost_of_a_layer_is_its_matrices_and_its_attention(model: dict[str, Any]) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
     config = read_model_config(ModelSpec(config={**model, **sizes}))
     decoder = build_stages(config, [StageSlice(0, 3, 3)])[0]

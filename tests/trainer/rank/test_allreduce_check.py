@@ -1,4 +1,4 @@
-"""Whom a host of the check says it waited for, by what the store answers."""
+"""The hosts that a failed allreduce check names as missing, for each answer of the store."""
 
 import time
 from collections.abc import Callable
@@ -24,14 +24,14 @@ def connected(check: Check, store: Store) -> Check:
     return check
 
 
-class Looked(HashStore):
-    """A store in which rank 0 looks each time that anybody asks how often it has."""
+class CheckedStore(HashStore):
+    """A store in which rank 0 checks the heartbeats whenever its number of checks is read."""
 
     def add(self, key: str, value: int) -> int:
         return super().add(key, 1 if key == "looks" else value)
 
 
-def a_store(found: str, kind: Callable[[], Store] = Looked) -> Store:
+def a_store(found: str, kind: Callable[[], Store] = CheckedStore) -> Store:
     store = kind()
     prepare(store, len(HOSTS))
     store.set("missing", found)
@@ -62,12 +62,12 @@ def test_a_store_that_is_too_slow_names_no_host(rank: int) -> None:
     )
 
 
-def test_a_store_that_was_never_reached_names_its_host() -> None:
+def test_if_the_store_is_unreachable_its_host_is_named() -> None:
     words = "the store on node1 is unreachable"
     assert find_missing(a_check(1), SOON_S) == (("node1",), words)
 
 
-def test_the_host_of_the_store_does_not_accuse_itself() -> None:
+def test_the_host_of_the_store_does_not_name_itself() -> None:
     assert find_missing(a_check(0), SOON_S)[0] == ()
 
 

@@ -1,4 +1,4 @@
-"""Which device a rank computes on."""
+"""The device of a rank, and errors of a machine whose GPU failed."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from trainer.rank.devices import device_of
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A machine with NVIDIA's driver, whose GPUs torch does not see."""
+    """A machine with NVIDIA's driver on which torch finds no GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(devices, "DRIVER", tmp_path / "version")
@@ -22,7 +22,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("broken")
-def test_a_gpu_that_broke_is_not_taken_for_a_machine_without_any() -> None:
+def test_a_machine_with_a_failed_gpu_is_not_taken_for_one_without_gpus() -> None:
     with pytest.raises(RuntimeError, match="NVIDIA's driver is loaded") as raised:
         device_of(1)
     found = classify(FailureSigns(lines=(f"RuntimeError: {raised.value}",)))
@@ -30,7 +30,7 @@ def test_a_gpu_that_broke_is_not_taken_for_a_machine_without_any() -> None:
     assert (found.rule.name, found.rule.scope) == ("gpu-lost", "host")
 
 
-def test_a_machine_without_gpus_computes_on_its_processors(broken: Path) -> None:
+def test_a_machine_without_gpus_computes_on_its_cpu(broken: Path) -> None:
     broken.unlink()
     assert device_of(1) == torch.device("cpu")
 
@@ -43,6 +43,6 @@ def test_no_error_is_raised_if_gpus_are_hidden_on_purpose() -> None:
     assert not RankEnv.from_mapping({}).no_gpu
 
 
-def test_a_rank_has_the_gpu_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_uses_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert device_of(3) == torch.device("cuda", 3)

@@ -1,4 +1,4 @@
-"""What torch finds in the environment of a rank."""
+"""Environment variables for torch that a rank sets before it imports torch."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.env import RankEnv
-from tests.trainer.trainer_launch import ROOT
+from tests.trainer.launch.tiny_runs import ROOT
 from trainer.rank.environment import torch_defaults
 from trainer.rank.ranks import INIT_TIMEOUT
 
@@ -27,7 +27,7 @@ def test_the_flight_recorder_writes_next_to_the_stacks() -> None:
 
 @pytest.mark.process
 def test_defaults_are_set_before_torch_is_imported_and_keep_set_values(tmp_path: Path) -> None:
-    """`start` is replaced by one that shows what it finds."""
+    """`start` is replaced by a function that prints the environment."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
         "import trainer.process\n"

@@ -1,4 +1,4 @@
-"""A rank of an attempt that was given up leaves no mark."""
+"""A rank of a superseded attempt writes nothing."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.fence import Fence, GivenUp, write_fence
 from orchestrator.contract.files.run_dir import RunDir
-from tests.trainer.test_trainer_files import METRICS
+from tests.trainer.measure.test_line_file import METRICS
 from trainer.measure.metrics import MetricsFile
 from trainer.rank.fence import admit_of
 
@@ -19,7 +19,7 @@ def run(tmp_path: Path) -> RunDir:
     return run
 
 
-def test_a_metric_of_an_attempt_that_was_given_up_is_not_written(run: RunDir) -> None:
+def test_a_superseded_attempt_writes_no_metrics(run: RunDir) -> None:
     for attempt in (2, 1):
         env = RankEnv(attempt=attempt, heartbeat_socket="/tmp/ranks.sock")
         file = MetricsFile(run.metrics, admit_of(run, env))

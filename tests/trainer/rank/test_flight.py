@@ -1,4 +1,4 @@
-"""What a rank writes down of its collectives as it ends by an exception."""
+"""The flight recorder dump that a rank writes when an exception ends it."""
 
 import pickle
 import sys
@@ -21,7 +21,7 @@ RECORDER = "torch._C._distributed_c10d"
 
 @pytest.fixture
 def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RankEnv:
-    """Of a rank that has called more than is kept."""
+    """The environment of a rank that has called more collectives than the recorder keeps."""
     entries = [call(ALL, seq, 12) for seq in range(1, LAST_CALLS + 50)]
     dump = pickle.dumps({"version": "2.10", "entries": entries})
     recorder = SimpleNamespace(_dump_fr_trace=lambda *what: dump)
@@ -47,7 +47,7 @@ def test_hanging_storage_does_not_block_the_exit(
     monkeypatch.setattr(flight, "write_whole", lambda path, data: answers.wait())
     dump_at_end(env, limit_s=0.1)
     assert list(tmp_path.iterdir()) == []
-    answers.set()  # the thread may go
+    answers.set()  # Let the thread end.
 
 
 def test_missing_storage_raises_no_second_error(tmp_path: Path, env: RankEnv) -> None:

@@ -1,4 +1,4 @@
-"""HeartbeatClient of life in a store, by value; and what many ask of a real one."""
+"""Heartbeats of ranks in a store, with a simulated clock, and with 100 clients of a real store."""
 
 import threading
 from datetime import timedelta
@@ -25,11 +25,11 @@ LIMIT_S = timedelta(seconds=60)
 
 
 class Ends(RuntimeError):
-    """The store is gone."""
+    """Ends `watch`, as when the store is gone."""
 
 
 class Steps:
-    """A clock that only pauses move, and what is done at each of them."""
+    """A clock that only pauses advance. Each pause runs the next step."""
 
     def __init__(self, *steps: object) -> None:
         self.now = 0.0
@@ -72,8 +72,8 @@ def test_rank_0_records_ranks_without_a_beat_between_two_checks() -> None:
     assert steps.now == 4 * LOOK_S
 
 
-class Behind(HashStore):
-    """A store that has much to do: to look at all takes it so long."""
+class SlowStore(HashStore):
+    """A store that takes `takes_s` to answer a read of all heartbeats."""
 
     def __init__(self, steps: Steps) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Behind(HashStore):
 @pytest.mark.parametrize(("takes_s", "looks"), [(LATE_S / 2, 2), (2 * LATE_S, 0)])
 def test_an_outdated_store_names_no_rank(takes_s: float, looks: int) -> None:
     steps = Steps(lambda: None, lambda: None)
-    store = Behind(steps)
+    store = SlowStore(steps)
     prepare(store, 2)
     store.takes_s = takes_s
     with pytest.raises(Ends):
@@ -97,8 +97,8 @@ def test_an_outdated_store_names_no_rank(takes_s: float, looks: int) -> None:
     assert store.get("missing") == (b"0 1" if looks else b"")
 
 
-def test_a_check_from_before_the_query_is_no_answer() -> None:
-    """One that broke just now still moved in the look that is under way."""
+def test_a_check_that_began_before_the_query_does_not_answer_it() -> None:
+    """A rank that stopped just now still had a heartbeat in the check that is running."""
     store = HashStore()
     prepare(store, 3)
     store.add("looks", 7)
@@ -112,7 +112,7 @@ def test_a_check_from_before_the_query_is_no_answer() -> None:
     assert missing(store, steps.pause) == (1, 2)
 
 
-def test_all_are_gone_when_each_has_left() -> None:
+def test_all_ranks_are_gone_after_each_has_left() -> None:
     store = HashStore()
     prepare(store, 3)
     for rank in (1, 2):
@@ -123,7 +123,7 @@ def test_all_are_gone_when_each_has_left() -> None:
 
 
 def test_a_rank_that_leaves_before_its_first_beat_says_so() -> None:
-    """Its thread may not have come as far when its part in the check is done."""
+    """Its heartbeat thread may not have started when its part of the check is done."""
     store = HashStore()
     early = HeartbeatClient(1, lambda: store)
     early.leave()
@@ -133,8 +133,8 @@ def test_a_rank_that_leaves_before_its_first_beat_says_so() -> None:
     assert beats(store, 2) == [0, GONE]
 
 
-class Counting(HashStore):
-    """Counts what is asked of it."""
+class CountingStore(HashStore):
+    """A store that counts requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,8 +149,8 @@ class Counting(HashStore):
         return super().get(key)
 
 
-def requests_of_a_question(count: int) -> int:
-    store = Counting()
+def requests_of_one_host(count: int) -> int:
+    store = CountingStore()
     prepare(store, count)
     store.requests = 0
     client = HeartbeatClient(1, lambda: store, store)
@@ -160,7 +160,7 @@ def requests_of_a_question(count: int) -> int:
 
 
 def test_the_requests_of_a_host_do_not_grow_with_the_number_of_hosts() -> None:
-    assert requests_of_a_question(2) == requests_of_a_question(2048) == 5
+    assert requests_of_one_host(2) == requests_of_one_host(2048) == 5
 
 
 @pytest.mark.process
@@ -180,7 +180,7 @@ def test_a_hundred_hosts_that_ask_at_once_all_name_the_one_that_stopped() -> Non
         answers[client.rank] = client.ask()
 
     def until_all_moved(_: float) -> None:
-        """Rather than for a second, which may be too short for this machine."""
+        """Pause until every client has sent a beat, as a second is too short on a busy machine."""
         if len(answers) == len(living):
             raise Ends
         before = beats(server, count)

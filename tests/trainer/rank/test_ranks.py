@@ -1,4 +1,4 @@
-"""Process groups: how long they wait, and where ranks that are started again meet."""
+"""Timeouts of process groups, and how ranks that torchrun restarts connect."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.mesh import Mesh
 from orchestrator.detect.heartbeat_monitor import CHECKPOINT_LIMIT_S
-from tests.trainer.trainer_launch import (
+from tests.trainer.launch.tiny_runs import (
     LIMIT_S,
     ROOT,
     finish,
@@ -39,7 +39,7 @@ from trainer.rank.ranks import (
 )
 
 LOOPBACK = "127.0.0.1"
-FAULTY = str(Path(__file__).parents[1] / "faulty_trainer.py")
+FAULTY = str(Path(__file__).parents[1] / "launch" / "faulty_trainer.py")
 
 
 def drill(fault: str, step: int) -> str:
@@ -51,7 +51,7 @@ def write(path: Path, config: dict[str, Any]) -> str:
     return str(path)
 
 
-def test_every_group_waits_long_at_first_and_shorter_in_training() -> None:
+def test_every_group_has_a_long_timeout_first_and_a_shorter_one_in_training() -> None:
     with process_group(RankEnv()):
         arrange(Mesh(), RankEnv())
         assert {timeout for _, timeout in timeouts()} == {INIT_TIMEOUT}
@@ -61,21 +61,21 @@ def test_every_group_waits_long_at_first_and_shorter_in_training() -> None:
         assert dict(timeouts())[late.group_name] > timedelta(minutes=1)
 
 
-def test_in_training_every_group_waits_longer_than_ndctl_lets_ranks_stand_still() -> None:
-    """Or a watchdog would end the save that ndctl still allows."""
+def test_in_training_every_group_waits_longer_than_ndctls_hang_timeout() -> None:
+    """Otherwise the watchdog of torch ends a save that ndctl still allows."""
     assert timedelta(seconds=CHECKPOINT_LIMIT_S) + timedelta(minutes=1) < TRAIN_TIMEOUT
     assert TRAIN_TIMEOUT < INIT_TIMEOUT
     assert train_timeout(0.0) == train_timeout(900.0) == TRAIN_TIMEOUT
     assert train_timeout(7200.0) == timedelta(minutes=125)
 
 
-def test_every_group_waits_as_long_as_the_job_for_its_start() -> None:
+def test_every_group_waits_as_long_as_the_job_allows_for_its_start() -> None:
     with process_group(RankEnv(), 3600.0):
         assert {timeout for _, timeout in timeouts()} == {timedelta(minutes=65)}
 
 
 def test_a_tensor_parallel_group_may_be_on_two_hosts(tmp_path: Path) -> None:
-    """As it is in an NVLink block: a rank on each, told so as torchrun tells it."""
+    """For example in an NVLink block. Each host has one rank, with the variables of torchrun."""
     losses = {}
     for hosts, env in ((1, {}), (2, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})):
         out = tmp_path / f"on-{hosts}"
@@ -92,7 +92,7 @@ def timeouts() -> list[tuple[str, timedelta]]:
 
 @pytest.mark.process
 def test_a_stopped_rank_fails_the_others_after_the_timeout_of_training(tmp_path: Path) -> None:
-    """And a rank that comes later than that to the start is waited for."""
+    """A rank that starts later than this timeout is still waited for."""
     config = tiny(tmp_path / "out", parallel={"dp_shard": 2}, steps=50)
     env = {"TEST_TRAIN_TIMEOUT_S": "5", "TEST_LATE_S": "6", "NDCTL_DRILLS": drill("stop", 4)}
     ranks = start_ranks([FAULTY, write(tmp_path / "config.json", config)], 2, env)
@@ -126,7 +126,8 @@ def test_ranks_that_torchrun_restarts_connect_and_continue(tmp_path: Path) -> No
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
             "TEST_FIRST_DRILLS": drill("kill", 4),
-            # gloo's rank 1 looks up rank 0's address, and must not find the one of its last life.
+            # gloo's rank 1 reads the address of rank 0, and must not find that of the previous
+            # start.
             "TEST_LATE_AGAIN_S": "2",
         },
         capture_output=True,
@@ -143,19 +144,19 @@ def test_ranks_that_torchrun_restarts_connect_and_continue(tmp_path: Path) -> No
     assert losses_of(out)[6] < losses_of(out)[1]
 
 
-def test_the_peak_is_the_most_memory_that_the_process_held() -> None:
+def test_the_peak_is_the_highest_memory_of_the_process() -> None:
     cpu = torch.device("cpu")
     before = peak_memory_bytes(cpu)
-    # Up to the peak of the tests before this one, and 256 MiB beyond.
+    # Allocate up to the peak of earlier tests, plus 256 MiB.
     held = torch.ones(before // 4 + 64 * 2**20)
     after = peak_memory_bytes(cpu)
     del held
     assert after - before > 100 * 2**20
-    # The kernel counts in batches, for each thread.
+    # The kernel updates its counter in batches, for each thread.
     assert peak_memory_bytes(cpu) >= after - 4 * 2**20
 
 
-def test_torchrun_counts_restarts_into_the_attempt() -> None:
+def test_restarts_by_torchrun_increase_the_attempt() -> None:
     assert RankEnv.from_mapping({}).attempt == 1
     assert RankEnv.from_mapping({"TORCHELASTIC_RESTART_COUNT": "2"}).attempt == 3
     assert RankEnv.from_mapping({"NDCTL_ATTEMPT": "4"}).attempt == 4

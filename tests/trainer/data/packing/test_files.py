@@ -1,4 +1,4 @@
-"""Which files a glob means, and what they are."""
+"""Which files a glob selects, and their format."""
 
 import os
 import sysconfig
@@ -12,7 +12,7 @@ from tests.trainer.data.data_files import write_texts
 from trainer.data.packing.files import find
 
 
-def test_stdlib_means_pythons_library_without_installed_packages() -> None:
+def test_stdlib_selects_pythons_library_without_installed_packages() -> None:
     stdlib = sysconfig.get_paths()["stdlib"]
     found = [file.path for file in find("{stdlib}/**/*.py", "auto", "data.files").files]
     assert found == sorted(found)
@@ -49,7 +49,7 @@ def test_empty_files_are_skipped(tmp_path: Path) -> None:
         find(files, "auto", "data.validation.files")
 
 
-def test_folders_are_datasets_or_nothing(tmp_path: Path) -> None:
+def test_a_folder_is_a_dataset_or_is_ignored(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="it is a folder: add"):
         find(str(tmp_path), "auto", "data.files")
     for split in ("train", "test"):

@@ -1,4 +1,4 @@
-"""Packing: complete files or none, made again only when something changed, in little memory."""
+"""Packing writes a complete file or none, again only after a change, and in little memory."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.errors import TrainingError
 from tests.trainer.data.data_files import (
-    nobody,
+    ignore_progress,
     packed,
     save_tokenizer,
     text_of,
@@ -31,7 +31,7 @@ def packing(files: str, columns: Columns | None = None, tokenizer: Tokenizer | N
     return packing_of(found, columns or Columns("text"), tokenizer or Bytes())
 
 
-def test_the_size_of_read_batches_changes_nothing(
+def test_the_result_does_not_depend_on_the_size_of_read_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"q": f"question {n}", "a": f"answer {n * n}"} for n in range(50)]
@@ -43,7 +43,7 @@ def test_the_size_of_read_batches_changes_nothing(
     assert (tmp_path / "parts.tokens").read_bytes() == (tmp_path / "whole.tokens").read_bytes()
 
 
-def test_progress_runs_from_nothing_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_runs_from_zero_to_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pack_module, "BATCH_PIECES", 1)
     told: list[Progress] = []
     job = packing(write_texts(tmp_path / "texts", "a" * 30, "b" * 10))
@@ -59,7 +59,7 @@ def test_memory_does_not_grow_with_the_data(
     files = write_texts(tmp_path / "texts", b"a line of text\n" * (1 << 19))
     tracemalloc.start()
     try:
-        pack(packing(files), tmp_path / "x.tokens", nobody)
+        pack(packing(files), tmp_path / "x.tokens", ignore_progress)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -73,7 +73,7 @@ def test_a_packed_file_is_kept_until_its_input_changes(tmp_path: Path) -> None:
     write_rows(rows, [{"text": "one", "other": "uno"}])
 
     def made(**changes: Any) -> bool:
-        return pack_unless_there(packing(str(rows), **changes), out, nobody)[1]
+        return pack_unless_there(packing(str(rows), **changes), out, ignore_progress)[1]
 
     assert [made(), made()] == [True, False]
     assert [made(columns=Columns("other")), made(columns=Columns("other"))] == [True, False]
@@ -87,7 +87,7 @@ def test_a_packed_file_is_kept_until_its_input_changes(tmp_path: Path) -> None:
     assert text_of(packed(str(rows), out)) == b"two\0"
 
 
-def test_the_same_documents_have_the_same_content_hash_wherever_they_lie(tmp_path: Path) -> None:
+def test_the_content_hash_of_documents_does_not_depend_on_their_path(tmp_path: Path) -> None:
     here = packed(write_texts(tmp_path / "here", "text"), tmp_path / "x.tokens").header
     there = packed(write_texts(tmp_path / "there", "text"), tmp_path / "y.tokens").header
     other = packed(write_texts(tmp_path / "other", "tex", "t"), tmp_path / "z.tokens").header
@@ -99,11 +99,11 @@ def test_a_failed_pack_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\nnot fine\n')
     out = tmp_path / "out" / "x.tokens"
     with pytest.raises(TrainingError, match=r"a\.jsonl:2"):
-        pack(packing(str(tmp_path / "a.jsonl")), out, nobody)
+        pack(packing(str(tmp_path / "a.jsonl")), out, ignore_progress)
     assert [*out.parent.iterdir()] == []
 
 
-def test_a_write_error_is_named_and_the_old_file_kept(tmp_path: Path) -> None:
+def test_a_write_error_is_reported_and_the_old_file_kept(tmp_path: Path) -> None:
     out = tmp_path / "x.tokens"
     out.write_text("old")
     with (
@@ -115,7 +115,11 @@ def test_a_write_error_is_named_and_the_old_file_kept(tmp_path: Path) -> None:
     assert out.read_text() == "old"
     (tmp_path / "file").write_text("")
     with pytest.raises(TrainingError, match="failed to write "):
-        pack(packing(write_texts(tmp_path / "texts", "x")), tmp_path / "file" / "x.tokens", nobody)
+        pack(
+            packing(write_texts(tmp_path / "texts", "x")),
+            tmp_path / "file" / "x.tokens",
+            ignore_progress,
+        )
 
 
 def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
@@ -125,9 +129,9 @@ def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.tokens", "y.tokens.partial-7"]
 
 
-def test_no_text_and_no_columns_are_refused(tmp_path: Path) -> None:
+def test_missing_text_and_missing_columns_are_refused(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "a.jsonl", [{"text": ""}])
     with pytest.raises(TrainingError, match=r"no text in .*a\.jsonl"):
-        pack(packing(rows), tmp_path / "x.tokens", nobody)
+        pack(packing(rows), tmp_path / "x.tokens", ignore_progress)
     with pytest.raises(TrainingError, match="text files have no columns"):
         packing(write_texts(tmp_path / "texts", "x"), Columns("text", "prompt"))

@@ -1,4 +1,4 @@
-"""Documents out of text and JSONL, and what is said of rows that cannot be used."""
+"""Documents from text files and JSONL, and the errors for rows that cannot be used."""
 
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ def test_pieces_end_where_tokens_are_least_affected(data: bytes, cut: int) -> No
     assert end_of_piece(data) == cut
 
 
-def test_bytes_that_are_no_utf8_are_reported_with_their_line(tmp_path: Path) -> None:
+def test_invalid_utf8_in_text_is_reported_with_its_line(tmp_path: Path) -> None:
     files = write_texts(tmp_path, b"one\ntwo\nth\xffee\n")
     with pytest.raises(TrainingError, match=r"0\.txt:3: byte 0xff is not UTF-8"):
         pieces(files)
@@ -93,7 +93,7 @@ def test_a_bad_row_is_reported_with_its_line(tmp_path: Path, line: str, what: st
         pieces(str(path))
 
 
-def test_a_row_that_is_no_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
+def test_invalid_utf8_in_a_row_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "fine"}\n{"text": "\xe4"}\n')
     with pytest.raises(TrainingError, match=r"a\.jsonl:2: byte 0xe4 is not UTF-8"):

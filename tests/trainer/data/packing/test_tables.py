@@ -1,4 +1,4 @@
-"""Documents out of Parquet files and saved datasets."""
+"""Documents from Parquet files and saved datasets."""
 
 import importlib
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Bytes, and Hugging Face tokenizers from a folder."""
+"""The byte tokenizer, and Hugging Face tokenizers from a folder."""
 
 import json
 from pathlib import Path
@@ -16,16 +16,16 @@ def test_a_byte_is_a_token() -> None:
     assert open_tokenizer("bytes").vocabulary.kind == "uint8"
 
 
-def test_words_become_their_numbers_and_nothing_else(tmp_path: Path) -> None:
+def test_words_become_their_ids_without_special_tokens(tmp_path: Path) -> None:
     tokenizer = open_tokenizer(save_tokenizer(tmp_path, ["one", "two"]))
     assert (tokenizer.vocabulary.num_tokens, tokenizer.vocabulary.end) == (4, 1)
-    # The tokenizer's own limit of four tokens cuts nothing off.
+    # The tokenizer's own limit of four tokens truncates nothing.
     encoded = tokenizer.encode([b"two one one two two", b"three"])
     assert [one.tolist() for one in encoded] == [[3, 2, 2, 3, 3], [0]]
 
 
 @pytest.mark.parametrize(("words", "kind"), [(100, "uint8"), (300, "uint16"), (70_000, "uint32")])
-def test_tokens_are_stored_as_small_as_the_vocabulary_allows(
+def test_tokens_are_stored_in_the_smallest_type_for_the_vocabulary(
     tmp_path: Path, words: int, kind: str
 ) -> None:
     tokenizer = open_tokenizer(save_tokenizer(tmp_path / "t", (f"w{n}" for n in range(words))))
@@ -60,6 +60,6 @@ def test_the_identity_of_a_tokenizer_ignores_its_folder(tmp_path: Path) -> None:
     assert a == b != c
 
 
-def test_bytes_that_are_no_text_are_tokens_too(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_tokens_too(tmp_path: Path) -> None:
     file = packed(write_texts(tmp_path / "texts", b"\xff\xfe"), tmp_path / "x.tokens")
     assert text_of(file) == b"\xff\xfe\0"

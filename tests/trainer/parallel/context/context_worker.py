@@ -1,7 +1,7 @@
-"""Attention over the ranks of axis cp, measured on real ranks.
+"""Measures attention over the ranks of axis cp, on real ranks.
 
-A case names its `measure`, `cp` and `method`, and has more keys as that measure takes them; the
-ranks are split into groups of `cp`. Its answer is the largest that any rank found, by name.
+A case has `measure`, `cp`, `method` and the other arguments of that measure. The ranks are split
+into groups of `cp`. The answer has, for each name, the largest value of all ranks.
 """
 
 import sys
@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.spec.model_spec import ModelSpec
-from tests.trainer.trainer_launch import LLAMA
+from tests.trainer.launch.tiny_runs import LLAMA
 from trainer.loss import TokenLoss
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
@@ -46,11 +46,11 @@ def attention(
     dtype: str,
     features: int = 8,
 ) -> Found:
-    """How far the result and the gradients are from those of one process in float64."""
+    """Largest error of the result and the gradients, compared with one process in float64."""
     torch.manual_seed(0)
     shapes = {"q": heads, "k": kv_heads, "v": kv_heads, "grad": heads}
     whole = {
-        # As in a model: tokens before heads in memory.
+        # In memory, tokens come before heads, as in a model.
         name: torch.randn(2, tokens, count, features, dtype=torch.float64).transpose(1, 2)
         for name, count in shapes.items()
     }
@@ -87,7 +87,11 @@ def _distance(found: torch.Tensor | None, expected: torch.Tensor) -> float:
 
 
 def saved(cp: DeviceMesh, method: Any, tokens: int, recompute: Any = "none") -> Found:
-    """What a model keeps between forward and backward pass, and what the ring sends meanwhile."""
+    """What a model keeps for the backward pass, and how often the ring sends.
+
+    `bytes` is the size of the kept tensors, `squares` is how many of them grow with the square of
+    the sequence, and `sends` counts calls in both passes.
+    """
     decoder = _decoder(cp, method, tokens, recompute)
     positions_T = decoder.positions_1T[0]
     ids_BT = torch.arange(tokens).remainder(251)[positions_T].unsqueeze(0)

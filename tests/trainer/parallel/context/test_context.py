@@ -1,4 +1,4 @@
-"""Which tokens a rank has under context parallel, what is refused, and what the ranks compute."""
+"""Context parallel: the tokens of each rank, what is refused, and the results of attention."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +10,12 @@ import torch
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.errors import TrainingError
+from tests.trainer.launch.tiny_runs import LLAMA, tiny, work
 from tests.trainer.parallel.parity_cells import (
     GRAD_NORM,
     LOSS,
     difference,
 )
-from tests.trainer.trainer_launch import LLAMA, tiny, work
 from trainer.model.build import read_model_config
 from trainer.parallel.context import Method, check_context_parallel, local_positions
 from trainer.parallel.context.gather import by_rank, in_sequence, parts_beyond_own
@@ -39,7 +39,7 @@ def test_zigzag_gives_an_early_chunk_and_a_late_one() -> None:
 
 
 @pytest.mark.parametrize("cp", [2, 3, 4])
-def test_the_parts_of_ring_and_gathering_are_the_causal_mask(cp: int) -> None:
+def test_ring_and_all_gather_parts_add_up_to_the_causal_mask(cp: int) -> None:
     tokens = 6
     order = [local_positions(tokens * cp, "ring", cp, rank) for rank in range(cp)]
     for rank in range(cp):
@@ -75,7 +75,7 @@ def refused(config: dict[str, Any], method: Method, tokens: int, **degrees: int)
     return str(caught.value)
 
 
-def test_all_obstacles_to_context_parallel_are_named_at_once() -> None:
+def test_all_reasons_against_context_parallel_are_reported_at_once() -> None:
     told = refused(GPT2, "ulysses", 33, cp=2)
     assert "data.sequence_length is 33" in told
     assert "multiple of 2" in told
@@ -161,7 +161,7 @@ Measure = Callable[[list[dict[str, Any]]], list[dict[str, float]]]
 
 @pytest.fixture(scope="module")
 def measure(tmp_path_factory: pytest.TempPathFactory) -> Measure:
-    """What `context_worker.py` answers to cases; all are measured in one launch of four ranks."""
+    """Runs cases of `context_worker.py`; all of them in one launch of four ranks."""
     folder = tmp_path_factory.mktemp("context")
     cases = [*ATTENTION, *BROKEN, *WHOLE, *PARTS, *RECOMPUTED]
     answers = work(folder, 4, cases, worker="tests.trainer.parallel.context.context_worker")
@@ -188,22 +188,23 @@ def test_broken_attention_fails_the_check(measure: Measure) -> None:
 
 @pytest.mark.process
 @one_launch
-def test_a_sequence_32_times_as_long_is_kept_in_parts(measure: Measure) -> None:
+def test_memory_grows_linearly_for_a_sequence_32_times_as_long(measure: Measure) -> None:
     short, whole = measure(WHOLE)
-    # Nothing that one process keeps grows with the square of the length.
+    # On one process no kept tensor grows with the square of the length either.
     assert whole["bytes"] < 33 * short["bytes"]
     for case, part in zip(PARTS, measure(PARTS), strict=True):
         share = part["bytes"] / whole["bytes"] * case["cp"]
-        # Ulysses keeps its result before and after the exchange of heads.
+        # Ulysses keeps its result twice, before and after the exchange of heads.
         assert 0.99 < share < (1.1 if case["method"] == "ulysses" else 1.01), (case, share)
         assert part["squares"] == 0, case
 
 
 @pytest.mark.process
 @one_launch
-def test_selective_recomputation_sends_nothing_twice(measure: Measure) -> None:
+def test_selective_recomputation_does_not_repeat_sends(measure: Measure) -> None:
     none, selective, full = measure(RECOMPUTED)
-    # Three layers: keys go around in one hop, and in the backward pass their gradients in two.
+    # Three layers. Keys take one hop in the forward pass. In the backward pass keys take one hop
+    # again, and their gradients take two.
     assert [answer["sends"] for answer in (none, selective, full)] == [12, 12, 15]
 
 

@@ -1,4 +1,4 @@
-"""Blocks of attention: which kernel does them, and how torch's kernels for CUDA are called."""
+"""Which kernel computes a block of attention, and the arguments of torch's CUDA kernels."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,7 @@ def random(
 def test_kernels_for_cuda_accept_their_arguments(
     dtype: torch.dtype, kernel: Kernel, queries: int, keys: int, causal: bool
 ) -> None:
-    """torch checks arguments and works out shapes without a GPU; numbers it cannot show."""
+    """Without a GPU, torch checks the arguments and computes shapes, but no values."""
     with FakeTensorMode():
         q = random(4, queries, dtype=dtype, on="cuda")
         k, v = (random(2, keys, dtype=dtype, on="cuda") for _ in range(2))
@@ -51,7 +51,7 @@ def test_kernels_for_cuda_accept_their_arguments(
     assert {gradient.dtype for gradient in gradients} == {dtype}
 
 
-def test_heads_longer_than_flash_attention_takes_go_to_the_other_kernel() -> None:
+def test_heads_too_long_for_flash_attention_use_the_other_kernel() -> None:
     with FakeTensorMode():
         assert kernel_for(random(1, 8, 256, torch.bfloat16, "cuda")) is FLASH
         assert kernel_for(random(1, 8, 264, torch.bfloat16, "cuda")) is EFFICIENT
@@ -72,7 +72,7 @@ def test_heads_of_any_length_are_padded_for_cuda() -> None:
     assert out.shape == q.shape
 
 
-def test_repeating_heads_and_adding_their_gradients_is_attention_in_groups() -> None:
+def test_repeating_heads_and_adding_gradients_equals_grouped_attention() -> None:
     q, grad, k, v = (random(heads, 12) for heads in (6, 6, 2, 2))
     groups = Block(q, k, v, 0.3, causal=True)
     single = Block(q, *repeated(groups), 0.3, causal=True)
@@ -83,7 +83,7 @@ def test_repeating_heads_and_adding_their_gradients_is_attention_in_groups() -> 
     torch.testing.assert_close(gradients, CPU.backward(groups, expected, grad))
 
 
-def test_two_merged_blocks_equal_one() -> None:
+def test_two_merged_blocks_equal_one_block() -> None:
     q, k, v = (random(2, 12) * 5 for _ in range(3))
 
     def answer(keys: slice) -> AttentionOutput:

@@ -1,4 +1,4 @@
-"""What trainings truly read, over restarts and meshes; and data that they refuse."""
+"""The samples that trainings read over restarts and meshes, and data that they refuse."""
 
 import io
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.contract.files import exit_codes
 from tests.trainer.data.data_files import save_tokenizer, write_rows
-from tests.trainer.trainer_launch import finish, losses_of, tiny, train, work
+from tests.trainer.launch.tiny_runs import finish, losses_of, tiny, train, work
 from trainer.data.__main__ import main
 
 pytestmark = pytest.mark.process
@@ -53,7 +53,7 @@ def test_every_sample_is_read_once_over_restarts_and_meshes(tmp_path: Path) -> N
     code, said = ledger_of(broken)
     assert code == exit_codes.FAILED
     assert "step 1: it read wrong samples" in said
-    # Nothing was packed again after the first start.
+    # Only the first start packed the data.
     assert [path.name for path in (out / "tokens").iterdir()] == ["train.tokens"]
 
 

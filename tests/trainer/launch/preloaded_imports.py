@@ -1,6 +1,6 @@
-"""What a rank of a test imports, to be imported once before ranks are forked.
+"""The modules that ranks of tests import. They are imported once, before ranks are forked.
 
-Nothing that is imported here may start a thread.
+A module that starts a thread must not be imported here, because a fork does not copy threads.
 """
 
 from trainer.imports import hidden
@@ -12,4 +12,4 @@ with hidden("torchao"):
     import transformers.models.qwen2.modeling_qwen2
     import transformers.models.qwen3.modeling_qwen3  # noqa: F401
 
-    import tests.trainer.trainer_worker  # noqa: F401
+    import tests.trainer.launch.training_worker  # noqa: F401

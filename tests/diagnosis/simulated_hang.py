@@ -1,8 +1,8 @@
-"""Jobs that stand still, simulated: ranks that run a program of collectives until one goes wrong.
+"""Simulated jobs that hang: ranks run a program of collectives until a fault blocks them.
 
-What comes out is what the flight recorder of each rank would hold, in torch's own form, with the
-truth about who did it. `blocking` is gloo: one operation at a time, no members and no sends in the
-dump. Else NCCL: the program runs ahead of its device.
+The result has the flight recorder dump of each rank, in torch's format, and the true culprit.
+`blocking` simulates gloo: one operation at a time, and dumps without members and sends. Otherwise
+NCCL is simulated, where the program runs ahead of the device.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ Fault = Literal[
 STOPS: tuple[Fault, ...] = ("stopped", "busy", "loader", "checkpoint")
 PROGRAM: tuple[Fault, ...] = ("skip", "shape", "dtype", "kind", "order")
 FAULTS: tuple[Fault, ...] = (*STOPS, *PROGRAM)
-"""Those that one rank is to blame for."""
+"""Faults that have one culprit."""
 TUNED = range(10_000, 20_000)
-"""Seeds to look at when the analysis is changed …"""
+"""Seeds that may be inspected while the analysis is changed."""
 JUDGED = range(50_000, 60_000)
-"""… and seeds that only ever judge it."""
+"""Seeds that only measure the analysis. Nobody looks at single cases of these."""
 MESHES = (
     (1, 1, 8, 1, 1),
     (1, 2, 4, 1, 1),
@@ -45,8 +45,8 @@ MESHES = (
     (2, 1, 2, 2, 2),
     (1, 1, 2, 1, 8),
 )
-TALKS = 7
-"""Sends and receives of a group for each of its collectives."""
+SENDS_PER_COLLECTIVE = 7
+"""Number of sends and receives of a group per collective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class SimOp:
     numel: int
     dtype: str = "BFloat16"
     peer: int | None = None
-    """Index in the group, of a send or receive."""
+    """For a send or receive: index of the peer in the group."""
     site: str = ""
-    """The place in the program that calls it."""
+    """The place in the program that calls the operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Job:
     mesh: tuple[int, ...]
     groups: list[SimGroup]
     of_rank: list[dict[str, int]]
-    """Rank -> axis -> index of its group."""
+    """Rank -> axis -> index of the rank's group."""
 
     @property
     def world(self) -> int:
@@ -81,8 +81,8 @@ class Job:
 
 
 def make_job(mesh: Sequence[int], evaluator: bool = False) -> Job:
-    """With `evaluator`, one rank more than the mesh has: all others have a group without it, and it
-    has one with rank 0. torch calls such groups undefined."""
+    """The process groups of a mesh. `evaluator` adds a rank outside the mesh: the other ranks have
+    a group without it, and it has a group with rank 0. torch calls such groups `undefined`."""
     world = prod(mesh) + evaluator
     job = Job(tuple(mesh), [SimGroup("0", "default_pg", tuple(range(world)))], [])
     job.of_rank = [{"world": 0} for _ in range(world)]
@@ -107,7 +107,7 @@ def make_job(mesh: Sequence[int], evaluator: bool = False) -> Job:
 
 
 def program(job: Job, rank: int, steps: int, micro: int, layers: int) -> list[SimOp]:
-    """What a rank calls in `steps` steps: all micro batches forward, then all backward."""
+    """The operations of a rank in `steps` steps: all micro batches forward, then all backward."""
     of, mesh = job.of_rank[rank], job.mesh
     stage = rank // prod(mesh[1:])
     ops: list[SimOp] = []
@@ -141,7 +141,7 @@ def program(job: Job, rank: int, steps: int, micro: int, layers: int) -> list[Si
 
 
 @dataclass(slots=True)
-class Standstill:
+class SimulatedHang:
     job: Job
     fault: Fault
     culprit: int | None
@@ -150,32 +150,32 @@ class Standstill:
     """Rank -> dump in torch's form."""
 
 
-class Numbers(NamedTuple):
-    """Number of an operation in its group, as torch counts."""
+class CallNumbers(NamedTuple):
+    """Numbers of an operation in its group, which torch counts separately for sends."""
 
     collectives: int
-    talks: int
+    sends: int
 
-    def after(self, steps: int) -> "Numbers":
-        """Where so many steps were before; a step of a pipeline has more sends than collectives."""
-        return Numbers(self.collectives + steps, self.talks + TALKS * steps)
+    def after(self, steps: int) -> "CallNumbers":
+        """The numbers after `steps` more steps. A pipeline has more sends than collectives."""
+        return CallNumbers(self.collectives + steps, self.sends + SENDS_PER_COLLECTIVE * steps)
 
     def of(self, op: SimOp) -> int:
-        return self.collectives if op.peer is None else self.talks
+        return self.collectives if op.peer is None else self.sends
 
 
 @dataclass(slots=True)
-class _Rank:
+class _SimRank:
     ops: list[SimOp]
     called: int = 0
     done: int = 0
     halt: int | None = None
-    """It calls nothing from this one on."""
+    """Index of the first operation that the rank does not call."""
     calls: dict[tuple[int, bool], int] = field(default_factory=lambda: defaultdict(int))
-    """Of each group, sends and receives apart."""
-    numbers: list[Numbers] = field(default_factory=list)
+    """(group, is a collective) -> number of calls."""
+    numbers: list[CallNumbers] = field(default_factory=list)
     over: set[int] = field(default_factory=set)
-    """Operations that ended before an older one: each group has its own stream."""
+    """Operations that ended before an older one, which is possible as each group has a stream."""
 
     def is_over(self, place: int) -> bool:
         return place < self.done or place in self.over
@@ -186,7 +186,7 @@ class _Rank:
             self.done += 1
 
     def heads(self) -> Iterator[int]:
-        """The oldest operation under way of each group."""
+        """The oldest pending operation of each group."""
         seen: set[int] = set()
         for place in range(self.done, self.called):
             group = self.ops[place].group
@@ -195,17 +195,17 @@ class _Rank:
                 yield place
 
 
-class Run:
-    """Lets all ranks run until nothing moves. With `streams` the operations of one group wait for
-    those of no other group, as on a device: what a rank called last may be over before what it
-    called first."""
+class Simulation:
+    """Runs all ranks until no rank can advance. With `streams`, operations of one group do not wait
+    for those of another, as on a device, so a later call may complete first.
+    """
 
     def __init__(
         self, job: Job, programs: list[list[SimOp]], ahead: int, streams: bool = False
     ) -> None:
         self.streams = streams
         self.job = job
-        self.ranks = [_Rank(ops) for ops in programs]
+        self.ranks = [_SimRank(ops) for ops in programs]
         self.ahead = ahead
         self.broken: set[tuple[int, int]] = set()
         """Operations that never end: (group, number)."""
@@ -213,8 +213,8 @@ class Run:
         self.places: dict[tuple[int, int, int], int] = {}
         """(group, number, rank) -> where in its program."""
 
-    def until_still(self) -> bool:
-        """Whether ranks are left that did not finish."""
+    def run_until_blocked(self) -> bool:
+        """Run; whether the job hangs, i.e. a rank did not finish its program."""
         work = deque(range(len(self.ranks)))
         while work:
             work.extend(self._advance(work.popleft()))
@@ -235,7 +235,7 @@ class Run:
         op = rank.ops[place]
         seq = rank.numbers[place].of(op)
         if op.peer is not None:
-            return self._talk(number, place)
+            return self._match_send(number, place)
         here = self.arrived[op.group, seq]
         here[number] = op
         self.places[op.group, seq, number] = place
@@ -252,19 +252,19 @@ class Run:
         self.ranks[number].over.add(place)
         self.ranks[number].settle()
 
-    def _call(self, rank: _Rank) -> None:
+    def _call(self, rank: _SimRank) -> None:
         end = len(rank.ops) if rank.halt is None else rank.halt
         while rank.called < end and rank.called - rank.done < self.ahead:
             last = rank.called - 1
             if rank.called > rank.done and rank.ops[last].group == 0 and not rank.is_over(last):
-                return  # it reads the result of a step's last operation
+                return  # The program reads the result of the last operation of a step.
             op = rank.ops[rank.called]
             rank.calls[op.group, op.peer is None] += 1
             counts = rank.calls[op.group, True], rank.calls[op.group, False]
-            rank.numbers.append(Numbers(*counts))
+            rank.numbers.append(CallNumbers(*counts))
             rank.called += 1
 
-    def _talk(self, number: int, place: int) -> list[int]:
+    def _match_send(self, number: int, place: int) -> list[int]:
         op = self.ranks[number].ops[place]
         assert op.peer is not None
         peer = self.job.groups[op.group].members[op.peer]
@@ -284,16 +284,16 @@ class Run:
         return []
 
 
-def drawn(
+def random_hang(
     seed: int,
     fault: Fault,
     lost: float = 0.0,
     evaluator: bool = False,
     streams: bool = False,
-) -> "Standstill":
-    """A standstill on a mesh, with a backend and buffers that follow from the seed."""
+) -> "SimulatedHang":
+    """A hang on a mesh, with a backend and buffers that follow from the seed."""
     draw = random.Random(f"{seed} {fault}")
-    return standstill(
+    return simulate_hang(
         seed,
         mesh=draw.choice(MESHES),
         fault=fault,
@@ -307,20 +307,21 @@ def drawn(
     )
 
 
-def active_only(found: "Standstill") -> "Standstill":
-    """The same if NCCL's recorders dumped only pending operations. gloo's recorders dump all in
-    any case: they never call an entry complete."""
+def active_only(found: "SimulatedHang") -> "SimulatedHang":
+    """The same hang with NCCL dumps of pending operations only. Dumps of gloo do not change,
+    because gloo never marks an entry as completed.
+    """
     dumps = {
-        rank: condense(rank, {**raw, "entries": _under_way(raw)}) for rank, raw in found.raw.items()
+        rank: condense(rank, {**raw, "entries": _pending(raw)}) for rank, raw in found.raw.items()
     }
     return dataclasses.replace(found, scene=replace(found.scene, dumps=dumps))
 
 
-def _under_way(raw: dict[str, Any]) -> list[dict[str, Any]]:
+def _pending(raw: dict[str, Any]) -> list[dict[str, Any]]:
     return [entry for entry in raw["entries"] if entry["state"] != "completed"]
 
 
-def standstill(
+def simulate_hang(
     seed: int,
     *,
     mesh: Sequence[int],
@@ -333,13 +334,13 @@ def standstill(
     known_mesh: bool = False,
     evaluator: bool = False,
     streams: bool = False,
-) -> Standstill:
-    """One job that hangs by `fault`; drawn again until it does."""
+) -> SimulatedHang:
+    """A job that hangs because of `fault`. It is drawn again until it hangs."""
     draw = random.Random(seed)
     job = make_job(mesh, evaluator)
     while True:
         run, culprit = _hang(draw, job, fault, blocking, streams and not blocking)
-        if run.until_still():
+        if run.run_until_blocked():
             break
     bases = {group.desc: draw.randrange(50_000) for group in job.groups}
     base = [bases[group.desc] for group in job.groups]
@@ -363,15 +364,15 @@ def standstill(
         if group.desc != "undefined":
             axes[group.desc] += (group.members,)
     scene = HangEvidence(dumps=dumps, facts=facts, world=job.world, axes=axes)
-    return Standstill(job, fault, culprit, scene, raw)
+    return SimulatedHang(job, fault, culprit, scene, raw)
 
 
 def _hang(
     draw: random.Random, job: Job, fault: Fault, blocking: bool, streams: bool
-) -> tuple[Run, int | None]:
+) -> tuple[Simulation, int | None]:
     shape = (draw.randint(1, 2), draw.randint(1, 3), draw.randint(1, 2))
     programs = [program(job, rank, *shape) for rank in range(job.world)]
-    run = Run(job, programs, 1 if blocking else draw.choice((4, 16, 48)), streams)
+    run = Simulation(job, programs, 1 if blocking else draw.choice((4, 16, 48)), streams)
     odd = (
         job.world > prod(job.mesh) and fault in PROGRAM
     )  # no evidence shows which of the two it was
@@ -405,7 +406,7 @@ def _spoil(draw: random.Random, ops: list[SimOp], at: int, fault: Fault) -> None
 
 
 def _dump(
-    job: Job, rank: _Rank, number: int, base: list[int], buffer: int, blocking: bool
+    job: Job, rank: _SimRank, number: int, base: list[int], buffer: int, blocking: bool
 ) -> dict[str, Any]:
     entries = []
     for i in range(rank.called):
@@ -431,9 +432,10 @@ def _dump(
     }
 
 
-def _status(rank: _Rank, base: list[int], blocking: bool) -> dict[str, dict[str, int]]:
-    """What torch calls the last collectives. NCCL's watchdog gives the number of whatever was last,
-    be it a send, which is counted apart; gloo counts all in one."""
+def _status(rank: _SimRank, base: list[int], blocking: bool) -> dict[str, dict[str, int]]:
+    """`pg_status` of a dump. NCCL reports the number of its last operation, even if it is a send,
+    which has its own count. gloo has one count for all operations.
+    """
     status: dict[str, dict[str, int]] = {}
     for i in range(rank.called):
         op = rank.ops[i]
@@ -455,7 +457,7 @@ def _status(rank: _Rank, base: list[int], blocking: bool) -> dict[str, dict[str,
 
 
 def _entry(
-    job: Job, op: SimOp, number: int, at: Numbers, done: bool, blocking: bool
+    job: Job, op: SimOp, number: int, at: CallNumbers, done: bool, blocking: bool
 ) -> dict[str, Any]:
     group = job.groups[op.group]
     name = op.kind
@@ -467,7 +469,7 @@ def _entry(
         "pg_id": op.group,
         "process_group": (group.name, group.desc),
         "collective_seq_id": at.collectives,
-        "p2p_seq_id": 0 if blocking else at.talks,
+        "p2p_seq_id": 0 if blocking else at.sends,
         "op_id": sum(at),
         "profiling_name": f"{'gloo' if blocking else 'nccl'}:{name}",
         "time_created_ns": 0,
@@ -492,7 +494,7 @@ IN_GLOO = (
     TOP,
 )
 CALLED = '  File "/job/trainer/parallel/calls.py", line 9 in {}'
-"""Each place in the program that calls an operation is a separate function."""
+"""Each place that calls an operation is a separate function."""
 AT_EXIT = ('  File "/venv/multiprocessing/util.py", line 300 in _exit_function', TOP)
 AT_SYNC = ('  File "/job/trainer/step.py", line 90 in agree', TOP)
 ELSEWHERE: dict[Fault, tuple[str, ...]] = {
@@ -503,7 +505,7 @@ ELSEWHERE: dict[Fault, tuple[str, ...]] = {
 
 
 def _facts(
-    rank: _Rank, number: int, fault: Fault, culprit: int | None, blocking: bool, per_host: int
+    rank: _SimRank, number: int, fault: Fault, culprit: int | None, blocking: bool, per_host: int
 ) -> RankFacts:
     stack: tuple[str, ...] = AT_SYNC
     if rank.done == len(rank.ops):

@@ -32,7 +32,7 @@ def test_a_partial_line_left_by_a_crash_is_removed_before_the_next(
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
 
 
-def test_a_fenced_attempt_does_not_truncate_lines_of_a_later_one(tmp_path: Path) -> None:
+def test_a_fenced_attempt_does_not_truncate_lines_of_a_later_attempt(tmp_path: Path) -> None:
     def refuse() -> None:
         raise GivenUp("attempt 2 has begun")
 
@@ -49,7 +49,7 @@ def test_a_loss_that_is_not_a_number_is_null(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] is None
 
 
-def test_a_line_cut_off_by_a_full_disk_is_completed_when_there_is_room(
+def test_a_line_cut_off_by_a_full_disk_is_completed_once_space_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = [10, 0, 0]

@@ -1,4 +1,4 @@
-"""Files that were made to break their reader: each is named with why, and the rest is judged."""
+"""Malicious files cannot break the reader. Each is reported with a reason, and the rest is used."""
 
 import gzip
 import json
@@ -22,7 +22,7 @@ from orchestrator.diagnosis.hang.analyse import analyse
 
 FLIGHT = Path(__file__).parents[1] / "captured" / "flight"
 CPU_S = 60.0
-"""Seconds. The tests take 12 s on an idle machine; without limits some would take minutes."""
+"""Limit in seconds. The tests take 12 s on an idle machine, and minutes without their limits."""
 MOST_KIB = 3 << 20
 
 
@@ -45,12 +45,12 @@ def dumped(**other: Any) -> bytes:
 
 
 def nested(depth: int, opcode: bytes = b"\x85") -> bytes:
-    """A tuple in a tuple and so on, as the key of a dict: to hash it takes a frame for each."""
+    """Nested tuples as the key of a dict. To hash it, Python needs one C frame per level."""
     return b"\x80\x02}(" + b"N" + opcode * depth + b"Nu."
 
 
-def laughs() -> bytes:
-    """Ten lists of ten references each, one in the other: 10^9 numbers to print."""
+def billion_laughs() -> bytes:
+    """Nested lists with ten references each, which print as 10^9 numbers or more."""
     inner: Any = [1] * 10
     for _ in range(9):
         inner = [inner] * 10
@@ -71,10 +71,10 @@ def deep_name() -> bytes:
     return head.replace(b"X\x02\x00\x00\x00@@", b")" + b"\x85" * 1_000_000)
 
 
-MADE: dict[str, Callable[[], bytes]] = {
+MALICIOUS: dict[str, Callable[[], bytes]] = {
     "nested": lambda: nested(1_000_000),
     "a name that is nested": deep_name,
-    "shared references": laughs,
+    "shared references": billion_laughs,
     "memo": lambda: b"Nr" + struct.pack("<I", 0x07FFFFFF) + b".",
     "ranks": many_ranks,
     "a list that never ends": lambda: b"\x80\x02" + b"]" * 5_000_000,
@@ -87,12 +87,12 @@ MADE: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("kind", MALICIOUS)
 def test_a_file_that_breaks_its_reader_is_reported_and_the_rest_is_used(
     kind: str, tmp_path: Path
 ) -> None:
     shutil.copytree(FLIGHT, tmp_path / "dumps")
-    (tmp_path / "dumps" / "a-bad-7").write_bytes(MADE[kind]())
+    (tmp_path / "dumps" / "a-bad-7").write_bytes(MALICIOUS[kind]())
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     scene = read_folder(tmp_path / "dumps")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -119,7 +119,7 @@ def test_dead_readers_are_replaced_up_to_a_limit(tmp_path: Path) -> None:
 
 
 def test_results_of_many_files_keep_their_order(tmp_path: Path) -> None:
-    """Several readers. One dies with results that it has not sent."""
+    """With several readers, one of which dies before it has sent all its results."""
     good = (FLIGHT / "trace_1").read_bytes()
     for rank in range(MANY):
         path = tmp_path / f"flight-{rank}"
@@ -151,7 +151,7 @@ def test_a_pipe_is_not_read(tmp_path: Path) -> None:
 
 
 def test_huge_files_are_read_only_in_part(tmp_path: Path) -> None:
-    """They take no room on the disk."""
+    """The files are sparse, so they take no space on the disk."""
     dumps = tmp_path / "dumps"
     shutil.copytree(FLIGHT, dumps)
     for name in ("flight-8", "rank-3.stacks", "rank-2.log"):
@@ -163,7 +163,7 @@ def test_huge_files_are_read_only_in_part(tmp_path: Path) -> None:
     assert analyse(scene).ranks == (3,)
 
 
-def test_a_module_beside_the_dumps_is_not_run(
+def test_a_python_module_next_to_the_dumps_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(FLIGHT, tmp_path / "dumps")

@@ -1,6 +1,6 @@
-"""`trainer_worker.py` with faults and data of the loop's own tests; see `CHANGES`.
+"""`training_worker.py` with the faults and data of the tests of the training loop.
 
-A training that goes astray answers what it ended with as `error`, `message` and `since`.
+A training that diverges answers with the `error` that ended it, its `message`, and `since`.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from orchestrator.contract.files.env import RankEnv
-from tests.trainer import trainer_worker
+from tests.trainer.launch import training_worker
 from trainer import main as main_module
 from trainer import step as step_module
 from trainer.data.batches import Batches, MicroBatch, StepBatches
@@ -22,7 +22,7 @@ from trainer.step import Stepper, Totals
 
 
 def uneven(batch: MicroBatch) -> MicroBatch:
-    """Fewer tokens are learned of some sequences than of others, by what is in them."""
+    """Mask the first 0 to 29 tokens of a sequence, depending on its content."""
     labels_BT = batch.labels_BT.clone()
     for inputs_T, labels_T in zip(batch.inputs_BT, labels_BT, strict=True):
         labels_T[: int(inputs_T[:4].sum()) % 30] = NOT_LEARNED
@@ -34,7 +34,7 @@ def unlearned(batch: MicroBatch) -> MicroBatch:
 
 
 class Uneven(Batches):
-    """Some tokens are not learned, and none of step 3."""
+    """Some tokens of each step are not learned. In step 3 no token is learned."""
 
     def read_step(self, step: int) -> StepBatches:
         read = Batches.read_step(self, step)
@@ -43,7 +43,7 @@ class Uneven(Batches):
 
 
 class HeldOut(Batches):
-    """Evaluates on what the training would read in its 100th step and later."""
+    """Evaluates on the data that training would read from its 100th step on."""
 
     def evaluation(self, sequences: int | None) -> Iterator[list[MicroBatch]]:
         for step in range(100, 100 + (sequences or 16) // self.global_batch_size):
@@ -51,7 +51,9 @@ class HeldOut(Batches):
 
 
 class Watched(Stepper):
-    """Poisons the case's steps, and sees to it that a skipped update changes nothing at all."""
+    """Makes gradients of the case's `poison` steps NaN, and asserts that a skipped update changes
+    neither a weight nor the optimizer.
+    """
 
     def run(self, step: int, *rest: Any) -> Totals:
         poisoned = POISON[0] is not None and step in POISON[0]
@@ -77,7 +79,7 @@ def bits_of(tensor: torch.Tensor) -> bytes:
 
 
 def poison(parameters: Any, stage_ranks: int, tied: Any) -> Parts:
-    """One number of the last rank's part of the gradient is not one."""
+    """Set one value of the last rank's part of the gradient to NaN."""
     parts = local_gradients(parameters, stage_ranks, tied)
     if torch.distributed.get_rank() == torch.distributed.get_world_size() - 1:
         parts[0][0].view(-1)[0] = torch.nan
@@ -87,12 +89,12 @@ def poison(parameters: Any, stage_ranks: int, tied: Any) -> Parts:
 def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     POISON[0] = case.get("poison")
     try:
-        return trainer_worker.run_case(case, env)
+        return training_worker.run_case(case, env)
     except Unstable as exc:
         return {"error": type(exc).__name__, "message": str(exc), "since": exc.since}
 
 
-trainer_worker.BROKEN.update(
+training_worker.BROKEN.update(
     {
         "uneven": (main_module, "Batches", Uneven),
         "held out": (main_module, "Batches", HeldOut),

@@ -1,4 +1,4 @@
-"""Tiny trainings for the trainer's tests: configurations, ranks as processes, and what they did."""
+"""Tiny training runs for tests: their configuration, how ranks start, and their metrics."""
 
 import json
 import os
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.agent.rank_socket import free_port
-from tests.trainer.forked import run_forked
+from tests.trainer.launch.forked_ranks import run_forked
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LIMIT_S = 500.0
-"""For what takes seconds on a quiet machine; a test as a whole has 600."""
+"""Timeout of ranks that take seconds on an idle machine. A whole test may take 600 s."""
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 256,
@@ -37,7 +37,7 @@ MODELS = {"llama": LLAMA, "qwen3": QWEN3}
 
 
 def write_text(folder: Path) -> str:
-    """Some text in `folder`, and the glob that finds it."""
+    """Write three text files into `folder`; the glob that finds them."""
     folder.mkdir(parents=True, exist_ok=True)
     for part in range(3):
         words = " ".join(f"word{(i * i + part) % 97}" for i in range(800))
@@ -46,9 +46,9 @@ def write_text(folder: Path) -> str:
 
 
 def tiny(out: Path, **changes: Any) -> dict[str, Any]:
-    """A configuration of the trainer that takes milliseconds a step.
+    """A configuration of the trainer with steps of a few milliseconds.
 
-    `changes` are keys of `train`, but for `model`, `parallel`, `micro` and `checkpoint`.
+    `changes` are keys of `train`, except `model`, `parallel`, `micro` and `checkpoint`.
     """
     return {
         "model": {"config": MODELS[changes.pop("model", "llama")]},
@@ -72,12 +72,12 @@ def metrics_of(out: Path) -> list[dict[str, Any]]:
 
 
 def losses_of(out: Path) -> dict[int, float]:
-    """Step -> loss, of a repeated step the last."""
+    """Step -> loss. A repeated step has its last loss."""
     return {line["step"]: line["loss"] for line in metrics_of(out)}
 
 
 def environments(num_ranks: int, env: Mapping[str, str] | None = None) -> list[dict[str, str]]:
-    """Of each rank, as torchrun makes them."""
+    """The environment variables of each rank, as torchrun sets them."""
     port = free_port("127.0.0.1")
     return [
         {
@@ -102,7 +102,7 @@ class RankProcess:
     output: str = ""
 
     def wait(self, timeout: float) -> int:
-        """Exit code; minus the signal's number when one killed it."""
+        """Exit code; the negative signal number when a signal killed the rank."""
         self.output, _ = self.process.communicate(timeout=timeout)
         return self.process.returncode
 
@@ -110,7 +110,7 @@ class RankProcess:
 def start_ranks(
     arguments: Sequence[str], num_ranks: int, env: Mapping[str, str] | None = None
 ) -> list[RankProcess]:
-    """`python *arguments` once per rank, as torchrun starts it but without torchrun's 2 seconds."""
+    """Start `python *arguments` once per rank, as torchrun does but without its 2 s of overhead."""
     ranks = []
     for environment in environments(num_ranks, env):
         process = subprocess.Popen(
@@ -125,7 +125,7 @@ def start_ranks(
 
 
 def finish(ranks: Sequence[RankProcess], timeout: float = LIMIT_S) -> list[int]:
-    """The exit codes; whatever has not ended in time is killed and fails the test."""
+    """The exit codes. A rank that has not ended after `timeout` is killed and fails the test."""
     try:
         return [rank.wait(timeout) for rank in ranks]
     finally:
@@ -148,9 +148,8 @@ def work(
     num_ranks: int,
     cases: Sequence[dict[str, Any]],
     timeout: float = LIMIT_S,
-    worker: str = "tests.trainer.trainer_worker",
+    worker: str = "tests.trainer.launch.training_worker",
     env: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Run `cases` (see `trainer_worker.py`, or another worker) one after the other on the same
-    ranks."""
+    """Run `cases` in order on the same ranks. The `worker` module describes its cases."""
     return run_forked(worker, folder, cases, environments(num_ranks, env), timeout)

@@ -1,4 +1,4 @@
-"""`checkpoint.every: auto` in a training: ranks agree, and what changes is told once."""
+"""`checkpoint.every: auto` in a training: ranks agree, and each change is reported once."""
 
 import json
 from pathlib import Path
@@ -9,17 +9,17 @@ import pytest
 from orchestrator.contract.checkpoint_interval import Exposure, SavePace
 from orchestrator.contract.codec import encode
 from orchestrator.contract.messages.events import CheckpointIntervalChanged, CheckpointSaved
-from tests.trainer.checkpoint.checkpoint_launch import led, listening
-from tests.trainer.trainer_launch import tiny, work
+from tests.trainer.checkpoint.checkpoint_launch import listening, with_fence
+from tests.trainer.launch.tiny_runs import tiny, work
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("saves")]
 
-SELDOM = SavePace()
-"""One host, which has not broken yet."""
+NO_FAILURES = SavePace()
+"""The pace of a job on one host without a failure so far."""
 
 
 def trained(tmp_path: Path, pace: SavePace, **checkpoint: Any) -> list[Any]:
-    """What two ranks told their agent in 16 steps."""
+    """The datagrams that two ranks sent to their agent in 16 steps."""
     saving = {"every": "auto", "every_steps": 3, "keep": 20, **checkpoint}
     config = tiny(tmp_path / "run", steps=16, parallel={"dp_shard": 2}, checkpoint=saving)
     env = {
@@ -27,7 +27,7 @@ def trained(tmp_path: Path, pace: SavePace, **checkpoint: Any) -> list[Any]:
         "NDCTL_PACE": json.dumps(encode(pace)),
     }
     with listening(tmp_path / "agent") as heard:
-        (answer,) = work(tmp_path, 2, [{"config": led(config)}], env=env)
+        (answer,) = work(tmp_path, 2, [{"config": with_fence(config)}], env=env)
         assert answer["code"] == 0
         found = []
         for datagram in heard:
@@ -39,8 +39,8 @@ def trained(tmp_path: Path, pace: SavePace, **checkpoint: Any) -> list[Any]:
 
 @pytest.mark.parametrize("in_background", [True, False])
 def test_the_first_save_measures_the_cost_of_the_next(tmp_path: Path, in_background: bool) -> None:
-    told = trained(tmp_path, SELDOM, **{"async": in_background})
-    # On a machine whose steps vary, a later save may cost another time.
+    told = trained(tmp_path, NO_FAILURES, **{"async": in_background})
+    # Step times vary on a busy machine, so a later save may change the interval again.
     changed, *later = [one for one in told if isinstance(one, CheckpointIntervalChanged)]
     assert all(one.new > 100 for one in later)
     saved = [one.step for one in told if isinstance(one, CheckpointSaved)]
@@ -49,7 +49,7 @@ def test_the_first_save_measures_the_cost_of_the_next(tmp_path: Path, in_backgro
     assert changed.new > 100
     assert changed.why.startswith("a save costs ")
     assert "one failure per" in changed.why
-    # those that were due by the old interval before the change, and the last step
+    # Saves that were due by the old interval before the change, and the last step.
     assert saved[1:-1] == [step for step in (6, 9, 12, 15) if step < changed.step]
 
 

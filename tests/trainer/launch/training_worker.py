@@ -1,14 +1,23 @@
-"""Several trainings one after the other on the same ranks, for starting ranks costs seconds.
+"""Runs several trainings in order on the same ranks, because starting ranks takes seconds.
 
-A case is `{"config": …}` and may have `stop_after` (a step after which the rank is asked to leave),
-`broken` (a name in `BROKEN`), `unsaved` (it writes no checkpoint), `count`, `frozen`, `drills` (as
-on a command line), `skip` (first and last batch of each window), and `refused` where the trainer
-has to refuse it.
-Its answer has `code`, the exit code that the trainer would have had; `refused`, what it refused
-with; `optimizer_bytes`, what rank 0 has of the optimizer's state; `groups`, how many process groups
-were made beyond the mesh's; with `count` `reduces`, how many collectives reduced gradients over the
-data-parallel ranks; and with `frozen`, how much this rank holds of frozen weights (`frozen_bytes`).
-A frozen weight that training has changed fails the case.
+A case is `{"config": …}`. Optional keys:
+  stop_after   the step after which the rank is asked to stop
+  broken       a name in `BROKEN`
+  unsaved      write no checkpoint
+  count        count the collectives that reduce gradients
+  frozen       watch the frozen weights; the case fails if training changes one
+  drills       as on a command line
+  skip         first and last batch of each window
+  refused      the trainer must refuse the configuration
+
+The answer of a case has:
+  code             exit code of the trainer
+  refused          message of the refusal, or ""
+  optimizer_bytes  bytes of optimizer state on rank 0
+  groups           number of process groups created beyond those of the mesh
+  reduces          with `count`: number of collectives that reduced gradients over the
+                   data-parallel ranks
+  frozen_bytes     with `frozen`: bytes of frozen weights on this rank
 """
 
 import warnings
@@ -51,7 +60,7 @@ from trainer.rank.runtime import Runtime
 
 
 class StopAfter:
-    """Asks the rank to leave once `step` steps are done, as a signal would."""
+    """Asks the rank to stop after `step` steps, as a signal does."""
 
     def __init__(self, step: int | None, reporter: Reporter) -> None:
         self.step = step
@@ -63,7 +72,7 @@ class StopAfter:
 
 
 class CountReduces(TorchDispatchMode):
-    """Counts the collectives that add up more than the totals of a step."""
+    """Counts the collectives that reduce more values than the totals of a step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,18 +86,18 @@ class CountReduces(TorchDispatchMode):
 
 
 TOTALS = 16
-"""More than the values that a step adds up over the ranks beside gradients."""
+"""Above the number of values, other than gradients, that a step adds up over the ranks."""
 
 
 class NeverPartial:
-    """No placement is an instance of it."""
+    """Replaces torch's `Partial`. No placement is an instance of it."""
 
 
 def first_rank_batches(**values: Any) -> Batches:
     return Batches(**{**values, "data_rank": 0})
 
 
-def dealt_in_order(tokens: int, method: str, cp: int, cp_rank: int) -> torch.Tensor:
+def chunk_in_order(tokens: int, method: str, cp: int, cp_rank: int) -> torch.Tensor:
     return torch.arange(tokens).chunk(cp)[cp_rank]
 
 
@@ -97,7 +106,7 @@ def emulated_float8(decoder: Decoder, device: torch.device, config: TrainingConf
 
 
 class Frozen:
-    """Watches the weights of a training that are not trained."""
+    """Compares frozen weights before and after a training."""
 
     def __init__(self) -> None:
         self.stages: list[Decoder] = []
@@ -151,11 +160,11 @@ BROKEN: dict[str, tuple[Any, str, Any]] = {
     "summands of a norm's gradient not added up": (gradients, "Partial", NeverPartial),
     "tied gradients not added up": (TiedWeight, "add_gradients", lambda self: None),
     "all ranks read the same": (main_module, "Batches", first_rank_batches),
-    "a ring's tokens distributed in order": (main_module, "local_positions", dealt_in_order),
+    "a ring's tokens distributed in order": (main_module, "local_positions", chunk_in_order),
     "float8 is emulated": (building, "apply_float8", emulated_float8),
     "gradients not averaged": (ddp, "all_reduce", no_waiting),
     "updated rows not gathered": (main_module, "gather_after_step", no_gathering),
-    # Not broken, and not to be seen in the losses.
+    # This is not a fault. It changes how weights are gathered, but not the losses.
     "embedding and head too large for the root": (fsdp, "LARGE", 1),
 }
 
@@ -208,7 +217,7 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
 
 @cache
 def arranged(mesh: Mesh, env: RankEnv) -> Ranks:
-    """One for all cases with that mesh: each of its groups has threads, which wake up for good."""
+    """The ranks of a mesh, cached for all its cases: the threads of a process group never end."""
     return arrange(mesh, env)
 
 
@@ -229,7 +238,7 @@ def bytes_here(value: Any) -> int:
 
 
 def run_alone(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The answers of `cases` on one rank: this process, which has torch loaded already."""
+    """Run `cases` on one rank, which is this process, because it has already imported torch."""
     env = RankEnv()
     with warnings.catch_warnings(), process_group(env):
         warnings.simplefilter("ignore")

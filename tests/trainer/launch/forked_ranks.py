@@ -1,7 +1,7 @@
-"""Ranks forked from a process that has imported torch and the trainer already.
+"""Ranks that are forked from a process which has already imported torch and the trainer.
 
-Importing takes a rank longer than most of the tests that need several. Ranks whose start is what is
-tested are started as torchrun does it, by `trainer_launch.start_ranks`.
+Importing takes a rank longer than most multi-rank tests take. A test of the start of a rank uses
+`tiny_runs.start_ranks` instead, which starts ranks as torchrun does.
 """
 
 import json
@@ -22,7 +22,7 @@ from orchestrator.contract.files.env import RankEnv
 from trainer.process import set_up_logging
 
 FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload(["tests.trainer.imported"])
+FORKING.set_forkserver_preload(["tests.trainer.launch.preloaded_imports"])
 
 
 def run_forked(
@@ -32,12 +32,13 @@ def run_forked(
     environments: Sequence[Mapping[str, str]],
     timeout: float,
 ) -> list[Any]:
-    """Let a rank for each of `environments` run `cases` one after the other; rank 0's answers.
+    """Start one rank per environment. Each runs `cases` in order; the answers of rank 0.
 
-    `worker` is a module with `run_case(case, env) -> answer`. What the ranks print is in
+    `worker` is a module with `run_case(case, env) -> answer`. The output of the ranks goes to
     `ranks-<n>.log` in `folder`.
     """
-    # As torchrun sets it, and before torch is imported: OpenBLAS starts threads at once.
+    # torchrun sets it too. It must be set before torch is imported, because OpenBLAS starts its
+    # threads at import.
     with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}):
         forkserver.ensure_running()
     answers, log = folder / "answers.json", folder / f"ranks-{len(environments)}.log"
@@ -49,14 +50,14 @@ def run_forked(
     ]
     for rank in ranks:
         rank.start()
-    ended = _ended(ranks, timeout)
+    ended = _exit_codes(ranks, timeout)
     assert ended == [0] * len(ranks), log.read_text()
     found: list[Any] = json.loads(answers.read_text())
     return found
 
 
-def _ended(ranks: Sequence[BaseProcess], timeout: float) -> list[int | None]:
-    """The exit codes; when a rank fails or time is up the others are killed."""
+def _exit_codes(ranks: Sequence[BaseProcess], timeout: float) -> list[int | None]:
+    """The exit codes. The other ranks are killed when one fails or when time is up."""
     until = time.monotonic() + timeout
     while (left := [r for r in ranks if r.exitcode is None]) and time.monotonic() < until:
         if any(rank.exitcode for rank in ranks):
@@ -70,7 +71,7 @@ def _ended(ranks: Sequence[BaseProcess], timeout: float) -> list[int | None]:
 
 
 def _end_with_parent() -> None:
-    """A killed test leaves no ranks behind."""
+    """End this rank when its parent ends, so that a killed test leaves no ranks running."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

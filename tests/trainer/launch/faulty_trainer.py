@@ -1,9 +1,9 @@
-"""`python -m trainer`, with faults that a test orders by environment variables.
+"""`python -m trainer` with faults. A test selects them by environment variables.
 
-TEST_TRAIN_TIMEOUT_S   the process groups' timeout in training
-TEST_LATE_S            seconds that rank 1 comes late
-TEST_LATE_AGAIN_S      seconds that rank 0 comes late when torchrun starts it again
-TEST_FIRST_DRILLS      drills of the first start alone, of those that torchrun counts
+TEST_TRAIN_TIMEOUT_S   timeout of the process groups during training
+TEST_LATE_S            seconds by which rank 1 starts late
+TEST_LATE_AGAIN_S      seconds by which rank 0 starts late when torchrun restarts it
+TEST_FIRST_DRILLS      drills of torchrun's first start only, not of its restarts
 """
 
 import os

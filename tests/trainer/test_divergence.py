@@ -1,4 +1,6 @@
-"""Training that goes astray: how it ends, and how it goes on without the data of these steps."""
+"""A training that diverges: how it ends, and how a rollback resumes without the data of the bad
+steps. Also: how a rank reports a refused configuration and a full device.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,8 @@ import pytest
 from orchestrator.contract.codec import encode
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.spec.drills import parse_drill
-from tests.trainer.trainer_launch import finish, losses_of, metrics_of, start_ranks, tiny
-from tests.trainer.trainer_launch import work as work_on
+from tests.trainer.launch.tiny_runs import finish, losses_of, metrics_of, start_ranks, tiny
+from tests.trainer.launch.tiny_runs import work as work_on
 from trainer.data.ledger_check import first_mistake, replay
 
 pytestmark = pytest.mark.process
@@ -19,7 +21,7 @@ SAVING = {"every_steps": 2, "async": False, "keep": 2}
 
 
 def work(folder: Path, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return work_on(folder, 2, cases, worker="tests.trainer.loop_worker")
+    return work_on(folder, 2, cases, worker="tests.trainer.launch.loop_worker")
 
 
 def sharded(out: Path, **changes: Any) -> dict[str, Any]:
@@ -31,8 +33,8 @@ def checkpoints(out: Path) -> list[str]:
     return sorted(path.name for path in (out / "checkpoints").iterdir())
 
 
-def proven(out: Path) -> list[str]:
-    """The windows that were skipped, of a run in which no sample was lost or read twice."""
+def skipped_windows(out: Path) -> list[str]:
+    """Assert that no sample was lost or read twice; the windows that were skipped."""
     standing = replay((out / "samples.jsonl").read_text().splitlines())
     assert standing is not None
     assert first_mistake(standing, saved=standing.steps) is None
@@ -58,7 +60,9 @@ def test_a_rollback_restores_a_bad_weight_and_skips_its_data(tmp_path: Path) -> 
     assert [answer.get("code") for answer in answers[1:]] == [exit_codes.CHECKPOINTED, 0, 0, 0]
     steps = [line["step"] for line in metrics_of(tmp_path / "spoiled")]
     assert steps == [1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8], "nothing was saved in a bad step"
-    assert proven(tmp_path / "spoiled") == proven(tmp_path / "never") == ["5 to 7"]
+    assert (
+        skipped_windows(tmp_path / "spoiled") == skipped_windows(tmp_path / "never") == ["5 to 7"]
+    )
     losses, expected = losses_of(tmp_path / "spoiled"), losses_of(tmp_path / "never")
     assert losses == pytest.approx(expected, abs=1e-5)
     others = losses_of(tmp_path / "plain")
@@ -74,22 +78,22 @@ def test_windows_skipped_by_a_checkpoint_stay_skipped_unless_already_read(tmp_pa
         tmp_path,
         [
             {"config": config, "skip": [(3, 4)]},
-            # A start without ndctl names no windows.
+            # A start without ndctl gives no `skip`: the windows come from the checkpoint.
             {"config": longer},
             {"config": longer, "skip": [(3, 4), (6, 7)], "refused": True},
         ],
     )
-    assert proven(tmp_path / "run") == ["3 to 4"]
+    assert skipped_windows(tmp_path / "run") == ["3 to 4"]
     refused = answers[2]["refused"]
     assert "all checkpoints (step-10; step-8) have read some of the batches to skip" in refused
     assert "(3 to 4, 6 to 7)" in refused
     assert checkpoints(tmp_path / "run") == ["step-10", "step-8"]
 
 
-def test_a_loss_that_stays_high_ends_the_ranks_and_a_checkpoint_remembers_it(
+def test_a_lasting_loss_spike_ends_the_ranks_and_is_stored_in_a_checkpoint(
     tmp_path: Path,
 ) -> None:
-    """A learning rate that is far too high from some step on makes it so for real."""
+    """The warm-up reaches a learning rate that is far too high, so that the loss really spikes."""
     spike = {"window": 8, "steps": 3, "deviations": 8.0}
     steep: dict[str, Any] = {
         "steps": 30,
@@ -133,8 +137,8 @@ def test_a_loss_that_is_not_finite_ends_every_rank_with_its_own_exit_code(tmp_pa
         assert "Traceback" not in rank.output
 
 
-def test_every_rank_says_in_its_own_log_why_a_configuration_is_refused(tmp_path: Path) -> None:
-    """Whichever is told of first, its log is the one that a person is sent to."""
+def test_every_rank_logs_why_a_configuration_is_refused(tmp_path: Path) -> None:
+    """The user is sent to the log of the rank whose exit is reported first, which may be any."""
     config = tmp_path / "config.json"
     config.write_text('{"seed": "none"}')
     ranks = start_ranks(["-m", "trainer", str(config)], 2, {})
@@ -143,7 +147,7 @@ def test_every_rank_says_in_its_own_log_why_a_configuration_is_refused(tmp_path:
         assert "is not a trainer configuration" in rank.output
 
 
-def test_a_device_without_room_raises_its_own_error(tmp_path: Path) -> None:
+def test_a_device_without_memory_raises_its_own_error(tmp_path: Path) -> None:
     import json
 
     config = tmp_path / "config.json"

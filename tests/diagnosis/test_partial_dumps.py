@@ -1,5 +1,5 @@
-"""Dumps that hold what was under way and nothing else, as `onlyActive` has NCCL's recorder write
-them. They do not say what is complete, so less is known; no healthy rank may be named for that."""
+"""Dumps with pending operations only, as NCCL's recorder writes them with `onlyActive`. They do not
+show completed operations, so less is known. No healthy rank may be named because of that."""
 
 from typing import Any
 
@@ -11,17 +11,25 @@ from orchestrator.diagnosis.dumps.dump_summary import from_text, to_text
 from orchestrator.diagnosis.hang.analyse import analyse
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence
 from tests.diagnosis.recorder import Pg, Recorder, recorders
-from tests.diagnosis.standstill import FAULTS, JUDGED, STOPS, Fault, Standstill, active_only, drawn
+from tests.diagnosis.simulated_hang import (
+    FAULTS,
+    JUDGED,
+    STOPS,
+    Fault,
+    SimulatedHang,
+    active_only,
+    random_hang,
+)
 
 ALL: tuple[Fault, ...] = (*FAULTS, "network")
 
 
 def judged(
     seed: int, *, lost: float, evaluator: bool, stacks: bool
-) -> tuple[Standstill, Diagnosis]:
-    """On NCCL, where each group has its own stream."""
+) -> tuple[SimulatedHang, Diagnosis]:
+    """Analyse a hang on NCCL, where each group has its own stream."""
     fault = ALL[seed % len(ALL)]
-    found = active_only(drawn(seed, fault, lost, evaluator, streams=True))
+    found = active_only(random_hang(seed, fault, lost, evaluator, streams=True))
     scene = found.scene if stacks else replace(found.scene, facts={})
     return found, analyse(scene)
 
@@ -49,22 +57,22 @@ def test_no_healthy_rank_and_no_healthy_host_is_named(
     assert named > 15
 
 
-def test_a_stopped_rank_is_named_as_certainly_from_partial_dumps() -> None:
+def test_a_stopped_rank_is_always_named_from_partial_dumps() -> None:
     for seed in JUDGED[:40]:
         fault = STOPS[seed % len(STOPS)]
-        found = active_only(drawn(seed, fault, streams=True))
+        found = active_only(random_hang(seed, fault, streams=True))
         assert analyse(found.scene).ranks == (found.culprit,), (seed, fault)
 
 
-def under_way(one: Recorder) -> RankDump:
+def pending_only(one: Recorder) -> RankDump:
     raw = one.dump()
     left = [entry for entry in raw["entries"] if entry["state"] != "completed"]
     return condense(one.rank, {**raw, "entries": left})
 
 
 def one_is_late() -> list[Recorder]:
-    """Rank 3 calls nothing more; rank 2 waits for it in a group of both, which lies between two
-    calls of all, and the like of which is complete for ranks 0 and 1."""
+    """Rank 3 stops calling. Rank 2 waits for it in their group, between two calls of all ranks.
+    Ranks 0 and 1 have completed the same call in their own group."""
     world, sides = (
         Pg("0", "default_pg", range(4)),
         (Pg("1", "side", (0, 1)), Pg("2", "side", (2, 3))),
@@ -83,8 +91,8 @@ def one_is_late() -> list[Recorder]:
 
 
 def test_a_skipped_call_is_not_another_path_through_the_program() -> None:
-    """Rank 2 is the only one whose dump has the call between those of all."""
-    dumps = {one.rank: under_way(one) for one in one_is_late()}
+    """Only the dump of rank 2 has the call between the calls of all ranks."""
+    dumps = {one.rank: pending_only(one) for one in one_is_late()}
     assert [len(dumps[rank].paths) for rank in range(4)] == [2, 2, 1, 0]
     without_the_culprit = {rank: dumps[rank] for rank in (0, 1, 2)}
     assert analyse(HangEvidence(dumps=dumps)).ranks == (3,)
@@ -93,7 +101,7 @@ def test_a_skipped_call_is_not_another_path_through_the_program() -> None:
 
 def test_operations_before_the_oldest_pending_one_are_complete() -> None:
     ranks = one_is_late()
-    behind, ahead = under_way(ranks[0]), under_way(ranks[2])
+    behind, ahead = pending_only(ranks[0]), pending_only(ranks[2])
     (world,) = behind.seats.values()
     assert (world.done, world.entered) == (3, 5)
     assert [call.seq for call in world.pending] == [4, 5]
@@ -108,13 +116,13 @@ def test_idle_ranks_are_all_named_and_no_host_is_excluded() -> None:
             one.call(world)
         if one.rank not in (2, 6):
             one.call(world, state="scheduled")
-    verdict = analyse(HangEvidence(dumps={one.rank: under_way(one) for one in ranks}))
+    verdict = analyse(HangEvidence(dumps={one.rank: pending_only(one) for one in ranks}))
     assert (verdict.kind, verdict.ranks, verdict.hosts) == ("never-entered", (2, 6), ())
 
 
-def test_the_source_of_a_broadcast_may_be_past_it() -> None:
-    """Ranks 1 to 3 wait in a broadcast of rank 0, which waits in the next operation: whether it
-    left the broadcast out, or has sent its part, the dump does not say."""
+def test_the_source_of_a_broadcast_may_have_passed_it() -> None:
+    """Ranks 1 to 3 wait in a broadcast of rank 0, which waits in the next operation. The dump does
+    not show whether rank 0 skipped the broadcast or has sent its data."""
     world = Pg("0", "default_pg", range(4))
     side = Pg("1", "side", range(4))
     ranks = recorders(4)
@@ -122,13 +130,13 @@ def test_the_source_of_a_broadcast_may_be_past_it() -> None:
         one.call(world)
         one.call(world, op="broadcast", state="completed" if one.rank == 0 else "scheduled")
     ranks[0].call(side, state="scheduled")
-    verdict = analyse(HangEvidence(dumps={one.rank: under_way(one) for one in ranks}))
+    verdict = analyse(HangEvidence(dumps={one.rank: pending_only(one) for one in ranks}))
     assert 0 not in verdict.ranks
 
 
 @pytest.mark.parametrize("number", [3, "3"])
-def test_a_dump_without_entries_of_a_rank_that_did_something_is_partial(number: Any) -> None:
-    """As JSON torch writes the numbers of `pg_status` as text."""
+def test_a_dump_without_entries_of_an_active_rank_is_partial(number: Any) -> None:
+    """In JSON, torch writes the numbers of `pg_status` as strings."""
     status = {"0": {"last_enqueued_collective": number, "last_completed_collective": number}}
     config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
     empty = {"version": "2.10", "pg_config": config, "pg_status": status, "entries": []}
@@ -137,6 +145,6 @@ def test_a_dump_without_entries_of_a_rank_that_did_something_is_partial(number: 
 
 
 def test_the_summary_keeps_that_a_dump_is_partial() -> None:
-    dump = under_way(one_is_late()[0])
+    dump = pending_only(one_is_late()[0])
     assert dump.partial
     assert from_text(to_text(dump)) == dump

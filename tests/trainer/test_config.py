@@ -1,0 +1,70 @@
+"""Reading a configuration of the trainer, and refusing what it cannot train."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.contract.codec import decode
+from orchestrator.contract.files.trainer_config import TrainingConfig
+from orchestrator.errors import TrainingError
+from tests.trainer.launch.tiny_runs import tiny
+from trainer.config import complete, load_config, parse_yaml
+
+
+def test_yaml_reads_numbers_in_every_notation() -> None:
+    assert parse_yaml("[3e-4, 1E3, -2.5e+1, .5e1, 3.0e-4]") == [3e-4, 1e3, -25.0, 5.0, 3e-4]
+    assert parse_yaml("[e4, 1e, 3e-4x]") == ["e4", "1e", "3e-4x"]
+
+
+def test_json_and_yaml_configurations_are_read_equally(tmp_path: Path) -> None:
+    config = tiny(tmp_path / "out")
+    (tmp_path / "a.json").write_text(yaml.safe_dump(config, default_flow_style=True, width=10**6))
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(TrainingError, match="failed to read the configuration"):
+        load_config(tmp_path / "a.json")
+    assert load_config(tmp_path / "a.yaml") == decode(TrainingConfig, config)
+
+
+def test_examples_trainer_yaml_is_a_valid_configuration() -> None:
+    path = Path(__file__).parents[2] / "examples" / "trainer.yaml"
+    complete(load_config(path), world_size=4)
+
+
+def test_all_mistakes_of_a_configuration_are_reported_at_once(tmp_path: Path) -> None:
+    config = tiny(tmp_path / "out", steps=0, dtype="float8")
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump({**config, "extra": 1}))
+    with pytest.raises(TrainingError) as caught:
+        load_config(tmp_path / "bad.yaml")
+    assert all(word in str(caught.value) for word in ("extra", "train.steps", "train.dtype"))
+
+
+def pipeline(schedule: str, **changes: Any) -> dict[str, Any]:
+    return {"parallel": {"pp": 2, "pipeline": {"schedule": schedule}}, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "world_size", "message"),
+    [
+        (pipeline("1f1b", micro=8), 2, "be at least 2, one for each stage; it is 1"),
+        (
+            pipeline("interleaved_1f1b", global_batch_size=10),
+            2,
+            "equal parts in its 2 rounds",
+        ),
+        (pipeline("zbv", activation_checkpointing="selective"), 2, "zbv runs two"),
+        (pipeline("zbv", compile=True), 2, "cannot split the backward pass of a compiled layer"),
+        ({"parallel": {"tp": 2, "dp_shard": 1}}, 4, "for 2 ranks, but torchrun started 4"),
+        ({"parallel": {"tp": 2}, "compile": True}, 2, "torch computes wrong gradients"),
+        ({"profile": {"at_step": 1, "ranks": [0, 2]}}, 2, "the job has ranks 0 to 1"),
+        ({"optimizer": {"name": "adafactor"}}, 2, "fails on sharded parameters"),
+        ({"optimizer": {"name": "adafactor"}, "dtype": "bfloat16"}, 1, "sharded parameters"),
+    ],
+)
+def test_unsupported_settings_are_refused(
+    tmp_path: Path, changes: dict[str, Any], world_size: int, message: str
+) -> None:
+    config: TrainingConfig = decode(TrainingConfig, tiny(tmp_path / "out", **changes))
+    with pytest.raises(TrainingError, match=message):
+        complete(config, world_size)
