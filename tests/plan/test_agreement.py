@@ -1,4 +1,4 @@
-"""The planner refuses what the trainer would refuse once its ranks had started, and no more."""
+"""The planner refuses exactly the jobs that the trainer would refuse after the start of ranks."""
 
 from typing import Any
 
@@ -113,7 +113,7 @@ def refused_by_planner(spec: JobSpec, model: dict[str, Any]) -> str:
 @settings(deadline=None, max_examples=50)
 @given(jobs)
 def test_planner_and_trainer_refuse_the_same(wish: dict[str, Any]) -> None:
-    """On one host, because only the planner refuses a tensor-parallel group across hosts."""
+    """On one host, because the trainer does not refuse a tensor-parallel group across hosts."""
     parts, world = parts_of(wish), world_of(wish["parallel"])
     parts["train"]["micro_batch_size"] = wish["micro"]
     job = {"name": "a", "cluster": {"hosts": 1, "gpus_per_host": world}}
@@ -121,7 +121,7 @@ def test_planner_and_trainer_refuse_the_same(wish: dict[str, Any]) -> None:
     try:
         spec: JobSpec = decode(JobSpec, parts | job)
     except Invalid:
-        return  # a batch that its own micro batch does not divide
+        return  # A batch that its micro batch does not divide.
     reasons = refused_by_planner(spec, wish["model"])
     try:
         config: TrainingConfig = decode(TrainingConfig, parts | rest)

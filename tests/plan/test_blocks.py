@@ -1,4 +1,4 @@
-"""Plans for hosts in NVLink blocks: wider tensor-parallel groups, near each other."""
+"""Plans for hosts in NVLink blocks, which allow tensor-parallel groups of several hosts."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ MODEL = PRESETS["llama3-8b"]
 
 
 def hosts(*, per_block: int | None = 3, count: int = 12, **more: Any) -> Inventory:
-    """Hosts of two devices each, six below a leaf."""
+    """Hosts of two devices each, six hosts per leaf."""
     blocks = f", hosts_per_nvlink_block: {per_block}" if per_block else ""
     keys = f"hosts: {count}, devices_per_host: 2, hosts_per_leaf: 6{blocks}"
     return load_inventory(f"{{profile: b200-sxm-180gb, {keys}}}", "a test")
@@ -66,8 +66,9 @@ def test_tp_is_as_wide_as_a_block_holds_and_its_groups_stay_in_one() -> None:
     assert "each group takes 2 hosts of one NVLink block" in shown
 
 
-def test_a_search_weighs_wide_groups_with_the_others() -> None:
-    """For meshes without pp and cp, the search tries four degrees of tp; without blocks, two."""
+def test_a_search_also_tries_wide_groups() -> None:
+    """For meshes without pp and cp, the search tries four degrees of tp. Without blocks it tries
+    two."""
     fixed = {"pp": 1, "cp": 1, "dp_replicate": 1}
     inside, wide = (
         {found.mesh.tp, *(other.mesh.tp for other in found.alternatives)}
@@ -76,12 +77,12 @@ def test_a_search_weighs_wide_groups_with_the_others() -> None:
     assert (inside, wide) == ({1, 2}, {1, 2, 4, 8})
 
 
-def test_groups_of_several_hosts_are_refused_where_nvlink_ends_with_the_host() -> None:
+def test_without_blocks_groups_of_several_hosts_are_refused() -> None:
     said = refusal(job(tp=4), hosts(per_block=None)).message
     assert "tp=4: must divide the 2 ranks of a host, so that no tensor-parallel group spans" in said
 
 
-def test_groups_that_no_block_holds_are_refused_with_the_size_of_a_block() -> None:
+def test_groups_larger_than_a_block_are_refused_with_the_size_of_a_block() -> None:
     said = refusal(job(tp=8), hosts())
     assert (
         "parallel.tp=8: must divide the 2 ranks of a host, or be a multiple of them that takes"
@@ -95,7 +96,7 @@ def test_groups_that_no_block_holds_are_refused_with_the_size_of_a_block() -> No
     assert "tp=3: must divide the 2 ranks of a host, or be a multiple of them" in uneven
 
 
-def test_why_wider_groups_are_ruled_out() -> None:
+def test_the_reason_against_wider_groups_is_shown() -> None:
     found = plan(job(8), hosts(per_block=2), MODEL)
     (why,) = [one for one in found.rejected if one.family.startswith("tp=8")]
     assert "one NVLink block, at most 2 hosts x 2 devices" in why.constraint

@@ -1,4 +1,4 @@
-"""Units of the numbers that people read."""
+"""Units of numbers in texts."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from orchestrator.plan.figures import show_bytes, show_seconds, show_traffic
         (1 << 55, "32768 TiB"),
     ],
 )
-def test_bytes_are_shown_in_units_that_people_read(count: int, text: str) -> None:
+def test_bytes_are_shown_with_a_suitable_unit(count: int, text: str) -> None:
     assert show_bytes(count) == text
 
 
@@ -24,7 +24,7 @@ def test_bytes_are_shown_in_units_that_people_read(count: int, text: str) -> Non
     ("seconds", "text"),
     [(5e-7, "0.50 us"), (0.0125, "12.5 ms"), (0.9999, "1,000 ms"), (12345.0, "12,345 s")],
 )
-def test_seconds_are_shown_in_units_that_people_read(seconds: float, text: str) -> None:
+def test_seconds_are_shown_with_a_suitable_unit(seconds: float, text: str) -> None:
     assert show_seconds(seconds) == text
 
 

@@ -1,7 +1,7 @@
-"""What the planner chooses for known jobs, so that a refactoring cannot change it unseen.
+"""The choices of the planner for known jobs, so that a refactoring does not change them unnoticed.
 
-A change of the cost or memory model may change a choice: check that the new one is right, then
-write the file again with `python -m tests.plan.test_golden`.
+A change of the cost or memory model may change a choice. Check the new choice, then write the file
+with `python -m tests.plan.test_golden`.
 """
 
 import json

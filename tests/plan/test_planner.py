@@ -1,4 +1,4 @@
-"""The plan of a spec, and refusals with their fixes."""
+"""Planning a spec, and refusals with their fixes."""
 
 from typing import Any
 
@@ -261,7 +261,7 @@ def test_an_impossible_spec_is_refused_with_a_reason_and_a_fix(
     assert way_out in error.fix
 
 
-def test_all_reasons_are_named_at_once() -> None:
+def test_all_reasons_are_reported_at_once() -> None:
     error = refused(
         job(
             parallel__pp=5,
@@ -376,7 +376,7 @@ def test_auto_checkpointing_recomputes_no_more_than_needed(kind: str) -> None:
 
 
 def test_selective_checkpointing_is_not_chosen_where_backward_is_split() -> None:
-    """For every device size: with less memory than `none` needs, the choice is `full`."""
+    """For every device size: if `none` does not fit, the choice is `full`."""
     spec = job(
         parallel__pp=2,
         parallel__tp=1,
@@ -400,7 +400,7 @@ def test_selective_checkpointing_is_not_chosen_where_backward_is_split() -> None
 
 
 def test_a_job_that_does_not_fit_is_refused_with_changes_that_would_fit() -> None:
-    """On devices that just hold the smallest plan, with a micro batch that is too large."""
+    """The devices are just large enough for the smallest plan, but the micro batch is too large."""
     limit = planned(
         job(train__micro_batch_size=1, train__activation_checkpointing="full", cluster__hosts=1)
     ).memory.peak_bytes
@@ -422,7 +422,7 @@ def test_missing_spares_are_noted() -> None:
     assert "2 spare hosts requested, 0 available" in notes
 
 
-def test_the_trainers_configuration_has_no_auto_left_but_formats() -> None:
+def test_the_trainers_configuration_has_no_auto_except_formats() -> None:
     spec = job(train__activation_checkpointing="auto")
     found = planned(spec)
     config = trainer_config(spec, found, TINY, "out")
@@ -545,14 +545,14 @@ def test_a_pipeline_with_a_large_bubble_has_a_note() -> None:
     assert not any("bubble" in note for note in planned(many).notes)
 
 
-def test_an_auto_micro_batch_suits_the_schedule() -> None:
+def test_an_auto_micro_batch_fits_the_schedule() -> None:
     wish = {"schedule": "interleaved_1f1b"}
     found = planned(job(parallel__pp=2, parallel__pipeline=wish, train__global_batch_size=15))
-    # 15 micro batches would make 7 rounds, 5 would make 2: neither can be cut so.
+    # 15 micro batches would need 7 rounds and 5 would need 2, which do not divide them.
     assert found.gradient_accumulation in (1, 3)
 
 
-def test_methods_are_named_for_the_axes_in_use_alone() -> None:
+def test_methods_are_named_only_for_axes_in_use() -> None:
     assert planned(job(cluster__hosts=1, cluster__gpus_per_host=1)).methods == {}
     found = planned(
         job(
@@ -619,7 +619,7 @@ def test_axes_whose_groups_span_hosts_are_noted() -> None:
     assert not any("different hosts" in note for note in alone.notes)
 
 
-def test_a_tokenizer_of_its_own_is_left_to_the_trainer_with_a_note() -> None:
+def test_a_custom_tokenizer_is_not_checked_and_gets_a_note() -> None:
     spec = job(data__tokenizer="models/llama")
     assert any(
         "the trainer checks at start" in n for n in planned(spec, {**TINY, "vocab_size": 64}).notes
@@ -629,7 +629,7 @@ def test_a_tokenizer_of_its_own_is_left_to_the_trainer_with_a_note() -> None:
 GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 64, "n_layer": 4, "n_head": 4}
 
 
-def test_a_model_with_fused_projections_is_never_cut_by_tensors() -> None:
+def test_a_model_with_fused_projections_never_uses_tensor_parallel() -> None:
     assert planned(job(), GPT2).mesh == Mesh(dp_shard=4)
     error = refused(job(parallel__tp=2), GPT2)
     assert "the fused projections of gpt2 cannot be sharded" in error.message
@@ -644,7 +644,7 @@ def test_dropout_inside_attention_rules_out_context_parallel() -> None:
     assert planned(job(parallel__cp=2), {**GPT2, "attn_pdrop": 0.0}).mesh == Mesh(dp_shard=2, cp=2)
 
 
-def test_adapters_are_checked_against_the_family() -> None:
+def test_adapter_targets_are_checked_against_the_model_family() -> None:
     error = refused(job(model__lora={}), GPT2)
     assert "linear layers of gpt2 (c_attn, c_proj, c_fc), got q_proj" in error.message
     assert "--set 'model.lora.target_modules=[c_attn]'" in error.fix

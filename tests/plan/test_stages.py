@@ -1,4 +1,4 @@
-"""Demands and memory of pipelines, compared with torch's own schedules."""
+"""Constraints and memory of pipelines, compared with the schedules of torch."""
 
 from collections import Counter
 from typing import Any
@@ -67,7 +67,7 @@ def torch_schedule(spec: PipelineSpec, pp: int, micro_batches: int) -> Any:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_the_demands_of_a_schedule_equal_those_of_torch(spec: PipelineSpec) -> None:
+def test_the_constraints_of_a_schedule_equal_those_of_torch(spec: PipelineSpec) -> None:
     for pp in (2, 3, 4):
         for micro_batches in range(1, 14):
             try:
@@ -80,7 +80,7 @@ def test_the_demands_of_a_schedule_equal_those_of_torch(spec: PipelineSpec) -> N
 
 
 def most_kept(order: list[_Action | None]) -> int:
-    """The most forward passes of one rank whose backward pass has not begun."""
+    """The largest number of forward passes of a rank that wait for their backward pass."""
     kept = most = 0
     for action in order:
         kind = action.computation_type if action else None
@@ -99,14 +99,14 @@ def test_a_rank_keeps_as_many_micro_batches_as_torchs_schedule_keeps(spec: Pipel
             told = [most_kept(order[rank]) for rank in range(pp)]
             kept = [kept_passes(spec, pp, rank, micro_batches) for rank in range(pp)]
             if spec.schedule == "zbv" and micro_batches < 2 * pp - 1:
-                # Torch leaves micro batches out of a full schedule: then some ranks keep fewer.
+                # torch drops micro batches from its full schedule, so some ranks keep fewer.
                 assert all(most <= bound for most, bound in zip(told, kept, strict=True))
             else:
                 assert kept == told, (pp, micro_batches)
 
 
 @pytest.mark.parametrize("stages", [2, 4, 5])
-def test_stages_are_gathered_as_often_as_torchs_schedule_does(stages: int) -> None:
+def test_stages_are_gathered_as_often_as_in_torchs_schedule(stages: int) -> None:
     spec = PipelineSpec(schedule="interleaved_1f1b", stages_per_rank=stages)
     for pp in (2, 4):
         for micro_batches in (1, 4, 8, 12):
@@ -125,7 +125,7 @@ def layers(count: int) -> ModelShape:
     return shape_of({**PRESETS["llama-tiny"], "num_hidden_layers": count})
 
 
-def test_ranks_have_their_share_of_the_layers_the_embedding_and_the_head() -> None:
+def test_ranks_have_their_share_of_layers_and_the_outer_ones_embedding_or_head() -> None:
     first, *between, last = stage_ranks(layers(10), 4, PipelineSpec(), 8, 8)
     assert (first.layers, first.is_first, first.is_last, first.kept) == (2, True, False, 4)
     assert (last.layers, last.is_first, last.is_last, last.kept) == (2, False, True, 1)

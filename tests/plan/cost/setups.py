@@ -1,4 +1,4 @@
-"""Models and clusters that the tests of cost share."""
+"""Models and clusters for tests of the cost model."""
 
 from functools import cache
 from typing import Any
@@ -26,7 +26,7 @@ H100 = fabric()
 
 
 def setup(**changes: Any) -> Setup:
-    """8B on 8 ranks, one sequence of 8192 tokens each, unless `changes` says otherwise."""
+    """Llama 3 8B on 8 ranks with one sequence of 8192 tokens each, with `changes`."""
     values: dict[str, Any] = {
         "shape": LLAMA_8B,
         "tokens": 8192,

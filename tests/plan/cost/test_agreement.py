@@ -1,4 +1,4 @@
-"""The cost model counts the bytes that the trainer gives to its collectives."""
+"""The cost model counts as many bytes as the trainer gives to its collectives."""
 
 from collections import Counter
 from typing import Any
@@ -120,8 +120,8 @@ def test_planner_and_trainer_agree_on_the_last_of_two_stages() -> None:
 def test_planner_and_trainer_agree_on_pipelines(
     schedule: str, pp: int, stages: int, reshard: bool | int
 ) -> None:
-    """Traffic of weights is that of the slowest rank; sends are those of the rank that sends
-    most."""
+    """The planner reports the weight traffic of the slowest rank, and the sends of the rank with
+    the most sends."""
     parallel = {
         "pp": pp,
         "dp_shard": 4,

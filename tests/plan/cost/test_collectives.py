@@ -1,4 +1,4 @@
-"""Bytes of collectives by definition, and their seconds compared with nccl-tests."""
+"""Bytes of collectives by definition, and their times compared with nccl-tests."""
 
 import itertools
 from collections import Counter
@@ -35,7 +35,7 @@ def wire(size: int, stride: int = 1, profile: str = "h100-sxm-80gb", hosts: int 
 @pytest.mark.parametrize(
     ("size", "share"), [(1, 0), (2, 1), (4, 1.5), (8, 1.75), (1024, 2046 / 1024)]
 )
-def test_a_ring_sends_twice_all_but_one_part(size: int, share: float) -> None:
+def test_a_ring_sends_all_parts_but_one_twice(size: int, share: float) -> None:
     """2 (K - 1) / K, Patarasuk and Yuan 2009."""
     assert ring_all_reduce_bytes(size, 1000) == pytest.approx(1000 * share)
 
@@ -58,7 +58,7 @@ def test_an_all_to_all_rank_keeps_its_own_part() -> None:
 @pytest.mark.parametrize(
     ("profile", "low", "high"),
     [
-        # nccl-tests, all_gather_perf on 8 devices of a host, bus bandwidth at 1 GiB and more.
+        # nccl-tests: all_gather_perf on the 8 devices of a host, bus bandwidth from 1 GiB on.
         ("h100-sxm-80gb", 340e9, 375e9),
         ("a100-sxm-80gb", 220e9, 240e9),
     ],
@@ -70,7 +70,7 @@ def test_gathers_inside_a_host_are_as_fast_as_measured(
     assert low < ring_gather_bytes(8, 8 * GIB) / seconds < high
 
 
-def test_rings_leave_a_host_over_the_links_of_all_its_ranks() -> None:
+def test_rings_between_hosts_use_the_links_of_all_ranks_of_a_host() -> None:
     """NVIDIA/nccl issue 1218: 340e9 on 32 hosts of 8 H100 with an adapter of 50e9 each."""
     all_of_them = wire(256, hosts=32)
     seconds = all_of_them.all_reduce_s(8 * GIB)
@@ -80,12 +80,12 @@ def test_rings_leave_a_host_over_the_links_of_all_its_ranks() -> None:
 
 
 def test_small_sums_over_many_hosts_go_through_a_tree() -> None:
-    """A ring would hop 510 times between hosts at 14 us each."""
+    """A ring would need 510 hops between hosts of 14 us each."""
     assert wire(2048, hosts=256).all_reduce_s(128) < 1e-3
 
 
 @given(size=st.integers(2, 64), whole=st.floats(1, 1e10), more=st.floats(1, 100))
-def test_more_bytes_take_longer_and_never_longer_than_in_pieces(
+def test_time_grows_with_bytes_and_pieces_are_never_faster(
     size: int, whole: float, more: float
 ) -> None:
     one = wire(size, hosts=8)
@@ -213,7 +213,7 @@ def test_the_link_of_a_block_limits_only_traffic_that_leaves_a_host() -> None:
     assert in_blocks(4, link=slower).gather_s(1e9) == in_blocks(4).gather_s(1e9)
 
 
-def test_rings_leave_a_block_over_the_links_of_all_its_ranks() -> None:
+def test_rings_between_blocks_use_the_links_of_all_ranks_of_a_block() -> None:
     """400 Gb/s per device: this limits two ranks of a group in a block; NVLink limits 36."""
     near, far = in_blocks(72).bus_bytes_per_s, in_blocks(2, stride=72).bus_bytes_per_s
     assert in_blocks(4, stride=36).bus_bytes_per_s == pytest.approx(2 * far)

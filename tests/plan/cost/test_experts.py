@@ -24,7 +24,7 @@ EIGHT_HOSTS = fabric(hosts=8)
 
 
 def test_flops_are_counted_for_active_parameters() -> None:
-    """46.7e9 parameters, 12.9e9 of them active (Jiang et al. 2024), less the embedding."""
+    """46.7e9 parameters, 12.9e9 of them active (Jiang et al. 2024), minus the embedding."""
     assert 46.6e9 < MIXTRAL.parameters < 46.8e9
     active = flops_per_token(MIXTRAL, 0) / 6
     assert abs(active - (12.88e9 - 32000 * 4096)) < 0.02e9
@@ -36,7 +36,7 @@ def test_the_weights_of_all_experts_are_gathered() -> None:
     assert abs(gathered.bytes_per_step / (MIXTRAL.parameters * 2 * 63 / 64) - 1) < 1e-6
 
 
-def test_a_step_takes_a_bit_longer_than_its_active_parameters_alone() -> None:
+def test_a_step_takes_a_little_longer_than_with_its_active_parameters_only() -> None:
     """A step takes at least as long as that of a dense model with as many active parameters.
     Experts have few rows each, and tokens are sent to them and back."""
     mesh = Mesh(dp_shard=64)

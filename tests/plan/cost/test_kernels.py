@@ -10,7 +10,7 @@ from tests.plan.cost.setups import H100, fabric
 
 MACHINE = machine_of(H100)
 # OpenXLA, service/gpu/model/matmul_interpolator_data.h: bfloat16 on an H100, 1e12 operations a
-# second of one product alone. A part of what `tiles`, `split` and `depth_half` were fitted to.
+# second of a single product. `tiles`, `split` and `depth_half` were fitted to these and others.
 PRODUCTS = [
     (1024, 4096, 4096, 738),
     (2048, 4096, 4096, 754),
@@ -25,8 +25,8 @@ PRODUCTS = [
     (256, 4096, 1024, 225),
 ]
 ALONE_S = 5e-6
-"""A product that runs alone takes this much longer, in seconds."""
-# Shah et al. 2024, figure 5: FlashAttention-2 on H100, heads of 128, causal, 16k tokens in all.
+"""A single product takes this many seconds longer."""
+# Shah et al. 2024, figure 5: FlashAttention-2 on H100, heads of 128, causal, 16k tokens in total.
 ATTENTION = [(512, 191), (1024, 260), (2048, 298), (4096, 319), (8192, 333), (16384, 335)]
 # Figure 6: backward.
 BACKWARD = [(512, 214), (1024, 260), (2048, 291), (4096, 310), (8192, 318), (16384, 322)]
@@ -34,7 +34,7 @@ BACKWARD = [(512, 214), (1024, 260), (2048, 291), (4096, 310), (8192, 318), (163
 
 def tera(rows: int, columns: int, inner: int) -> float:
     seconds = matmul_s(MACHINE, rows, columns, inner, "bfloat16")
-    # The measured chip ran at its full clock, the calibrated one holds what lasts.
+    # The measured chip ran at its full clock. The calibrated profile has the sustained clock.
     full = 900e12 / MACHINE.rates["bfloat16"]
     seconds = (seconds - MACHINE.calibration.gap_s) / full + ALONE_S
     return 2 * rows * columns * inner / seconds / 1e12
@@ -47,9 +47,11 @@ def test_products_are_as_fast_as_measured_within_a_tenth_on_average() -> None:
 
 
 @pytest.mark.parametrize(("profile", "measured"), [("a100-sxm-80gb", 257), ("h100-sxm-80gb", 750)])
-def test_a_large_product_of_random_numbers_is_steady(profile: str, measured: float) -> None:
-    """8192 cubed: A100 in H. He, "Strangely, Matrix Multiplications on GPUs Run Faster When Given
-    Predictable Data"; H100 from its MAMF, as much slower as the A100 is than its own."""
+def test_a_large_product_of_random_numbers_runs_at_the_sustained_rate(
+    profile: str, measured: float
+) -> None:
+    """8192 cubed. A100: H. He, "Strangely, Matrix Multiplications on GPUs Run Faster When Given
+    Predictable Data". H100: its MAMF, scaled by the ratio of the A100 value to the A100's MAMF."""
     seconds = matmul_s(machine_of(fabric(profile)), 8192, 8192, 8192, "bfloat16")
     assert 2 * 8192**3 / seconds / 1e12 == pytest.approx(measured, rel=0.03)
 
@@ -81,7 +83,7 @@ def test_narrow_and_wide_heads_are_slower() -> None:
 
 
 def test_memory_moves_at_the_speed_of_the_triad_benchmark() -> None:
-    """3089e9 a second of 3350e9."""
+    """3089e9 bytes per second of 3350e9."""
     assert 3089e9 * move_s(MACHINE, 1) == pytest.approx(1, rel=0.01)
 
 

@@ -1,4 +1,4 @@
-"""The lower bound by which a search skips a setup is below the setup's step time."""
+"""The lower bound with which a search skips setups never exceeds the step time of a setup."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ profiles = st.sampled_from(["h100-sxm-80gb", "rtx4090-24gb", "cpu"])
 
 @settings(deadline=None, max_examples=50)
 @given(setups, profiles)
-def test_the_bound_is_below_the_passes_and_they_are_below_the_step(
+def test_the_bound_is_below_the_passes_and_the_passes_are_below_the_step(
     one: Setup, profile: str
 ) -> None:
     passes = passes_s(one, machine_of(fabric(profile, 64)))
@@ -57,6 +57,6 @@ def test_the_bound_is_below_the_passes_and_they_are_below_the_step(
 
 
 @pytest.mark.parametrize("pp", [1, 4])
-def test_the_bound_is_near_if_a_step_is_mostly_computation(pp: int) -> None:
+def test_the_bound_is_close_if_a_step_is_mostly_computation(pp: int) -> None:
     one = setup(mesh=Mesh(pp=pp, dp_shard=2), micro_batches=32)
     assert least_s(one, "h100-sxm-80gb") > 0.85 * seconds(one, "h100-sxm-80gb")

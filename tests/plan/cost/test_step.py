@@ -1,4 +1,4 @@
-"""Step times: known facts and laws. No measured training step is used."""
+"""Step times follow known facts and laws. No measured training step is used here."""
 
 from itertools import pairwise
 from typing import Any
@@ -31,7 +31,7 @@ def test_utilisation_is_model_flops_over_the_peak() -> None:
 
 
 def bubble_share(micro_batches: int, spec: PipelineSpec, pp: int = 4) -> float:
-    """The bubble's share of a step's computation if the head is free, so that stages are equal."""
+    """The bubble's share of a step's computation. The head costs nothing, so stages are equal."""
     shape = replace(LLAMA_8B, vocab_size=16)
     one = setup(
         shape=shape,
@@ -60,7 +60,7 @@ def test_four_stages_wait_for_8_6_per_cent_of_32_micro_batches() -> None:
     assert bubble_share(32, PipelineSpec()) == pytest.approx(0.086, abs=0.002)
 
 
-def test_zero_bubble_is_the_shortest() -> None:
+def test_the_zero_bubble_schedule_has_the_shortest_step() -> None:
     short = bubble_share(8, PipelineSpec(schedule="zbv"))
     assert (
         short
@@ -74,7 +74,7 @@ def test_full_recomputation_costs_a_third_more_and_selective_little() -> None:
     base = step_time(setup(compile=True), H100).parts["compute"]
     full = step_time(setup(compile=True, checkpointing="full"), H100).parts["recompute"]
     selective = step_time(setup(compile=True, checkpointing="selective"), H100).parts["recompute"]
-    # The head and the loss are not done again.
+    # The head and the loss are not recomputed.
     assert 0.27 < full / base < 0.34
     assert selective < full / 5
     every = step_time(setup(compile=True, checkpointing="every_k", checkpoint_every=4), H100).parts[
@@ -83,7 +83,7 @@ def test_full_recomputation_costs_a_third_more_and_selective_little() -> None:
     assert every == pytest.approx(full / 4)
 
 
-def two_of_them(base: Fabric, bytes_per_s: float | None = None) -> Fabric:
+def two_devices(base: Fabric, bytes_per_s: float | None = None) -> Fabric:
     profile = base.profile
     if bytes_per_s is not None:
         slow = replace(profile.intra_host, bytes_per_s=bytes_per_s)
@@ -91,8 +91,8 @@ def two_of_them(base: Fabric, bytes_per_s: float | None = None) -> Fabric:
     return Fabric(profile=profile, hosts=1, devices_per_host=2)
 
 
-def rivals(tokens: int) -> tuple[Setup, Setup]:
-    """4B in bfloat16 on two devices, two sequences a step: FSDP, and TP with sequence parallel."""
+def fsdp_and_tensor_parallel(tokens: int) -> tuple[Setup, Setup]:
+    """A 4B model in bfloat16 on two devices, two sequences a step, with FSDP and with TP."""
     common: dict[str, Any] = {"shape": QWEN3_4B, "tokens": tokens, "reduce_dtype": "bfloat16"}
     return (
         setup(mesh=Mesh(dp_shard=2), micro_batches=1, **common),
@@ -105,39 +105,39 @@ def traffic_s(one: Setup, known: Fabric) -> float:
 
 
 def test_tensor_parallel_is_6_times_as_fast_as_fsdp_on_a_slow_link() -> None:
-    """The source says 43 s against 7 s a step. It gives neither the batch nor the bandwidth.
+    """The source reports 43 s and 7 s per step, but neither the batch nor the bandwidth.
 
-    Two sequences of 1024 tokens and a link of 0.8 GB/s (PCIe 3.0 x1) give 42 s and 7 s; collectives
-    through the host's memory reach 0.28 of the link's bandwidth. The ratio of the two times is the
-    ratio of the bytes and does not depend on the link.
+    Two sequences of 1024 tokens and a link of 0.8 GB/s (PCIe 3.0 x1) give 42 s and 7 s. Collectives
+    through host memory reach 0.28 of the link's bandwidth. The ratio of the two times is the ratio
+    of the bytes, so it does not depend on the link.
     """
-    fsdp, tensor = rivals(1024)
-    slow = two_of_them(fabric("rtx4090-24gb"), 0.8e9)
+    fsdp, tensor = fsdp_and_tensor_parallel(1024)
+    slow = two_devices(fabric("rtx4090-24gb"), 0.8e9)
     assert step_time(fsdp, slow).step_s == pytest.approx(43, rel=0.1)
     assert step_time(tensor, slow).step_s == pytest.approx(7, rel=0.1)
     assert step_time(fsdp, slow).step_s / step_time(tensor, slow).step_s == pytest.approx(
         6, rel=0.1
     )
-    as_sold = two_of_them(fabric("rtx4090-24gb"))
-    for known in (slow, as_sold):
+    full_speed = two_devices(fabric("rtx4090-24gb"))
+    for known in (slow, full_speed):
         assert traffic_s(fsdp, known) / traffic_s(tensor, known) == pytest.approx(6, rel=0.15)
-    assert step_time(fsdp, as_sold).step_s > 1.5 * step_time(tensor, as_sold).step_s
+    assert step_time(fsdp, full_speed).step_s > 1.5 * step_time(tensor, full_speed).step_s
 
 
 @pytest.mark.parametrize("tokens", [1024, 4096, 8192])
 def test_fsdp_beats_tensor_parallel_on_nvlink(tokens: int) -> None:
-    fsdp, tensor = rivals(tokens)
-    known = two_of_them(H100)
+    fsdp, tensor = fsdp_and_tensor_parallel(tokens)
+    known = two_devices(H100)
     assert step_time(fsdp, known).step_s < step_time(tensor, known).step_s
 
 
-def test_tensor_parallel_across_hosts_loses() -> None:
+def test_tensor_parallel_across_hosts_is_slower() -> None:
     two = fabric(hosts=2)
     common: dict[str, Any] = {"shape": LLAMA_70B, "checkpointing": "full", "compile": True}
     inside = setup(mesh=Mesh(dp_shard=2, tp=8), micro_batches=8, **common)
     across = setup(mesh=Mesh(tp=16), micro_batches=16, **common)
     assert step_time(across, two).step_s > 1.2 * step_time(inside, two).step_s
-    # And more so where each host has one adapter for all of its devices.
+    # The difference is larger if all devices of a host share one adapter.
     profile = replace(two.profile, inter_host=replace(two.profile.inter_host, bytes_per_s=50e9 / 8))
     poor = replace(two, profile=profile)
     assert step_time(across, poor).step_s > 1.5 * step_time(inside, poor).step_s
@@ -163,8 +163,8 @@ def test_tiny_layers_are_bound_by_kernel_launches() -> None:
     assert "host" not in step_time(setup(), H100).parts
 
 
-def test_small_pieces_are_less_efficient() -> None:
-    """The same tokens through matrices of an eighth of the size."""
+def test_small_matrices_are_less_efficient() -> None:
+    """The same number of tokens with matrices of an eighth of the size."""
     whole = step_time(setup(compile=True, mesh=Mesh()), H100).parts["compute"]
     eighth = step_time(setup(compile=True, mesh=Mesh(tp=8)), H100).parts["compute"]
     assert 1 / 8 < eighth / whole < 1 / 6
@@ -175,7 +175,7 @@ def test_frozen_weights_need_less_work() -> None:
     assert step_time(lora, H100).step_s < 0.85 * step_time(setup(compile=True), H100).step_s
 
 
-def test_a_cpu_is_slow_and_its_speed_is_called_a_guess() -> None:
+def test_a_cpu_is_slow_and_its_speed_is_marked_as_a_guess() -> None:
     tiny = shape_of(PRESETS["llama-tiny"])
     one = setup(shape=tiny, tokens=128, mesh=Mesh(dp_shard=2), dtype="float32")
     found = step_time(one, fabric("cpu", devices=2))
@@ -213,7 +213,7 @@ def around(one: Setup, profile: str = "h100-sxm-80gb") -> Fabric:
 
 @settings(deadline=None, max_examples=50)
 @given(one=setups, profile=st.sampled_from(PROFILE_NAMES))
-def test_parts_add_up_to_the_step_and_no_step_beats_the_peak(one: Setup, profile: str) -> None:
+def test_parts_add_up_to_the_step_and_no_step_exceeds_the_peak(one: Setup, profile: str) -> None:
     found = step_time(one, around(one, profile))
     assert found.step_s == pytest.approx(sum(found.parts.values()))
     assert all(seconds > 0 for seconds in found.parts.values())
@@ -231,14 +231,14 @@ def test_a_faster_machine_is_not_slower(one: Setup, faster: str) -> None:
         link = getattr(profile, faster)
         better = replace(profile, **{faster: replace(link, bytes_per_s=2 * link.bytes_per_s)})
     after = step_time(one, replace(known, profile=better)).step_s
-    # Less to hide behind can show more of what is said, never more than it saves; how much of the
-    # host's holding up falls into each pass is a rule of thumb.
+    # With less computation to overlap, more communication is exposed, but never more than the
+    # computation saves. How the host's delays split over the passes is a rule of thumb.
     assert after <= step_time(one, known).step_s * 1.005
 
 
 @settings(deadline=None, max_examples=50)
 @given(one=setups)
-def test_more_micro_batches_take_longer_and_waste_no_more(one: Setup) -> None:
+def test_more_micro_batches_take_longer_but_no_longer_per_sequence(one: Setup) -> None:
     known = around(one)
     times = [
         step_time(replace(one, micro_batches=one.micro_batches * times), known)

@@ -1,7 +1,7 @@
-"""Traffic of one rank of the bundled trainer in a step, measured in the trainer itself.
+"""Traffic of one rank of the trainer in a step, measured in the trainer itself.
 
-The rank is in a fake process group, whose collectives do nothing. Its results mean nothing, but it
-calls every collective that a real rank calls.
+The rank is in a fake process group, whose collectives do nothing. Its results are meaningless, but
+it calls every collective that a real rank calls.
 """
 
 from collections import Counter
@@ -48,17 +48,17 @@ SENT: dict[str, Callable[[int, int], float]] = {
     "all-to-all": exchange_bytes,
     "send": lambda _, size: size,
 }
-"""Bytes that a rank sends, from the group size and the bytes of the largest tensor of the call: a
-gather's result, else the input."""
+"""Kind -> bytes that a rank sends, as a function of the group size and the bytes of the largest
+tensor of the call, which is the result of a gather or the input of other collectives."""
 SMALL = 4096
-"""Bytes below which a collective is of single values, as a norm's gradient or a loss is."""
+"""Smaller collectives have only single values, for example a loss or the gradient of a norm."""
 
 TrafficByAxis = Counter[tuple[str, str]]
-"""Bytes, or calls, by axis and collective."""
+"""(axis, collective) -> bytes, or number of calls."""
 
 
 class TrafficCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up the bytes given to collectives, including those of context parallel."""
+    """Adds up the bytes that collectives get, including those of context parallel."""
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

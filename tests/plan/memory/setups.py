@@ -1,4 +1,4 @@
-"""Setups that tests of memory share."""
+"""Setups for tests of the memory model."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Activations that layers keep for their backward pass."""
+"""The activations that layers keep for their backward pass."""
 
 from copy import deepcopy
 from typing import Any
@@ -57,7 +57,7 @@ def test_activations_are_near_what_autograd_keeps(config: dict[str, Any]) -> Non
     assert estimated == pytest.approx(measured, rel=0.06)
 
 
-def test_the_more_checkpointing_recomputes_the_less_it_keeps() -> None:
+def test_more_recomputation_keeps_less() -> None:
     shape = shape_of(LLAMA3_8B)
     kept = {
         kind: items_of(shape=shape, checkpointing=kind, dtype="bfloat16")["activations"]
@@ -65,7 +65,7 @@ def test_the_more_checkpointing_recomputes_the_less_it_keeps() -> None:
     }
     assert kept["full"] < kept["selective"] < kept["none"]
     assert kept["full"] < kept["every_k"] < kept["none"]
-    # Korthikanti et al. 2022 and the field: full checkpointing frees well over half.
+    # Full checkpointing frees well over half (Korthikanti et al. 2022).
     assert kept["full"] < 0.2 * kept["none"]
 
 
@@ -79,7 +79,7 @@ def test_a_larger_k_keeps_more() -> None:
     assert kept[0] == items_of(shape=shape, checkpointing="full")["activations"]
 
 
-def test_bfloat16_halves_what_is_computed_and_nothing_that_is_kept() -> None:
+def test_bfloat16_halves_activations_but_not_float32_states() -> None:
     shape, mesh = shape_of(LLAMA3_8B), Mesh(dp_shard=8)
     full, half = (
         items_of(shape=shape, mesh=mesh, dtype=dtype) for dtype in ("float32", "bfloat16")
@@ -114,6 +114,6 @@ def test_gpipe_keeps_every_micro_batch() -> None:
 def test_boundaries_have_a_buffer_for_each_micro_batch() -> None:
     items = items_of(mesh=Mesh(pp=4), micro_batches=16)
     hidden = 256 * 128 * 4
-    # Gradients come back to the first stage; four outputs wait there for theirs.
+    # The first stage has a buffer for gradients, and four outputs that wait for their gradients.
     assert items["boundaries"] == (16 + 4) * hidden
     assert "boundaries" not in items_of(mesh=Mesh(dp_shard=4))

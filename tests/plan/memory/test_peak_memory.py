@@ -1,4 +1,4 @@
-"""Peak memory: the most that is allocated at once on the fullest rank."""
+"""Peak memory is the largest allocation at any time on the fullest rank."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ setups = st.builds(
 
 @settings(deadline=None, max_examples=50)
 @given(setups)
-def test_no_item_exceeds_the_peak_and_their_sum_is_no_less_than_it(one: Setup) -> None:
+def test_no_item_exceeds_the_peak_and_the_sum_of_items_is_at_least_the_peak(one: Setup) -> None:
     memory = memory_of(one, None)
     assert max(memory.items.values()) <= memory.peak_bytes <= sum(memory.items.values())
     assert all(size >= 0 for size in memory.items.values())
@@ -62,7 +62,7 @@ def test_more_shards_never_need_more(one: Setup) -> None:
         assert many.items["optimizer"] <= few.items["optimizer"]
 
 
-def test_weights_that_stay_gathered_take_the_whole_model() -> None:
+def test_weights_that_stay_gathered_need_memory_for_the_whole_model() -> None:
     mesh, shape = Mesh(dp_shard=4), SETUP.shape
     kept, parts, freed = (
         items_of(mesh=mesh, reshard=reshard)["gathered"] for reshard in (False, 2, True)
@@ -73,14 +73,14 @@ def test_weights_that_stay_gathered_take_the_whole_model() -> None:
     assert deep - freed == 4 * shape.layer_parameters
 
 
-def test_copies_are_averaged_in_buckets() -> None:
+def test_replicas_average_gradients_in_buckets() -> None:
     one, many = (items_of(mesh=Mesh(dp_replicate=n), data="ddp") for n in (1, 4))
     assert many["temporary"] - one["temporary"] == 4 * SETUP.shape.parameters
     assert items_of(mesh=Mesh(dp_replicate=4), data="ddp")["gathered"] == 0
 
 
 def test_the_fullest_rank_of_a_pipeline_is_reported() -> None:
-    """The first keeps most micro batches, the last has the logits."""
+    """The first rank keeps the most micro batches. The last rank has the logits."""
     for words, stage in ((256, "pp stage 0"), (10_000_000, "pp stage 3")):
         shape = shape_of({**LLAMA3_8B, "vocab_size": words})
         four = setup(shape=shape, mesh=Mesh(pp=4), micro_batches=16, micro_batch_size=4)
@@ -90,7 +90,7 @@ def test_the_fullest_rank_of_a_pipeline_is_reported() -> None:
     assert memory_of(SETUP, None).worst_rank == "every rank"
 
 
-def test_head_and_embedding_of_a_large_vocabulary_are_units_of_their_own() -> None:
+def test_head_and_embedding_of_a_large_vocabulary_are_separate_units() -> None:
     large = setup(shape=shape_of(LLAMA3_8B), mesh=Mesh(dp_shard=8))
     own = units(large)
     assert own.embedding.whole == 128256 * 4096
@@ -103,7 +103,7 @@ def test_head_and_embedding_of_a_large_vocabulary_are_units_of_their_own() -> No
 
 
 @pytest.mark.parametrize(("name", "extra"), [("cpu", False), ("h100-sxm-80gb", True)])
-def test_only_a_gpu_keeps_more_than_tensors_in_its_memory(name: str, extra: bool) -> None:
+def test_only_a_gpu_has_memory_for_more_than_tensors(name: str, extra: bool) -> None:
     profile: Any = load_profile(name)
     fabric = Fabric(profile=profile, hosts=1, devices_per_host=8)
     eight = setup(mesh=Mesh(dp_shard=8))

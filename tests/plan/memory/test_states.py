@@ -1,4 +1,4 @@
-"""States that a rank keeps between steps, compared with real models and published figures."""
+"""The states that a rank keeps between steps, compared with real models and published figures."""
 
 from copy import deepcopy
 from typing import Any
@@ -32,8 +32,8 @@ def gb(states: tuple[int, ...]) -> float:
 
 
 def test_states_equal_the_published_ones_at_every_level_of_zero() -> None:
-    """4B parameters in bf16 under Adam without master weights, on 8 ranks; and other figures of the
-    same kind, whose sources count 1 GB as 1e9 bytes."""
+    """4B parameters in bf16 with Adam and without master weights on 8 ranks, and other published
+    figures. Their sources use 1 GB = 1e9 bytes."""
     bf16 = PerParameter(weights=2, gradients=2, optimizer=8)
     levels = [gb(model_states(4_000_000_000, 8, level, bf16)) for level in range(4)]
     assert levels == [48, 20, 13, 6]
@@ -65,7 +65,7 @@ def test_tensors_of_a_layer_add_up_to_its_parameters(kind: str) -> None:
     )
 
 
-def test_a_rank_of_one_keeps_everything_at_16_bytes_a_parameter() -> None:
+def test_a_single_rank_keeps_16_bytes_per_parameter() -> None:
     items = items_of()
     states = items["parameters"] + items["gradients"] + items["optimizer"]
     assert states == 16 * SETUP.shape.parameters
@@ -93,7 +93,7 @@ def test_each_data_rank_keeps_its_part_of_sharded_states(
         assert items["gradients"] == whole["gradients"] // (4 if sharded else 1)
 
 
-def test_gradients_are_unsharded_while_micro_batches_add_up() -> None:
+def test_gradients_are_unsharded_during_accumulation() -> None:
     one, two = (items_of(mesh=Mesh(dp_shard=4), micro_batches=count) for count in (1, 2))
     assert two["gradients"] == 4 * one["gradients"]
     halves = items_of(mesh=Mesh(dp_shard=4), micro_batches=2, reduce_dtype="bfloat16")
@@ -101,8 +101,8 @@ def test_gradients_are_unsharded_while_micro_batches_add_up() -> None:
 
 
 def test_rows_that_do_not_divide_are_padded_on_every_rank() -> None:
-    """FSDP2 cuts a norm of 128 values over 96 ranks into 64 parts of 2, and every rank allocates 2
-    values."""
+    """FSDP2 splits a norm of 128 values over 96 ranks into 64 parts of 2 values, and every rank
+    allocates 2 values."""
     layer = units(setup(mesh=Mesh(dp_shard=96))).layer
     assert layer.shard * 96 > layer.whole
     assert units(setup(mesh=Mesh(dp_shard=32))).layer.shard * 32 == layer.whole
@@ -143,7 +143,7 @@ def test_each_optimizer_keeps_its_own_states(name: str, values: int) -> None:
         (TINY_GPT2, ("c_attn", "c_proj")),
     ],
 )
-def test_adapters_have_the_shapes_that_peft_makes(config: Any, targets: tuple[str, ...]) -> None:
+def test_adapters_have_the_shapes_of_peft(config: Any, targets: tuple[str, ...]) -> None:
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             transformers.AutoConfig.for_model(**deepcopy(config))
@@ -170,7 +170,7 @@ def test_only_adapters_have_gradients_and_moments() -> None:
     assert saved == pytest.approx((4 - 0.516) * matrices, rel=1e-3)
 
 
-def test_stages_have_their_layers_and_the_end_stages_embedding_and_head() -> None:
+def test_stages_have_their_layers_and_the_outer_ones_embedding_and_head() -> None:
     shape = shape_of(LLAMA3_8B)
     four = setup(shape=shape, mesh=Mesh(pp=4), micro_batches=8, tokens=8192)
     own = [units(four, rank).all.whole for rank in range(4)]

@@ -1,6 +1,6 @@
-"""The planner's memory compared with the trainer's own allocations, on fake ranks.
+"""The memory model of the planner, compared with the allocations of the trainer on fake ranks.
 
-A few layers of Llama 3 8B at its real widths; every cell in full is `python -m benchmarks.memory`.
+The tests use a few layers of Llama 3 8B. `python -m benchmarks.memory` has all cells completely.
 """
 
 from dataclasses import replace
@@ -33,8 +33,8 @@ PIPELINES = [
 ]
 
 
-# The embedding as a unit of its own under tensor parallel hands on a view, as it does in real runs;
-# transformers' layers add to it out of place.
+# With tensor parallel, an embedding in a separate unit returns a view, and torch warns. That is the
+# same in real runs, and harmless because layers of transformers do not add to it in place.
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module:UserWarning")
 
 
@@ -45,18 +45,18 @@ def check(cell: Cell) -> None:
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_states_are_exact_and_the_peak_is_near(name: str) -> None:
+def test_states_are_exact_and_the_peak_is_close(name: str) -> None:
     cell = CELLS[name]
     check(replace(cell, changed={**cell.changed, "num_hidden_layers": 3}))
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_states_are_exact_and_the_peak_is_near_with_each_schedule(name: str) -> None:
+def test_states_are_exact_and_the_peak_is_close_with_each_schedule(name: str) -> None:
     cell = CELLS[name]
     check(replace(cell, changed={**cell.changed, "num_hidden_layers": 5}, passes=4))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FEW)
-def test_states_are_exact_and_the_peak_is_near_for_the_whole_model(name: str) -> None:
+def test_states_are_exact_and_the_peak_is_close_for_the_whole_model(name: str) -> None:
     check(CELLS[name])

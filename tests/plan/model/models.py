@@ -1,4 +1,4 @@
-"""Models that tests of the planner use, as the values of their config.json."""
+"""Models for tests of the planner, as values of their config.json."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Model FLOPs, which the planner and the trainer report alike."""
+"""The planner and the trainer report the same model FLOPs."""
 
 from typing import Any
 
@@ -21,6 +21,6 @@ def test_planned_flops_equal_those_that_the_trainer_reports(config: dict[str, An
     )
 
 
-def test_frozen_weights_need_two_thirds() -> None:
+def test_frozen_weights_need_two_thirds_of_the_flops() -> None:
     full, frozen = (flops_per_token(LLAMA_8B, 0, lora) for lora in (None, LoraSpec(rank=1)))
     assert frozen / full == pytest.approx(2 / 3, rel=1e-3)

@@ -1,4 +1,4 @@
-"""Counts against the models themselves, built by transformers on the meta device."""
+"""Parameter counts, compared with models that transformers builds on the meta device."""
 
 from copy import deepcopy
 from typing import Any
@@ -91,20 +91,20 @@ def test_absent_keys_have_the_defaults_of_transformers(kind: str) -> None:
 def test_sizes_of_known_models_equal_the_published_ones(
     config: dict[str, Any], parameters: int
 ) -> None:
-    """Published: the parameter count in the safetensors index on the Hugging Face hub."""
+    """The published count is in the safetensors index on the Hugging Face hub."""
     assert shape_of(config).parameters == parameters
 
 
 def test_only_the_chosen_experts_are_active() -> None:
-    """Mixtral: 12.9 of 46.7 billion (Jiang et al. 2024, "Mixtral of Experts"). Qwen3: 3.3 of 30.5
-    billion (its model card)."""
+    """Mixtral has 12.9 of 46.7 billion active (Jiang et al. 2024, "Mixtral of Experts"), Qwen3 has
+    3.3 of 30.5 billion (model card)."""
     assert shape_of(MIXTRAL_8X7B).active_parameters == pytest.approx(12.9e9, rel=2e-3)
     assert shape_of(QWEN3_30B_A3B).active_parameters == pytest.approx(3.3e9, rel=2e-2)
     dense = shape_of(LLAMA3_8B)
     assert dense.active_parameters == dense.parameters
 
 
-def test_a_token_is_multiplied_with_its_experts_and_the_router() -> None:
+def test_flops_of_a_token_count_its_experts_and_the_router() -> None:
     shape = shape_of(TINY_MOE)
     attention = 64 * (2 * 64 + 2 * 32)
     assert shape.layer_matrices == attention + 2 * 3 * 64 * 32 + 64 * 8

@@ -1,24 +1,27 @@
-"""A lower bound on what any placement of a grid of nodes costs, found without placing one.
+"""A lower bound on the cost of every placement of a grid of nodes, computed without placing one.
 
-For each level of switches these bounds hold, and the greatest counts.
+These bounds hold for each level of switches. The greatest of them is used.
 
-By axis: a group of n nodes that is not whole below one switch crosses as often as it has pieces (a
-ring), or once less (a chain). Not more than the sum of floor(room / n) groups are whole, and the
-others have two pieces or ceil(n / largest room).
+By axis: a group of n nodes in k > 1 pieces below different switches crosses k times (a ring) or
+k - 1 times (a chain). At most sum of floor(room / n) groups are in one piece. The other groups have
+at least two pieces, and at least ceil(n / largest room).
 
-By switch: what m nodes of the grid send out. Let the m nodes meet L_a lines along axis a, F_a of
-them whole. Then the cut is at least the sum over axes of 2 (chain: 1) times L_a - F_a times what
-the axis sends, as a part of a ring has two ends; L_a is m at most; the product of all L_a is at
-least m^(d-1) (Loomis and Whitney, 1949); F_a is m / n_a at most; and if F_a > 0, then L_b is n_a
-at least for every other axis b. The least sum under these, g(m), is found for each choice of axes
-with F_a > 0: of whole numbers L by trying all where m is small, else of real ones by bisection.
-Over all switches, the least sum of g(m_i) with m_i nodes below switch i is bounded by Lagrange:
-for any price p, p N + sum of min over m of (g(m) - p m).
+By switch: the bytes that m nodes of the grid send to other nodes. Let the m nodes meet L_a lines
+along axis a, and contain F_a of these lines completely. Then:
+  - The cut is at least the sum over axes of 2 (chain: 1) * (L_a - F_a) * bytes of the axis, because
+  a
+    part of a ring has two ends.
+  - L_a is at most m. The product of all L_a is at least m^(d-1) (Loomis and Whitney, 1949).
+  - F_a is at most m / n_a. If F_a > 0, then L_b is at least n_a for every other axis b.
+The least sum under these constraints is g(m). It is computed for each choice of axes with F_a > 0:
+for small m by trying all integers L, otherwise for real L by bisection. Over all switches, the
+least sum of g(m_i) with m_i nodes below switch i has this Lagrange bound for any price p: p N + sum
+of min over m of (g(m) - p m).
 
-Chains may be counted in another way: one in k pieces crosses k - 1 times. Then g has 2 L_a for
-them, whole or not, and 2 for each chain is taken off the sum. The greater of both ways counts.
+Chains can also be counted differently: a chain in k pieces crosses k - 1 times. Then g has 2 L_a
+for chains, complete or not, and 2 per chain is subtracted from the sum. The greater result is used.
 
-And a quarter of what the heaviest axis sends may be counted by axis, and the rest by switch.
+Finally, a quarter of the bytes of the heaviest axis may be counted by axis, and the rest by switch.
 """
 
 import itertools
@@ -30,18 +33,18 @@ from functools import cache
 from operator import mul
 
 STEPS = 24
-"""Steps of the search for the best price; each leaves two thirds of the range."""
+"""Steps of the search for the best price. Each keeps two thirds of the range."""
 SMALL = 16
-"""Up to this number of nodes, L are whole numbers."""
+"""Up to this number of nodes, L are integers."""
 FEW = 100
 """Up to this number of nodes, every distribution over switches is tried."""
 HALVINGS = 20
-"""Steps of the bisection for real L; each halves the range of the logarithm."""
+"""Steps of the bisection for real L. Each halves the range of the logarithm."""
 
 Axis = tuple[int, int, bool]
-"""Nodes along it, bytes from a node to the next, whether it is a ring."""
+"""(nodes along the axis, bytes from a node to the next, whether it is a ring)"""
 Lines = tuple[int, int, bool]
-"""Nodes along it, what a line that nodes meet costs, whether whole ones cost nothing."""
+"""(nodes along the axis, cost of a line that nodes meet, whether complete lines cost nothing)"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Bound:
         return math.prod(size for size, _, _ in self.axes)
 
     def of_level(self, rooms: Sequence[int]) -> float:
-        """Bytes that leave switches; `rooms` has the number of nodes that each can hold."""
+        """Bytes that leave switches. `rooms` has the capacity of each switch in nodes."""
         if max(rooms) >= self.nodes:
             return 0.0
         heavy = max(self.axes, key=lambda axis: axis[1])
@@ -81,8 +84,8 @@ class Bound:
         return self._shared([0.0] + [_cut(lines, m) for m in range(1, max(rooms) + 1)], rooms)
 
     def _shared(self, least: list[float], rooms: Sequence[int]) -> float:
-        """The least sum over switches, where m nodes below a switch cost `least[m]`. For few nodes
-        every distribution is tried; for more, the bound at the best price is used."""
+        """The least sum over switches if m nodes below a switch cost `least[m]`. For few nodes,
+        every distribution is tried. For more nodes, the bound at the best price is used."""
         if self.nodes <= FEW:
             return self._of_few(least, rooms) / 2
         counts = Counter(rooms)
@@ -94,7 +97,7 @@ class Bound:
             return price * self.nodes + shares
 
         low, high = 0.0, max(value / m for m, value in enumerate(least) if m)
-        for _ in range(STEPS):  # it is concave, and any price gives a bound
+        for _ in range(STEPS):  # The function is concave, and every price gives a bound.
             third = (high - low) / 3
             if at(low + third) < at(high - third):
                 low += third
@@ -125,7 +128,7 @@ def _cut(axes: tuple[Lines, ...], m: int) -> float:
 
 
 def _cut_with(axes: tuple[Lines, ...], m: int, whole: tuple[int, ...]) -> float:
-    """The same with whole lines, which cost nothing, along exactly the axes `whole`; infinite if
+    """The same if exactly the axes `whole` have complete lines, which cost nothing. Infinite if
     that is impossible."""
     lows = []
     for a, (size, _, _) in enumerate(axes):
@@ -149,7 +152,7 @@ def _by_trying(lows: Sequence[int], prices: Sequence[int], m: int) -> float:
 
 
 def _by_bisection(lows: Sequence[int], prices: Sequence[int], m: int) -> float:
-    """The same for real numbers: all lines between the limits cost the same."""
+    """The same for real numbers. All lines between the limits have the same cost."""
 
     def lines(level: float) -> list[float]:
         return [min(m, max(low, level / p)) for low, p in zip(lows, prices, strict=True)]

@@ -1,8 +1,8 @@
-"""Every way to place a few nodes on a small tree, weighed one by one.
+"""Computes the cost of every way to place a few nodes on a small tree.
 
-Two hosts on one switch can be exchanged, and so can two branches of the same shape: of the ways
-that differ by such exchanges alone, one is weighed. 8 nodes on all trees with 8 hosts are 660,032
-ways (OEIS A000311) instead of 261 x 8!. No way is skipped because of its cost.
+Two hosts on one switch can be exchanged, and so can two branches of the same shape. Of ways that
+differ only by such exchanges, one is computed. 8 nodes on all trees with 8 hosts are 660,032 ways
+(OEIS A000311) instead of 261 x 8!. No way is skipped because of its cost.
 
 The cost is computed differently than in `placement/cost.py`: it counts the bytes that stay below
 switches instead of those that leave them. Each switch that two nodes share saves their bytes one
@@ -20,12 +20,12 @@ from tests.plan.placement.placement_trees import Shape
 
 @dataclass
 class Force:
-    """The ways to place the nodes of one mesh, one rank each. A set of nodes is a number with one
-    bit per node."""
+    """The ways to place the nodes of one mesh, one rank each. A set of nodes is an int with one bit
+    per node."""
 
     nodes: int
     edges: list[tuple[int, int]]
-    """Both ends as a set, and the bytes between them."""
+    """(both ends as a set, bytes between them)"""
     stays: list[int] = field(default_factory=list)
     """The bytes between the nodes of each set."""
     known: dict[tuple[Shape, int, int], list[int]] = field(default_factory=dict)

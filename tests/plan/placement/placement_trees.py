@@ -1,4 +1,4 @@
-"""Trees of switches and traffic to place on: every small tree, and random large ones."""
+"""Trees of switches, and traffic: all small trees, and random large ones."""
 
 import itertools
 import math
@@ -10,7 +10,7 @@ from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Traffic
 
 Shape = tuple["Shape", ...]
-"""The children of a switch; a host is ()."""
+"""The children of a switch. A host is ()."""
 Switches = Mapping[str, tuple[str, ...]]
 
 
@@ -82,10 +82,11 @@ DEGREES = ((1, 1, 2, 3, 4, 6, 8), (1, 1, 2, 3, 4), (2, 4, 5, 8, 12, 16, 32, 64))
 
 
 def large_case(seed: int) -> tuple[Mesh, Switches, Sequence[Traffic]]:
-    """Spines, leaves and hosts, some of them not free, and a mesh for more than half of the rest.
+    """Spines, leaves and hosts, some hosts not free, and a mesh for more than half of the free
+    ones.
 
-    Axes send as they do in training: a rank gathers all weights along dp_shard, reduces its shard
-    of the gradients along dp_replicate, and passes activations along pp.
+    Axes send as in training. A rank gathers all weights along dp_shard, reduces its shard of the
+    gradients along dp_replicate, and sends activations along pp.
     """
     rng = random.Random(seed)
     switches: Switches = {}

@@ -1,4 +1,4 @@
-"""Placements are compared with all others on small trees and with a lower bound on large ones."""
+"""Placements are compared with all alternatives on small trees, and with a bound on large ones."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -47,14 +47,14 @@ def costs_by_permutation(mesh: Mesh, switches: Switches, sent: Sequence[Traffic]
 
 
 def _levels(one: tuple[str, ...], other: tuple[str, ...], depth: int) -> int:
-    """Levels of switches that traffic between two hosts leaves, and one for the host itself."""
+    """Number of levels that traffic between two hosts leaves: those of switches, and the host's."""
     shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     return 1 + depth - len(list(shared))
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 4, 5])
-def test_every_way_to_place_is_weighed(hosts: int) -> None:
-    """Skipping exchanges of equal hosts or branches neither loses nor adds a cost."""
+def test_the_brute_force_covers_every_placement(hosts: int) -> None:
+    """Skipping exchanges of equal hosts or branches does not change the set of costs."""
     for nodes in range(2, hosts + 1):
         for mesh in meshes(nodes):
             force = Force.of(mesh, ALL_KINDS)
@@ -74,7 +74,7 @@ def test_placements_on_all_trees_are_counted_by_labelled_trees(hosts: int, ways:
     [2, 3, 4, 5, 6]
     + [pytest.param(hosts, marks=[pytest.mark.slow, pytest.mark.timeout(900)]) for hosts in (7, 8)],
 )
-def test_a_placement_on_a_small_tree_is_the_best_of_all(hosts: int) -> None:
+def test_a_placement_on_a_small_tree_has_the_least_cost(hosts: int) -> None:
     for nodes in range(2, hosts + 1):
         for mesh in meshes(nodes):
             force = Force.of(mesh, ALL_KINDS)
@@ -85,7 +85,7 @@ def test_a_placement_on_a_small_tree_is_the_best_of_all(hosts: int) -> None:
 
 
 def with_blocks(shape: Shape) -> dict[str, tuple[str, ...]]:
-    """The hosts of a tree whose lowest switches are NVLink blocks; hosts directly below the root
+    """The hosts of a tree whose lowest switches are NVLink blocks. Hosts directly below the root
     are in no block."""
     hosts = [
         Host(name=name, devices=1, switches=path[:-1], nvlink_block="/".join(path) or None)
@@ -95,7 +95,7 @@ def with_blocks(shape: Shape) -> dict[str, tuple[str, ...]]:
 
 
 def wide_meshes(hosts: int) -> Iterator[tuple[Mesh, int]]:
-    """Meshes with tp groups of several nodes, one rank each, on so many hosts or fewer."""
+    """Meshes with tp groups of several nodes, one rank each, on at most `hosts` hosts."""
     for wide in range(2, hosts + 1):
         for groups in range(1, hosts // wide + 1):
             for mesh in meshes(groups):
@@ -116,7 +116,7 @@ def costs_in_blocks(mesh: Mesh, switches: Switches, ways: Iterable[Sequence[str]
 
 
 def ways_by_permutation(mesh: Mesh, wide: int, switches: Switches) -> Iterator[Sequence[str]]:
-    """Every choice of hosts for the nodes in which no tp group leaves a block."""
+    """Every choice of hosts in which no tp group leaves a block."""
     for at in itertools.permutations(switches, mesh.world_size):
         firsts = range(0, len(at), wide)
         if all(len({switches[h] for h in at[n : n + wide]}) == 1 for n in firsts):
@@ -167,7 +167,7 @@ def test_every_tree_is_among_the_small_trees(hosts: int, count: int) -> None:
 
 
 def bound_of(mesh: Mesh, switches: Switches, sent: Sequence[Traffic], least: int) -> float:
-    """The least cost of any placement; `least` is the cost of leaving hosts."""
+    """A lower bound on the cost of every placement. `least` is the cost of leaving hosts."""
     axes: list[Axis] = [
         (getattr(mesh, flow.axes[0]), 8 * flow.bytes_per_rank, flow.pattern == "ring")
         for flow in flows_of(mesh, sent)
@@ -183,7 +183,7 @@ def bound_of(mesh: Mesh, switches: Switches, sent: Sequence[Traffic], least: int
     [range(60), pytest.param(range(60, 1000), marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
     ids=str,
 )
-def test_placements_on_large_trees_are_near_a_lower_bound(seeds: range) -> None:
+def test_placements_on_large_trees_are_close_to_a_lower_bound(seeds: range) -> None:
     for seed in seeds:
         mesh, switches, sent = large_case(seed)
         found = arrange(mesh, 8, switches, switches, sent)
@@ -222,7 +222,7 @@ def batched(values: Sequence[str], size: int) -> list[Sequence[str]]:
     st.sampled_from([1, 4]),
     st.data(),
 )
-def test_the_laws_of_wide_tp_groups(
+def test_wide_tp_groups_stay_in_blocks_and_never_cost_more_than_by_name(
     at: list[tuple[int, int]], wide: int, ranks: int, data: st.DataObject
 ) -> None:
     switches = {f"h{n}": (f"leaf-{leaf}", f"block-{leaf}-{b}") for n, (leaf, b) in enumerate(at)}
@@ -262,7 +262,9 @@ def clusters(draw: st.DrawFn) -> tuple[Mesh, int, Switches]:
 
 @settings(max_examples=50)
 @given(clusters())
-def test_the_laws_of_an_arrangement(case: tuple[Mesh, int, Switches]) -> None:
+def test_an_arrangement_uses_each_host_once_and_never_costs_more_than_by_name(
+    case: tuple[Mesh, int, Switches],
+) -> None:
     mesh, ranks, switches = case
     found = arrange(mesh, ranks, switches, switches)
     assert len(found.hosts) * ranks == mesh.world_size
@@ -276,7 +278,7 @@ def test_the_laws_of_an_arrangement(case: tuple[Mesh, int, Switches]) -> None:
 
 @settings(max_examples=30)
 @given(st.integers(2, 6), st.data())
-def test_more_hosts_to_choose_from_never_raise_the_cost(nodes: int, data: st.DataObject) -> None:
+def test_more_available_hosts_never_raise_the_cost(nodes: int, data: st.DataObject) -> None:
     mesh = data.draw(st.sampled_from(list(meshes(nodes))))
     switches = switches_of(data.draw(st.sampled_from(trees(7))))
     fewer = data.draw(st.permutations(list(switches)))[:nodes]
@@ -292,7 +294,7 @@ def test_hosts_without_a_known_switch_are_chosen_by_name() -> None:
 
 
 def test_sharding_groups_are_kept_below_one_leaf_and_replicas_go_outside() -> None:
-    """16 hosts per leaf; names go round-robin over leaves, so neighbours by name share no leaf."""
+    """16 hosts per leaf. Names are round-robin over leaves, so neighbours by name share no leaf."""
     hosts = regular(None, 64, 8, (16,)).hosts
     switches = {
         f"h{number}": hosts[(number % 4) * 16 + number // 4].switches for number in range(64)
@@ -306,9 +308,9 @@ def test_sharding_groups_are_kept_below_one_leaf_and_replicas_go_outside() -> No
     assert found.by_name.crossing == (64 * 8 * 1100, 64 * 8 * 1000)
 
 
-def test_a_leaf_holds_a_tile_where_two_axes_send_alike() -> None:
-    """16 of 16 x 16 nodes: as a row 16 x 2 + 0 go out, as a square of 4 x 4 as many, but 2 x 8 are
-    worse; with 8 to a leaf and rows of 16, a square-like 2 x 4 beats half a row."""
+def test_a_leaf_holds_a_tile_if_two_axes_send_equally() -> None:
+    """16 of 16 x 16 nodes: a row sends 16 x 2 + 0, a square of 4 x 4 the same, but 2 x 8 sends
+    more. With 8 hosts per leaf and rows of 16, a tile of 2 x 4 is better than half a row."""
     hosts = regular(None, 256, 1, (8,)).hosts
     mesh = Mesh(dp_replicate=16, dp_shard=16)
     sent = [traffic("dp_shard", 10), traffic("dp_replicate", 10, "all-reduce")]
@@ -316,7 +318,7 @@ def test_a_leaf_holds_a_tile_where_two_axes_send_alike() -> None:
     assert found.cost.crossing[1] == 32 * (2 * 2 + 2 * 4) * 10 // 2
 
 
-def test_spares_are_near_those_that_they_would_replace() -> None:
+def test_spares_are_near_the_hosts_that_they_replace() -> None:
     switches = {"a": ("x",), "b": ("y",), "c": ("y",), "d": ("y",), "e": ("x",)}
     found = arrange(Mesh(dp_shard=2), 1, switches, switches)
     assert found.hosts == ("a", "e")

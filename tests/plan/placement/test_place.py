@@ -1,4 +1,4 @@
-"""Laws of placement: which hosts get the node ranks of a plan when the job starts."""
+"""Placement: which hosts get the node ranks of a plan when a job starts."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ def test_the_laws_of_placement(case: tuple[Plan, list[str], tuple[str, ...], lis
     assert all(len(hosts_of_group) == 1 for hosts_of_group in groups.values())
 
 
-def test_the_first_hosts_in_natural_order_are_taken() -> None:
+def test_the_first_hosts_in_natural_order_are_used() -> None:
     assert place(plan_for(3), ["host-10", "host-2", "host-1", "host-11"]) == (
         "host-1",
         "host-2",
@@ -101,7 +101,7 @@ def test_too_few_hosts_are_refused_and_excluded_hosts_are_named() -> None:
 SWITCHES = {
     f"host-{number}": (f"spine-{number // 8}", f"leaf-{number % 16 // 4}") for number in range(31)
 }
-"""Four hosts to a leaf, two leaves to a spine."""
+"""Four hosts per leaf, two leaves per spine."""
 
 
 @settings(deadline=None, max_examples=30)
@@ -121,13 +121,13 @@ def test_the_laws_of_placement_hold_on_a_tree(
         assert (host in usable) == (chosen[node] == host)
     assert place(plan, hosts, chosen, avoid, SWITCHES) == chosen
     lost = chosen[0]
-    if len(usable) > need:  # the others stay where they are
+    if len(usable) > need:  # the other hosts keep their node rank
         again = place(plan, hosts, chosen, [*avoid, lost], SWITCHES)
         assert again[1:] == chosen[1:]
 
 
 def test_new_hosts_are_arranged_by_their_switches() -> None:
-    """By name, host-1 and host-2 would hold the shards of different replicas."""
+    """In the order of names, host-1 and host-2 would hold shards of different replicas."""
     switches = {"host-1": ("a",), "host-2": ("b",), "host-3": ("a",), "host-4": ("b",)}
     plan = replace(plan_for(4, 1), mesh=Mesh(dp_replicate=2, dp_shard=2))
     chosen = place(plan, list(switches), switches=switches)
@@ -138,7 +138,7 @@ def test_new_hosts_are_arranged_by_their_switches() -> None:
 def wide_cases(
     draw: st.DrawFn,
 ) -> tuple[Plan, list[str], tuple[str, ...], list[str], dict[str, tuple[str, ...]]]:
-    """tp groups of some hosts each, and NVLink blocks of several sizes below two leaves."""
+    """tp groups of several hosts, and NVLink blocks of several sizes below two leaves."""
     wide, ranks = draw(st.sampled_from([2, 3])), draw(st.sampled_from([1, 2]))
     plan = plan_for(wide * draw(st.integers(1, 4)), ranks, wide * ranks)
     blocks = draw(st.lists(st.integers(0, 5), min_size=31, max_size=31))
@@ -180,7 +180,7 @@ def test_a_tp_group_never_leaves_its_nvlink_block(
     assert place(plan, hosts[::-1], previous, avoid, switches) == chosen
     assert place(plan, hosts, chosen, avoid, switches) == chosen
     lost = chosen[0]
-    if room_for(plan, usable - {lost}, switches) >= need:  # the others stay where they are
+    if room_for(plan, usable - {lost}, switches) >= need:  # the other hosts keep their node rank
         again = place(plan, hosts, chosen, [*avoid, lost], switches)
         assert all(len(blocks) == 1 for blocks in blocks_of_groups(plan, again, switches))
         moved = [n for n in range(need) if again[n] != chosen[n]]
@@ -194,7 +194,7 @@ def test_hosts_without_a_known_block_take_no_wide_tp_group() -> None:
         place(plan, ["a", "b"])
 
 
-def test_a_group_whose_block_has_no_host_left_moves_whole() -> None:
+def test_a_group_whose_block_has_no_free_host_moves_completely() -> None:
     switches = {f"host-{n}": (f"block-{n // 3}",) for n in range(9)}
     plan = plan_for(4, 2, 4)
     placed = ("host-0", "host-1", "host-3", "host-4")

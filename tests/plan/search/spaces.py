@@ -1,4 +1,4 @@
-"""Small jobs on small worlds, as hypothesis draws them."""
+"""Strategies of hypothesis for small jobs on small worlds."""
 
 from typing import Any
 
@@ -99,7 +99,7 @@ spaces = st.builds(
             for hosts, devices in ((1, 1), (1, 4), (2, 2), (2, 4), (4, 2), (3, 2))
         ]
     ),
-    # From what nothing fits into to what everything does.
+    # From a size that fits no plan to a size that fits every plan.
     hosts_per_block=st.sampled_from([None, None, 2, 3, 4]),
     memory=st.sampled_from([1, 20, 60, 150, 400, 1200, 80_000]).map(lambda size: size * MIB),
 )

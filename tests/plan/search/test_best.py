@@ -43,7 +43,7 @@ def every_option(space: Space) -> Iterator[Option]:
 
 
 def best_of_each_mesh(space: Space, objective: str) -> dict[Mesh, Rank]:
-    """An exhaustive search; fast enough only for small worlds."""
+    """An exhaustive search, which is fast enough only for small worlds."""
     rank = RANKS[objective]
     best: dict[Mesh, Rank] = {}
     for option in every_option(space):
@@ -136,7 +136,7 @@ def test_there_are_as_many_meshes_as_ways_to_distribute_the_prime_factors() -> N
 
 
 def test_a_tie_goes_to_the_simpler_mesh() -> None:
-    """On two ranks whose meshes tie, one axis is enough."""
+    """On two ranks, if two meshes are equally good, the one with a single axis is chosen."""
     space = space_of(
         DEEP, {}, {"global_batch_size": 8}, {"hosts": 1, "gpus_per_host": 2}, 80_000 * MIB
     )
@@ -146,7 +146,7 @@ def test_a_tie_goes_to_the_simpler_mesh() -> None:
 
 @settings(deadline=None, max_examples=15)
 @given(space=spaces)
-def test_nothing_fits_on_fewer_hosts_than_the_smallest_plan_needs(space: Space) -> None:
+def test_no_plan_fits_on_fewer_hosts_than_the_smallest_plan_needs(space: Space) -> None:
     smaller, found = with_fewest_hosts(space)
     event(f"{smaller.fabric.hosts} of {space.fabric.hosts} hosts")
     if not found.options:

@@ -1,4 +1,4 @@
-"""The table of rules: search and refusal agree, and every rule names its keys and a fix."""
+"""Search and refusal agree on the table of rules, and every rule names its keys and a fix."""
 
 import re
 from typing import Any
@@ -33,7 +33,7 @@ def asked(spec: JobSpec, shape: ModelShape, inventory: Inventory) -> Request:
 @settings(deadline=None, max_examples=30)
 @given(space=spaces)
 def test_a_mesh_that_the_table_admits_can_be_set_up(space: Space) -> None:
-    """With at least one schedule and micro batch, memory and time can be computed for every choice
+    """For at least one schedule and micro batch, memory and time can be computed with every choice
     of recomputation and resharding."""
     for mesh in meshes(space.spec, space.world):
         if first_refusal(space.request, mesh) is not None:
@@ -105,7 +105,7 @@ def test_no_two_rules_have_one_name() -> None:
 
 
 def test_a_schedule_that_auto_cannot_choose_is_refused() -> None:
-    """With three stages per rank only interleaved 1F1B is left, which needs equal rounds."""
+    """With three stages per rank, only interleaved 1F1B is possible, which needs equal rounds."""
     parallel = {"pp": 2, "dp_replicate": 1, "cp": 1, "tp": 1, "pipeline": {"stages_per_rank": 3}}
     train = {"global_batch_size": 7, "micro_batch_size": 1}
     space = space_of(DEEP, parallel, train, {"hosts": 1, "gpus_per_host": 2}, 1 << 40)

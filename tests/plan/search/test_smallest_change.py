@@ -1,4 +1,4 @@
-"""Changes of the spec that make a job fit that does not."""
+"""Changes of the spec that make a job fit."""
 
 import shlex
 from typing import Any

@@ -1,4 +1,4 @@
-"""Plans side by side."""
+"""Comparison of plans in a table."""
 
 from msgspec.structs import replace
 
@@ -6,7 +6,7 @@ from orchestrator.plan.show.compare import Compared, compared_json, describe_com
 from tests.plan.show.test_explain import PLAN
 
 
-def test_an_item_of_one_plan_alone_keeps_its_place_in_the_table() -> None:
+def test_an_item_of_only_one_plan_keeps_its_place_in_the_table() -> None:
     memory = replace(PLAN.memory, items={"parameters": 1, "boundaries": 2, "activations": 3})
     plans = [PLAN, replace(PLAN, memory=memory)]
     told = describe_compared([Compared(values=f"a={n}", plan=plan) for n, plan in enumerate(plans)])

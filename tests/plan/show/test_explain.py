@@ -1,4 +1,4 @@
-"""How a plan is shown."""
+"""The text and the JSON of a plan."""
 
 from msgspec.structs import replace
 
@@ -111,7 +111,7 @@ def test_one_rank_needs_no_coordinates() -> None:
     assert "  host-0     0  *" in describe_plan(alone)
 
 
-def test_of_many_hosts_the_first_and_the_last_are_drawn() -> None:
+def test_only_the_first_and_the_last_of_many_hosts_are_drawn() -> None:
     big = replace(
         PLAN,
         mesh=Mesh(pp=4, dp_replicate=2, dp_shard=256, tp=8),
@@ -163,7 +163,7 @@ def test_only_the_fullest_of_many_kinds_of_ranks_are_drawn() -> None:
     assert "  … and 8 with less" in told
 
 
-def test_items_that_peak_at_different_times_are_scaled_and_the_text_says_so() -> None:
+def test_items_with_different_peak_times_are_scaled_with_a_note() -> None:
     memory = replace(PLAN.memory, peak_bytes=20 * GIB)
     told = describe_plan(replace(PLAN, memory=memory))
     assert f"[{'P' * 7}{'A' * 13}{'.' * 40}] 20 GiB of 60 GiB" in told

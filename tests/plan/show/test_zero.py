@@ -1,4 +1,4 @@
-"""ZeRO's levels side by side."""
+"""The table of the levels of ZeRO."""
 
 from orchestrator.plan.show.zero import ZeroTable, describe_zero, zero_json
 
@@ -11,8 +11,8 @@ TABLE = ZeroTable(
 )
 
 
-def test_a_script_gets_every_level_of_every_policy() -> None:
-    """A model of 4B in bfloat16 on 8 ranks: 48, 20, 13 and 6 GB (Rajbhandari et al. 2020)."""
+def test_the_json_has_every_level_of_every_policy() -> None:
+    """A 4B model in bfloat16 on 8 ranks needs 48, 20, 13 and 6 GB (Rajbhandari et al. 2020)."""
     _, bfloat16 = zero_json(TABLE)["policies"]
     assert [level["zero"] for level in bfloat16["levels"]] == [0, 1, 2, 3]
     assert [level["total"] / 1e9 for level in bfloat16["levels"]] == [48, 20, 13, 6]
