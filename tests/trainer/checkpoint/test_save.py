@@ -24,7 +24,7 @@ CASES: Mapping[str, dict[str, Any]] = {
     "not permitted": {"fault": "not permitted", "async": False},
     "vanishing": {"fault": "vanishing", "async": True},
     "too large": {"fault": "too large", "async": True},
-    "unreadable fence": {"fault": "unknown", "async": False},
+    "unreadable fence": {"fault": "unreadable fence", "async": False},
     "to the end": {"fault": "file in place", "async": False, **FOREVER},
 }
 
