@@ -15,8 +15,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 DEV_READY := .venv/.ready-dev
-# The order of the tests is that of tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+# The order of the tests is that of tests/conftest.py. Three workers on two cores, because tests of
+# schedulers mostly wait.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
+
+# With it each worker of pytest would compile all tests again, and each process of a job all of ndctl.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 SLURM_TESTBED := slurm/testbed/slurm_testbed.sh

@@ -40,7 +40,7 @@ from orchestrator.journal.journal import Entry, Journal, Place, to_line
 from orchestrator.journal.supervisor import NOTHING, Folded, Supervisor, is_journalled
 from orchestrator.leader.records.snapshot_writer import CALM, EVERY_LINES
 from orchestrator.system import SystemClock
-from tests.job.supervise_stage import START, exited, host, raised, submitted
+from tests.job.job_driver import START, exited, host, raised, submitted
 
 ATTEMPTS = 419
 """What 16,384 GPUs did in 54 days (Llama 3)."""

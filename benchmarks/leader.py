@@ -24,7 +24,7 @@ from orchestrator.journal.supervisor import Supervisor
 from orchestrator.leader.event_queue import EventQueue
 from orchestrator.leader.monitor import Monitor
 from orchestrator.system import SystemClock
-from tests.job.supervise_stage import Job, exited, host
+from tests.job.job_driver import Job, exited, host
 
 RANKS = 16_384
 EACH = 8
@@ -95,7 +95,7 @@ async def measure(ranks: int, folder: Path, what: str, kind: type[Action]) -> No
         supervisor = Supervisor(journal)
         job = Job(hosts=ranks // EACH, each=EACH)
         job.leads()
-        for name in job.everywhere:
+        for name in job.all_hosts:
             job.at -= 1  # all come in the same second
             job.registers(name)
         job.trains()

@@ -1,4 +1,4 @@
-"""Shared by all tests: their order and workers, and the settings of hypothesis."""
+"""Settings of all tests: their order, their grouping into workers, and hypothesis."""
 
 import signal
 from pathlib import Path
@@ -12,16 +12,16 @@ pytest_plugins = [
     "tests.kubernetes.testbed",
 ]
 
-# Times on a loaded machine say nothing about the code.
-EVER = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# The same examples each time, so that a change does not fail by chance.
-settings.register_profile("ndctl", EVER, derandomize=True)
-# Others each time, and they are kept: `make test-all` looks for what nobody has thought of.
-settings.register_profile("explore", EVER)
+# Without a deadline, because a loaded machine may be slow.
+COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The same examples in each run, so that a test does not fail by chance.
+settings.register_profile("ndctl", COMMON, derandomize=True)
+# New examples in each run of `make test-all`, and failing ones are stored.
+settings.register_profile("explore", COMMON)
 settings.load_profile("ndctl")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what runs in the background so, and every process of a test would inherit it.
+    # A shell starts background jobs with SIGINT ignored, and all processes of tests inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST_FIRST = (
@@ -32,33 +32,34 @@ LONGEST_FIRST = (
     "agent/test_injections.py",
     "trainer",
     "simulation",
+    "cli/test_hostile_text.py",
     "agent",
 )
-"""Below tests/: what takes minutes comes first, or one worker would end up alone with it. The
-control plane of Kubernetes is built while the first ones run."""
+"""Paths below tests/ that take minutes. They run first, so that no worker runs one alone at the
+end. Slurm comes before Kubernetes, because the control plane of Kubernetes is built meanwhile."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever order the tests were shuffled into."""
+    """Sort the tests, also if another plugin has shuffled them."""
     for item in items:
         if _shares_a_fixture(item) and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-    items.sort(key=_turn)
+    items.sort(key=_position)
 
 
 def _shares_a_fixture(item: pytest.Item) -> bool:
-    """With others of its module: it is made once where they run in one worker."""
+    """Whether a fixture of the module is used: tests that share it run in one worker."""
     if not isinstance(item, pytest.Function):
         return False
-    found = item._fixtureinfo.name2fixturedefs.values()
-    return any(fixture.scope == "module" for several in found for fixture in several)
+    definitions = item._fixtureinfo.name2fixturedefs.values()
+    return any(fixture.scope == "module" for fixtures in definitions for fixture in fixtures)
 
 
-def _turn(item: pytest.Item) -> int:
-    where = item.path.relative_to(Path(__file__).parent).as_posix()
+def _position(item: pytest.Item) -> int:
+    path = item.path.relative_to(Path(__file__).parent).as_posix()
     for mark in ("slurm", "kubernetes"):
         if item.get_closest_marker(mark) is not None:
             return LONGEST_FIRST.index(mark)
-    turns = (n for n, begins in enumerate(LONGEST_FIRST) if where.startswith(begins))
-    return next(turns, len(LONGEST_FIRST))
+    positions = (n for n, prefix in enumerate(LONGEST_FIRST) if path.startswith(prefix))
+    return next(positions, len(LONGEST_FIRST))

@@ -1,4 +1,4 @@
-"""Jobs as the command line finds them: submitted for real, with a backend that starts nothing."""
+"""Jobs for tests of the command line: really submitted, to a backend that starts nothing."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,14 +32,14 @@ class NoCluster:
     cleared: list[LaunchPlan] = field(default_factory=list)
     broken: bool = False
     held: str | None = None
-    """What a scheduler still has of the job."""
+    """State of the job in the scheduler; None: the job has ended there."""
     says: LaunchStatus | None = None
-    """Its answer about each job, instead of the default."""
+    """Answer of `glance` about each job, instead of the default."""
     obstacle: str | None = None
     on_clear: Callable[[], None] = lambda: None
-    """What the processes that end did hold."""
+    """Called by `clear`, for example to release a lock that the ended processes held."""
     asked: int = 0
-    """Number of calls."""
+    """Number of calls of `glance`."""
 
     def check(self, handover: Handover) -> tuple[Finding, ...]:
         if self.obstacle is not None:
@@ -70,7 +70,7 @@ class NoCluster:
         self.submitted.append(handover.launch)
 
     def replace(self, launch: LaunchPlan, host: str) -> None:
-        raise AssertionError("nobody leads")
+        raise AssertionError("no leader runs")
 
     def clear(self, launch: LaunchPlan) -> None:
         self.cleared.append(launch)
@@ -79,7 +79,7 @@ class NoCluster:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> NoCluster:
-    """In the place of every backend."""
+    """Replace every backend by a `NoCluster`."""
     cluster = NoCluster()
     monkeypatch.setattr("orchestrator.backends.by_name.implementation_named", lambda *_: cluster)
     return cluster
@@ -99,7 +99,7 @@ def events(run_root: Path) -> list[Event]:
 
 
 def lead(run_root: Path, *happened: Event) -> None:
-    """What a leader would have journalled."""
+    """Write the journal lines of a leader for these events."""
     clock = TurnedClock()
     with Journal(run_root / JOB / "journal.jsonl", clock) as journal:
         supervisor = Supervisor(journal)

@@ -1,4 +1,4 @@
-"""Events with what their words mean, as the agents of their hosts find it out."""
+"""Adds to events the classification (`reading`) that the agents of their hosts would add."""
 
 from typing import TypeVar
 

@@ -1,3 +1,5 @@
+"""Host strikes: weights, fading, pins, the file that jobs share, and `ndctl hosts`."""
+
 import contextlib
 import json
 import math
@@ -78,21 +80,21 @@ def test_two_strikes_within_a_day_exclude_a_host_for_a_day(tmp_path: Path) -> No
     assert excluded(path, NOW + HALF_LIFE_S) == {}
 
 
-def slow(at: float, attempt: int = 1) -> Strike:
+def straggler_strike(at: float, attempt: int = 1) -> Strike:
     return replace(strike(at=at, attempt=attempt), kind=STRAGGLER)
 
 
-def test_a_host_that_was_slow_once_has_half_a_strike_and_a_whole_one_the_second_time() -> None:
-    (once,) = fold([slow(NOW)], NOW)
+def test_the_first_straggler_strike_of_a_host_counts_half_and_the_second_one() -> None:
+    (once,) = fold([straggler_strike(NOW)], NOW)
     assert (once.score, once.is_excluded) == (0.5, False)
-    (twice,) = fold([slow(NOW), slow(NOW, attempt=2)], NOW)
+    (twice,) = fold([straggler_strike(NOW), straggler_strike(NOW, attempt=2)], NOW)
     assert twice.score == 1.5
-    (spread,) = fold([slow(NOW - HALF_LIFE_S), slow(NOW, attempt=2)], NOW)
+    (spread,) = fold([straggler_strike(NOW - HALF_LIFE_S), straggler_strike(NOW, attempt=2)], NOW)
     assert (spread.score, spread.is_excluded) == (1.25, False)
-    (third,) = fold([slow(NOW - HALF_LIFE_S * n, attempt=n) for n in range(3)], NOW)
+    (third,) = fold([straggler_strike(NOW - HALF_LIFE_S * n, attempt=n) for n in range(3)], NOW)
     assert third.is_excluded
-    (broken,) = fold([slow(NOW), strike(at=NOW, attempt=2)], NOW)
-    assert broken.score == 1.5, "what breaks a job counts one, as ever"
+    (broken,) = fold([straggler_strike(NOW), strike(at=NOW, attempt=2)], NOW)
+    assert broken.score == 1.5, "a failure of the host counts 1"
 
 
 def test_two_strikes_more_than_a_day_apart_exclude_no_host(tmp_path: Path) -> None:
@@ -103,13 +105,15 @@ def test_two_strikes_more_than_a_day_apart_exclude_no_host(tmp_path: Path) -> No
 
 
 def test_a_host_that_fails_a_little_less_than_daily_is_finally_excluded() -> None:
-    """Strikes 25 hours apart never come twice in a day, and add up all the same."""
-    lemon = [strike(at=NOW + 25 * 3600 * i, attempt=i) for i in range(4)]
-    until = [fold(lemon[:n], lemon[n - 1].at + 1)[0].excluded_until for n in range(1, 5)]
+    """Strikes 25 hours apart never fall within one day, but they add up."""
+    strikes = [strike(at=NOW + 25 * 3600 * i, attempt=i) for i in range(4)]
+    until = [fold(strikes[:n], strikes[n - 1].at + 1)[0].excluded_until for n in range(1, 5)]
     assert until[:2] == [None, None]
     assert until[2] is not None
     assert until[3] is not None
-    assert until[3] - lemon[3].at > until[2] - lemon[2].at, "the longer, the more often it broke"
+    assert until[3] - strikes[3].at > until[2] - strikes[2].at, (
+        "more failures exclude it for longer"
+    )
 
 
 def test_strikes_fade() -> None:
@@ -136,7 +140,7 @@ def test_a_pinned_host_is_never_used_until_it_is_unpinned(tmp_path: Path) -> Non
     assert fold(recall(path), NOW + 4) == ()
 
 
-def test_a_host_can_be_pinned_to_be_used_whatever_its_strikes(tmp_path: Path) -> None:
+def test_a_pinned_host_is_used_despite_its_strikes(tmp_path: Path) -> None:
     path = path_of(tmp_path, "tb")
     for attempt in range(4):
         record(path, strike(at=NOW + attempt, attempt=attempt))
@@ -158,7 +162,7 @@ def test_a_repeated_strike_counts_once() -> None:
 
 @pytest.mark.parametrize("submitted", [NOW - 1, None])
 def test_a_new_run_of_a_job_gives_new_strikes(submitted: float | None) -> None:
-    """`submit --new` starts at attempt 1 again; older lines do not contain when that was."""
+    """`submit --new` starts at attempt 1 again. Old lines have no time of submission."""
     again = strike(at=NOW + 5, submitted=submitted)
     (found,) = fold([replace(strike(), submitted=submitted and NOW - 60), again], NOW + 6)
     assert len(found.strikes) == 2
@@ -179,8 +183,8 @@ def test_the_time_of_the_last_clearing_is_known_for_hosts_without_strikes_too(
 
 
 def test_a_cleared_host_starts_without_strikes() -> None:
-    said = Cleared(at=NOW + 2, host="node1", by="ada")
-    lines: list[Line] = [strike(), strike(at=NOW + 1, attempt=2), said]
+    message = Cleared(at=NOW + 2, host="node1", by="ada")
+    lines: list[Line] = [strike(), strike(at=NOW + 1, attempt=2), message]
     assert fold(lines, NOW + 3) == ()
     (found,) = fold([*lines, strike(at=NOW + 4, attempt=3)], NOW + 5)
     assert (len(found.strikes), found.excluded_until) == (1, None)
@@ -198,12 +202,12 @@ def test_hosts_of_the_local_backend_get_no_strikes(tmp_path: Path) -> None:
     assert excluded(path, NOW) == {}
 
 
-def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
+def test_a_torn_line_is_ignored_alone(tmp_path: Path) -> None:
     path = path_of(tmp_path, "tb")
     assert recall(path) == ()
     record(path, strike())
     with path.open("ab") as file:
-        file.write(b'{"strike":{"at":18')  # its writer's node lost power
+        file.write(b'{"strike":{"at":18')  # the node of the writer lost power
     assert recall(path) == (strike(),)
     record(path, strike(attempt=2))
     assert recall(path) == (strike(), strike(attempt=2))
@@ -241,15 +245,15 @@ def test_a_bad_line_is_skipped_and_named_once(
     record(path, strike())
     path.write_bytes(path.read_bytes() + bad + b"\n")
     record(path, strike(attempt=2))
-    for _ in range(2):  # a leader asks again and again
+    for _ in range(2):  # a leader reads the file repeatedly
         assert recall(path) == (strike(), strike(attempt=2))
         assert list(excluded(path, NOW)) == ["node1"]
         assert always(path, NOW) == ()
         assert hosts_text(records(tmp_path, NOW))
-    (said,) = [entry.getMessage() for entry in caplog.records]
-    assert said.startswith(f"ignoring line 2 of {path}: ")
-    assert len(said) < len(str(path)) + 250
-    assert "\n" not in said
+    (message,) = [entry.getMessage() for entry in caplog.records]
+    assert message.startswith(f"ignoring line 2 of {path}: ")
+    assert len(message) < len(str(path)) + 250
+    assert "\n" not in message
 
 
 def test_the_first_of_many_bad_lines_are_named_and_the_rest_counted(
@@ -302,7 +306,7 @@ def test_many_jobs_append_at_once(tmp_path: Path) -> None:
         (Failure(kind="preempted"), 0.0),
     ],
 )
-def test_which_incidents_are_strikes(failure: Failure, expected: float) -> None:
+def test_the_weight_of_each_kind_of_incident(failure: Failure, expected: float) -> None:
     assert weight(failure) == expected
 
 
@@ -319,7 +323,7 @@ def test_which_incidents_are_strikes(failure: Failure, expected: float) -> None:
         ("hang", None, "rank", "replace", 1.0),
     ],
 )
-def test_the_class_decides_between_host_and_program(
+def test_the_failure_class_decides_whether_the_host_gets_a_strike(
     kind: str, signal: str | None, scope: Scope, remedy: Remedy, expected: float
 ) -> None:
     failure = Failure(kind=kind, signal=signal, scope=scope, remedy=remedy)
@@ -331,7 +335,7 @@ def test_the_class_decides_between_host_and_program(
 def test_an_unexplained_kill_is_a_quarter_of_a_strike(
     remedy: Remedy,
 ) -> None:
-    """A person types `kill -9`, which no kernel log shows."""
+    """It may be a `kill -9` by a person, which no kernel log shows."""
     killed = Failure(kind="rank-killed", signal="SIGKILL", name=UNEXPLAINED_KILL, scope="host")
     assert weight(replace(killed, remedy=remedy)) == KILLED
     kills = [strike(at=NOW + n, attempt=n, weight=KILLED) for n in range(7)]
@@ -341,7 +345,7 @@ def test_an_unexplained_kill_is_a_quarter_of_a_strike(
     (found,) = fold(kills, NOW + 10)
     assert found.is_excluded
     (found,) = fold([kills[0], strike(at=NOW + 1, attempt=9)], NOW + 10)
-    assert not found.is_excluded, "one of them beside a node that died once"
+    assert not found.is_excluded, "one such kill and one lost host"
 
 
 # ndctl hosts
@@ -356,12 +360,12 @@ def test_expired_strikes_are_shown_on_demand(tmp_path: Path) -> None:
     record(path, strike("node3", at=now - 8 * HALF_LIFE_S))
     record(path, pinned("never", host="node3"))
 
-    def shown(*options: str) -> dict[str, int]:
-        told = CliRunner().invoke(cli, ["hosts", "--run-root", str(tmp_path), "--json", *options])
-        return {host["host"]: len(host["strikes"]) for host in json.loads(told.output)}
+    def strike_counts(*options: str) -> dict[str, int]:
+        output = CliRunner().invoke(cli, ["hosts", "--run-root", str(tmp_path), "--json", *options])
+        return {host["host"]: len(host["strikes"]) for host in json.loads(output.output)}
 
-    assert shown() == {"node1": 1, "node3": 0}
-    assert shown("--all") == {"node1": 2, "node2": 1, "node3": 1}
+    assert strike_counts() == {"node1": 1, "node3": 0}
+    assert strike_counts("--all") == {"node1": 2, "node2": 1, "node3": 1}
 
 
 def ndctl(*words: str) -> tuple[int, str]:
@@ -378,9 +382,9 @@ def test_hosts_are_listed_with_their_evidence_and_cleared(tmp_path: Path) -> Non
     for attempt in (1, 2):
         record(path_of(tmp_path, "tb"), strike(at=now - 60, attempt=attempt))
         record(path_of(tmp_path, LOCAL), strike(host="host-0", at=now - 60, attempt=attempt))
-    code, said = ndctl("hosts", *root)
+    code, message = ndctl("hosts", *root)
     assert code == 0
-    first, _, _, local, *strikes = said.splitlines()
+    first, _, _, local, *strikes = message.splitlines()
     assert first.startswith(
         "local/host-0  2 strikes with a current weight of 2.00, may be used: the hosts of local"
     )
@@ -398,9 +402,9 @@ def test_hosts_are_listed_with_their_evidence_and_cleared(tmp_path: Path) -> Non
 
 
 def test_clearing_a_host_without_strikes_is_an_error(tmp_path: Path) -> None:
-    code, said = ndctl("hosts", "--run-root", str(tmp_path), "clear", "node1")
+    code, message = ndctl("hosts", "--run-root", str(tmp_path), "clear", "node1")
     assert code == 1
-    assert "node1 has no strikes" in said
+    assert "node1 has no strikes" in message
 
 
 def test_a_replaced_host_without_strikes_is_cleared_on_a_named_cluster(
@@ -425,41 +429,43 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 def test_a_host_is_pinned_and_unpinned_by_name(tmp_path: Path) -> None:
     root = ["--run-root", str(tmp_path)]
     pin = ("pin", "node9", "--never", "--reason", "burnt connector")
-    code, said = ndctl("hosts", *root, *pin)
+    code, message = ndctl("hosts", *root, *pin)
     assert code == 1
-    assert "cluster of node9 unknown" in said
-    code, said = ndctl("hosts", *root, *pin, "--cluster", "tb")
+    assert "cluster of node9 unknown" in message
+    code, message = ndctl("hosts", *root, *pin, "--cluster", "tb")
     assert code == 0
-    assert said.startswith("pinned node9 of tb: never used from the next start, until `ndctl hosts")
-    code, said = ndctl("hosts", *root)
-    assert said.startswith("tb/node9  0 strikes, pinned: never used until")
-    assert "burnt connector" in said
+    assert message.startswith(
+        "pinned node9 of tb: never used from the next start, until `ndctl hosts"
+    )
+    code, message = ndctl("hosts", *root)
+    assert message.startswith("tb/node9  0 strikes, pinned: never used until")
+    assert "burnt connector" in message
     (row,) = json.loads(ndctl("hosts", *root, "--json")[1])
     assert (row["excluded"], row["pin"]["use"], row["pin"]["reason"]) == (
         True,
         "never",
         "burnt connector",
     )
-    code, said = ndctl("hosts", *root, "pin", "node9", "--always", "--reason", "repaired")
-    assert said.startswith("pinned node9 of tb: always used")
+    code, message = ndctl("hosts", *root, "pin", "node9", "--always", "--reason", "repaired")
+    assert message.startswith("pinned node9 of tb: always used")
     assert ndctl("hosts", *root, "unpin", "node9") == (0, "unpinned node9 in tb\n")
-    code, said = ndctl("hosts", *root, "unpin", "node9")
+    code, message = ndctl("hosts", *root, "unpin", "node9")
     assert code == 1
-    assert "node9 is not pinned" in said
-    code, said = ndctl("hosts", *root, *pin, "--cluster", LOCAL)
+    assert "node9 is not pinned" in message
+    code, message = ndctl("hosts", *root, *pin, "--cluster", LOCAL)
     assert code == 1
-    assert "not real hosts" in said
+    assert "not real hosts" in message
 
 
 def test_a_strike_shows_its_evidence(tmp_path: Path) -> None:
     found = replace(strike(), evidence=("NVRM: Xid 79", "rank 3: killed by SIGKILL"))
     record(path_of(tmp_path, "tb"), found)
     assert recall(path_of(tmp_path, "tb")) == (found,)
-    said = ndctl("hosts", "--run-root", str(tmp_path))[1]
-    assert "    NVRM: Xid 79\n    rank 3: killed by SIGKILL\n" in said
+    message = ndctl("hosts", "--run-root", str(tmp_path))[1]
+    assert "    NVRM: Xid 79\n    rank 3: killed by SIGKILL\n" in message
 
 
-def test_an_unreadable_file_prevents_no_job_from_starting(
+def test_an_unreadable_file_excludes_no_hosts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = path_of(tmp_path, "tb")
@@ -488,7 +494,7 @@ def test_a_user_gets_an_error_if_strikes_cannot_be_read(tmp_path: Path, words: l
 def test_users_of_a_shared_run_root_share_the_strikes(
     tmp_path: Path, run_root: int, folder: int, file: int
 ) -> None:
-    """For any umask of the user who wrote first."""
+    """The umask of the user who writes first does not matter."""
     tmp_path.chmod(run_root)
     path = path_of(tmp_path, "tb")
     with umask(0o077):

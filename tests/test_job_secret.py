@@ -1,4 +1,4 @@
-"""The secret of a job: its text, and what can and cannot be proved with it."""
+"""The secret of a job: its text, its certificate, and proofs with its key."""
 
 import ssl
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_text_that_is_no_secret_is_refused(text: str) -> None:
         secret_from(text)
 
 
-def test_a_proof_is_valid_for_one_number_and_one_claim_of_one_job() -> None:
+def test_a_proof_is_valid_for_one_nonce_and_one_claim_of_one_job() -> None:
     proof = prove(SECRET, "nonce", CLAIM)
     assert is_proved(SECRET, "nonce", CLAIM, proof)
     assert not is_proved(SECRET, "another", CLAIM, proof)

@@ -1,4 +1,4 @@
-"""From YAML and `--set` to a spec, or to every problem with its place."""
+"""Loading of a spec from YAML and `--set`: the spec, or every problem with its place."""
 
 import json
 import subprocess
@@ -47,7 +47,7 @@ train:
 """
 
 
-def refused(text: str, *overrides: str) -> str:
+def refusal_of(text: str, *overrides: str) -> str:
     with pytest.raises(SpecError) as caught:
         load_spec(text, "job.yaml", overrides)
     assert "fix: " in str(caught.value)
@@ -212,7 +212,7 @@ def test_a_bad_value_is_refused_with_path_limit_and_fix(
     override: str, path: str, limit: str, fix: str
 ) -> None:
     """The same message for a value in the file and one from `--set`."""
-    from_set = refused(GOOD, override)
+    from_set = refusal_of(GOOD, override)
     assert f"{path}: must be " in from_set
     data = yaml.safe_load(GOOD)
     key, _, text = override.partition("=")
@@ -221,9 +221,9 @@ def test_a_bad_value_is_refused_with_path_limit_and_fix(
     for part in above:
         section = section.setdefault(part, {})
     section[last] = "VALUE"
-    from_file = refused(json.dumps(data).replace('"VALUE"', text))
-    for said in (from_set, from_file):
-        message, _, advice = said.partition("\n    fix: ")
+    from_file = refusal_of(json.dumps(data).replace('"VALUE"', text))
+    for expected in (from_set, from_file):
+        message, _, advice = expected.partition("\n    fix: ")
         assert limit in message
         assert fix in advice
     assert f"job.yaml:1: {path}: must be " in from_file
@@ -246,13 +246,13 @@ FILES: list[tuple[str, str, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("text", "place", "said", "fix"), FILES)
+@pytest.mark.parametrize(("text", "place", "expected", "fix"), FILES)
 def test_a_file_that_is_no_spec_is_refused_at_its_line(
-    text: str, place: str, said: str, fix: str
+    text: str, place: str, expected: str, fix: str
 ) -> None:
-    message, _, advice = refused(text).partition("fix: ")
+    message, _, advice = refusal_of(text).partition("fix: ")
     assert message.startswith(place)
-    assert said in message
+    assert expected in message
     assert fix in advice
 
 
@@ -267,10 +267,10 @@ def test_names_common_among_slurm_users_are_accepted(name: str) -> None:
     [("Job_1", "job-1"), ("7b.v2", "job-7b-v2"), ("my_run", "my-run"), ("Ab." + "9" * 60, "ab-9")],
 )
 def test_kubernetes_accepts_only_host_names_and_the_error_says_so(name: str, instead: str) -> None:
-    said = refused(GOOD, f'name="{name}"', "cluster.backend=kubernetes")
-    assert "name: must be on Kubernetes 1 to 63 of a-z, 0-9 and -, first a letter" in said
-    assert f"(RFC 1035 label), got '{name}'" in said
-    assert f"fix: for example {instead}" in said
+    expected = refusal_of(GOOD, f'name="{name}"', "cluster.backend=kubernetes")
+    assert "name: must be on Kubernetes 1 to 63 of a-z, 0-9 and -, first a letter" in expected
+    assert f"(RFC 1035 label), got '{name}'" in expected
+    assert f"fix: for example {instead}" in expected
 
 
 @given(st.text(alphabet="aZ9-._ü", min_size=1, max_size=70))
@@ -284,7 +284,7 @@ def test_all_problems_are_reported_at_once_each_at_its_line() -> None:
         GOOD.replace("steps: 10", "steps: 0").replace("name: demo", "name: De mo")
         + "parallell: {}\n"
     )
-    lines = refused(text, "cluster.hosts=none", "train.dtyp=float32").splitlines()
+    lines = refusal_of(text, "cluster.hosts=none", "train.dtyp=float32").splitlines()
     places = [line.partition(": must be")[0] for line in lines if ": must be" in line]
     assert lines[0] == "job.yaml has 5 problems"
     assert sorted(places) == [
@@ -305,21 +305,21 @@ def test_problems_are_also_available_as_values() -> None:
 
 
 def test_a_missing_key_is_reported_at_its_section() -> None:
-    said = refused(GOOD.replace("  steps: 10\n", ""))
-    assert "job.yaml:6: train.steps: must be given" in said
-    assert "fix: add train.steps: a whole number (at least 1)" in said
-    assert "job.yaml:1: data: must be given" in refused("name: a\nmodel: {preset: llama-tiny}\n")
+    expected = refusal_of(GOOD.replace("  steps: 10\n", ""))
+    assert "job.yaml:6: train.steps: must be given" in expected
+    assert "fix: add train.steps: a whole number (at least 1)" in expected
+    assert "job.yaml:1: data: must be given" in refusal_of("name: a\nmodel: {preset: llama-tiny}\n")
 
 
 def test_a_duplicate_key_is_reported_with_both_lines() -> None:
-    said = refused(GOOD + "name: other\n")
-    assert "job.yaml:9: name: must be given once" in said
-    assert "keep this one or the one at job.yaml:1" in said
-    assert "job.yaml:8: train.steps" in refused(GOOD.replace("  global", "  steps: 5\n  global"))
+    expected = refusal_of(GOOD + "name: other\n")
+    assert "job.yaml:9: name: must be given once" in expected
+    assert "keep this one or the one at job.yaml:1" in expected
+    assert "job.yaml:8: train.steps" in refusal_of(GOOD.replace("  global", "  steps: 5\n  global"))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         (GOOD.replace("{preset: llama-tiny}", "&m {preset: llama-tiny}") + "data2: *m\n", "alias"),
         (GOOD + "parallel: &p {tp: *p}\n", "without an alias"),
@@ -329,8 +329,8 @@ def test_a_duplicate_key_is_reported_with_both_lines() -> None:
         (GOOD.replace("steps: 10", "steps: " + "9" * 5000), "what its tag says"),
     ],
 )
-def test_yaml_beyond_plain_values_is_refused(text: str, said: str) -> None:
-    assert said in refused(text)
+def test_yaml_beyond_plain_values_is_refused(text: str, expected: str) -> None:
+    assert expected in refusal_of(text)
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_an_override_replaces_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "expected"),
     [
         ("train.steps", "--set train.steps: must be written as KEY=VALUE"),
         ("=3", "must be written as KEY=VALUE"),
@@ -374,8 +374,8 @@ def test_an_override_replaces_the_model() -> None:
         ("parallel={tp: 1, tp: 2}", "parallel.tp: must be given once"),
     ],
 )
-def test_a_bad_override_is_reported_at_the_override(override: str, said: str) -> None:
-    assert said in refused(GOOD, override)
+def test_a_bad_override_is_reported_at_the_override(override: str, expected: str) -> None:
+    assert expected in refusal_of(GOOD, override)
 
 
 def test_an_unreadable_file_is_reported_with_similar_files(tmp_path: Path) -> None:
@@ -427,17 +427,17 @@ def test_a_dump_contains_kubernetes_if_the_job_sets_it(more: str) -> None:
     assert "kubernetes" in yaml.safe_load(dump_spec(load_spec(GOOD, "x", [more])))["cluster"]
 
 
-words = st.text(st.characters(exclude_categories=["Cs", "Cc", "Cn", "Co"]), min_size=1)
+texts = st.text(st.characters(exclude_categories=["Cs", "Cc", "Cn", "Co"]), min_size=1)
 config_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | words,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=6,
 )
 counts = st.integers(1, 10**6)
 models = (
     st.builds(ModelSpec, preset=st.sampled_from(list(PRESETS)))
-    | st.builds(ModelSpec, path=words)
-    | st.builds(ModelSpec, config=st.dictionaries(words, config_values, max_size=4))
+    | st.builds(ModelSpec, path=texts)
+    | st.builds(ModelSpec, config=st.dictionaries(texts, config_values, max_size=4))
 )
 positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False, allow_subnormal=True)
 trains = st.builds(
@@ -459,13 +459,13 @@ specs = st.builds(
     JobSpec,
     name=st.from_regex(r"[a-z]([-a-z0-9]{0,10}[a-z0-9])?", fullmatch=True),
     model=models,
-    data=st.builds(DataSpec, files=words, sequence_length=st.integers(8, 1 << 20)),
+    data=st.builds(DataSpec, files=texts, sequence_length=st.integers(8, 1 << 20)),
     train=trains,
     parallel=st.builds(ParallelSpec, tp=counts | st.just("auto")),
     cluster=st.builds(ClusterSpec, hosts=counts),
     checkpoint=st.builds(CheckpointSpec, async_=st.booleans()),
     resilience=st.builds(ResilienceSpec, hang_timeout=positive | st.just("auto")),
-    run_root=words,
+    run_root=texts,
 )
 
 
@@ -487,7 +487,7 @@ def test_a_dumped_spec_loads_as_an_equal_spec(spec: JobSpec) -> None:
     ids=["[", "[]", "{", "-", "indented"],
 )
 def test_very_deep_nesting_is_a_spec_error(text: str) -> None:
-    """libyaml ends the process on it."""
+    """libyaml crashes the process on such input."""
     with pytest.raises(SpecError, match=r"x:\d+: lists and mappings are nested more than 64 deep"):
         load_spec(text, "x")
 
@@ -506,7 +506,7 @@ def test_any_override_is_either_accepted_or_a_spec_error(path: str, value: str) 
         load_spec(GOOD, "x", [f"{path}={value}", f"train.{path}={value}"])
 
 
-def test_a_models_config_is_found_where_the_spec_says(tmp_path: Path) -> None:
+def test_the_model_config_is_read_from_where_the_spec_says(tmp_path: Path) -> None:
     shape = {"model_type": "llama", "hidden_size": 64}
     hub = tmp_path / "hub"
     cached = hub / "models--org--name" / "snapshots" / "abc"
@@ -555,7 +555,7 @@ def test_the_hub_cache_path_equals_that_of_huggingface_hub(
     assert hub_cache(environ) == Path(cache)
 
 
-def test_an_edited_spec_is_another_value() -> None:
+def test_a_changed_spec_is_not_equal() -> None:
     spec: Any = load_spec(GOOD, "x")
     assert replace(spec, name="other") != spec
 
@@ -583,7 +583,7 @@ def test_loading_and_planning_import_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_users_pattern_is_checked_for_the_engine_with_its_line_and_a_fix() -> None:
+def test_a_pattern_that_re2_cannot_match_is_refused_with_its_line_and_a_fix() -> None:
     classes = """resilience:
   failure_classes:
     - name: ours
@@ -600,12 +600,12 @@ def test_a_users_pattern_is_checked_for_the_engine_with_its_line_and_a_fix() -> 
     broken = "\n".join((*lines, classes))
     with pytest.raises(SpecError) as caught:
         load_spec(broken, "own.yaml")
-    said = str(caught.value)
+    expected = str(caught.value)
     for pattern, fix in (("(?=x)y", "look-ahead"), ("(x)\\1", "back-reference"), ("['(']", "RE2")):
         number = next(n for n, line in enumerate(broken.splitlines(), 1) if pattern in line)
-        assert f"own.yaml:{number}: resilience.failure_classes[0]." in said
-        assert fix in said
-    assert "(a+)+" not in said
+        assert f"own.yaml:{number}: resilience.failure_classes[0]." in expected
+        assert fix in expected
+    assert "(a+)+" not in expected
     fine = broken.replace("'(?=x)y'", "x").replace("'(x)\\1'", "y").replace("['(']", "[z]")
     (rule,) = load_spec(fine, "own.yaml").resilience.failure_classes
     assert (rule.patterns, rule.unless) == (("(a+)+$", "x", "y"), ("z",))

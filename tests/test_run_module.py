@@ -1,3 +1,5 @@
+"""Programs that ndctl starts import this copy of ndctl."""
+
 import json
 import subprocess
 import sys
@@ -21,7 +23,7 @@ print(json.dumps([orchestrator.__file__, trainer.__file__, __name__, sys.argv]))
 def test_a_program_imports_this_copy_of_ndctl_even_if_others_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other packages of the same names, also on the user's own path."""
+    """Packages with the same names exist in the working directory and on PYTHONPATH."""
     for folder in ("here", "there"):
         for name in ("orchestrator", "trainer"):
             (tmp_path / folder / name).mkdir(parents=True)

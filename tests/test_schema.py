@@ -1,4 +1,4 @@
-"""The schema says of a spec what the loader says."""
+"""The JSON schema and the loader accept the same specs."""
 
 import json
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""What testbeds of schedulers share: commands with a time limit, waiting for what a cluster comes
-to, and saying loudly what was not tested."""
+"""Shared by testbeds of schedulers: commands with a time limit, polling of a cluster, and a report
+of the tests that could not run."""
 
 import subprocess
 import tempfile
@@ -12,14 +12,14 @@ from orchestrator.seams import Completed
 
 
 class TestbedError(AssertionError):
-    """The cluster did not carry out a command of a test."""
+    """The cluster failed to do what a test needs."""
 
     __test__ = False
 
 
 def run_within(argv: Sequence[str], environ: Mapping[str, str], timeout: float) -> Completed:
-    """Run a command to its end or kill it; its output goes to files, which daemons that it leaves
-    running may keep open without our waiting for them."""
+    """Run a command to its end or kill it. Its output goes to files, because daemons that it starts
+    would keep pipes open, and the call would wait for them."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         try:
             code = subprocess.run(
@@ -41,7 +41,7 @@ def run_within(argv: Sequence[str], environ: Mapping[str, str], timeout: float) 
 
 
 def wait_until(what: str, holds: Callable[[], object], timeout: float) -> None:
-    """Poll; an error of a command counts as `not yet`. Raises TestbedError."""
+    """Poll until `holds` is true; an error of a command counts as false. Raises TestbedError."""
     end, last = time.monotonic() + timeout, "it does not hold"
     while time.monotonic() < end:
         try:
@@ -56,9 +56,9 @@ def wait_until(what: str, holds: Callable[[], object], timeout: float) -> None:
 def say_what_was_not_run(
     reporter: pytest.TerminalReporter, mark: str, on: str, remedy: str
 ) -> None:
-    """Which tests were skipped with a reason that begins with `mark`, and why, after all else.
+    """Report at the end which tests were skipped with a reason that contains `mark`, and why.
 
-    `on` is what was missing, as in `Slurm`.
+    `on` is the missing system, for example `Slurm`.
     """
     skipped = [
         (report.nodeid.partition("@")[0], str(report.longrepr[2]))

@@ -1,4 +1,4 @@
-"""An agent against a leader that says what the test wants."""
+"""An agent with a fake leader that sends the orders of the test."""
 
 import asyncio
 import contextlib
@@ -81,12 +81,12 @@ from tests.e2e.job import ROOT
 T = TypeVar("T")
 NONCE = "a-random-number"
 TIMEOUT_S = 60.0
-"""After which these agents give up their leader, unless a test says otherwise."""
+"""Silence after which these agents lose their leader, unless a test sets another limit."""
 
 
 @dataclass
 class FakeLeader:
-    """Takes in reports and says what it is told to say."""
+    """Records reports and sends the orders of a test."""
 
     heard: list[Report] = field(default_factory=list)
     lines: list[web.WebSocketResponse] = field(default_factory=list)
@@ -94,7 +94,7 @@ class FakeLeader:
     refuse: int | None = None
     pulses: bool = False
     frozen: bool = False
-    """Takes nothing in, and answers not even a farewell."""
+    """Reads nothing, and does not even answer a close frame."""
 
     async def agent(self, request: web.Request) -> web.WebSocketResponse:
         if (given := request.headers.get("Authorization")) is None:
@@ -112,21 +112,21 @@ class FakeLeader:
                 self.heard.append(decode(Report, json.loads(message.data)))
         return ws
 
-    async def say(self, *orders: Order) -> None:
+    async def send(self, *orders: Order) -> None:
         for order in orders:
             await self.lines[-1].send_str(json.dumps(encode_tagged(order)))
 
     def of(self, kind: type[T]) -> list[T]:
         return [report for report in self.heard if isinstance(report, kind)]
 
-    async def hear(self, kind: type[T], count: int = 1) -> T:
-        """The `count`-th report of a kind."""
+    async def expect(self, kind: type[T], count: int = 1) -> T:
+        """Wait for the `count`-th report of a kind."""
         found: T = (await until(lambda: self.of(kind)[count - 1 :], kind.__name__))[0]
         return found
 
 
-Pointer = Literal["rightly", "wrongly", "nothing"]
-"""What `leader.json` says of the leader."""
+LeaderFile = Literal["right", "wrong", "missing"]
+"""Whether `leader.json` has the right address, a wrong one, or does not exist."""
 
 
 def _refusal(status: int) -> web.HTTPException:
@@ -134,35 +134,35 @@ def _refusal(status: int) -> web.HTTPException:
 
 
 @dataclass
-class World:
+class AgentRun:
     agent: Agent
     leader: FakeLeader
     clock: LoopClock
     task: "asyncio.Task[int]"
 
-    def tell(self, *datagrams: Any) -> None:
-        """As a rank of this host."""
+    def send_datagrams(self, *datagrams: Any) -> None:
+        """Send messages as a rank of this host does."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
             for datagram in datagrams:
                 data = datagram if isinstance(datagram, bytes) else to_bytes(datagram)
                 sock.sendto(data, str(self.agent.config.place.socket))
 
     async def hears_nothing_for(self, seconds: float) -> None:
-        """From the leader, from now on."""
+        """The leader sends nothing from now on."""
         self.leader.pulses = False
         offered = len(self.leader.of(Port))
-        await self.leader.say(OfferPort(attempt=1))
-        await self.leader.hear(Port, offered + 1)  # so nothing that was said is under way
+        await self.leader.send(OfferPort(attempt=1))
+        await self.leader.expect(Port, offered + 1)  # so no earlier message is in flight
         await self.time_passes(seconds)
 
     async def time_passes(self, seconds: float) -> None:
-        """Not at one leap, by which the agent would know that it stood still itself."""
+        """In small steps: a large step would look like a pause of the agent itself."""
         end = self.clock.monotonic() + seconds
         while self.clock.monotonic() < end:
             self.clock.put_forward(LISTEN_S / 2)
             await asyncio.sleep(0.001)
 
-    async def ends(self) -> int:
+    async def wait_for_exit(self) -> int:
         return await asyncio.wait_for(self.task, WAIT_S)
 
 
@@ -171,15 +171,15 @@ AER = "pcieport 0000:00:01.0: AER: Uncorrected (Fatal) error received"
 
 
 @contextlib.asynccontextmanager
-async def world(
+async def run_agent(
     folder: Path,
     clock: LoopClock,
     agent_timeout: float,
     pulses: bool,
     patience_s: float,
-    told: Pointer,
-    named: str,
-) -> AsyncIterator[World]:
+    leader_file: LeaderFile,
+    leader_name: str,
+) -> AsyncIterator[AgentRun]:
     place, leader = a_place(folder), FakeLeader(pulses=pulses)
     app = web.Application()
     app.router.add_get(AGENT_PATH, leader.agent)
@@ -194,24 +194,24 @@ async def world(
         devices=2,
         agent_timeout=agent_timeout,
         patience_s=patience_s,
-        leader_at="" if told == "rightly" else f"127.0.0.1:{runner.addresses[0][1]}",
+        leader_at="" if leader_file == "right" else f"127.0.0.1:{runner.addresses[0][1]}",
     )
     agent = Agent(config, os.environ, clock)
-    port = runner.addresses[0][1] if told == "rightly" else free_port("127.0.0.1")
-    if told != "nothing":
-        announce(place.run_dir, Term(LAUNCH), "127.0.0.1", port, named)
+    port = runner.addresses[0][1] if leader_file == "right" else free_port("127.0.0.1")
+    if leader_file != "missing":
+        announce(place.run_dir, Term(LAUNCH), "127.0.0.1", port, leader_name)
 
     async def pulse() -> None:
         while True:
             await asyncio.sleep(0.05)
             if leader.pulses and leader.lines and not leader.lines[-1].closed:
                 with contextlib.suppress(ConnectionError):
-                    await leader.say(Pulse(launch=LAUNCH))
+                    await leader.send(Pulse(launch=LAUNCH))
 
     pulsing = asyncio.create_task(pulse())
     running = asyncio.create_task(agent.run())
     try:
-        yield World(agent, leader, clock, running)
+        yield AgentRun(agent, leader, clock, running)
     finally:
         agent.leave(exit_codes.OK)
         pulsing.cancel()
@@ -219,30 +219,32 @@ async def world(
         await runner.cleanup()
 
 
-def play(
+def run_script(
     folder: Path,
-    script: Callable[[World], Awaitable[T]],
+    script: Callable[[AgentRun], Awaitable[T]],
     agent_timeout: float = TIMEOUT_S,
     pulses: bool = True,
     patience_s: float = 0.0,
-    told: Pointer = "rightly",
-    named: str = "",
+    leader_file: LeaderFile = "right",
+    leader_name: str = "",
 ) -> T:
-    async def run(clock: LoopClock) -> T:
-        async with world(folder, clock, agent_timeout, pulses, patience_s, told, named) as here:
-            return await asyncio.wait_for(script(here), WAIT_S)
+    async def with_clock(clock: LoopClock) -> T:
+        async with run_agent(
+            folder, clock, agent_timeout, pulses, patience_s, leader_file, leader_name
+        ) as run:
+            return await asyncio.wait_for(script(run), WAIT_S)
 
-    return run_with_clock(run)
+    return run_with_clock(with_clock)
 
 
-def test_an_agent_registers_with_the_token_and_leaves_when_told(tmp_path: Path) -> None:
-    async def script(here: World) -> tuple[Register, int]:
-        register = await here.leader.hear(Register)
-        await here.leader.hear(Digest)
-        await here.leader.say(Leave(reason="the job is over"))
-        return register, await here.ends()
+def test_an_agent_registers_and_leaves_when_ordered(tmp_path: Path) -> None:
+    async def script(run: AgentRun) -> tuple[Register, int]:
+        register = await run.leader.expect(Register)
+        await run.leader.expect(Digest)
+        await run.leader.send(Leave(reason="the job is over"))
+        return register, await run.wait_for_exit()
 
-    register, code = play(tmp_path, script)
+    register, code = run_script(tmp_path, script)
     agent = AgentRegistered(
         host="host-0",
         address="127.0.0.1",
@@ -255,54 +257,54 @@ def test_an_agent_registers_with_the_token_and_leaves_when_told(tmp_path: Path) 
     assert code == exit_codes.OK
 
 
-def test_an_agent_looks_for_the_leaders_host_by_its_name_and_tells_what_is_not_in_order(
+def test_an_agent_reports_that_the_leaders_name_does_not_resolve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nobody(name: str) -> tuple[str, ...]:
+    def no_name(name: str) -> tuple[str, ...]:
         raise OSError(f"{name}: Name or service not known")
 
-    monkeypatch.setattr("orchestrator.health.clocks_and_names.addresses_of", nobody)
+    monkeypatch.setattr("orchestrator.health.clocks_and_names.addresses_of", no_name)
 
-    async def script(here: World) -> Register:
-        return await here.leader.hear(Register)
+    async def script(run: AgentRun) -> Register:
+        return await run.leader.expect(Register)
 
-    (finding,) = play(tmp_path, script, named="node1").agent.findings
+    (finding,) = run_script(tmp_path, script, leader_name="node1").agent.findings
     assert (finding.what, finding.verdict) == ("name", "warns")
     assert finding.found == "host-0 cannot resolve node1: node1: Name or service not known"
     assert finding.fix == "make node1 resolvable on host-0 (DNS, /etc/hosts)"
 
 
-@pytest.mark.parametrize("told", ["nothing", "wrongly"])
-def test_a_leader_that_no_file_leads_to_is_found_where_the_scheduler_says(
-    tmp_path: Path, told: Pointer
+@pytest.mark.parametrize("leader_file", ["missing", "wrong"])
+def test_without_a_right_leader_file_the_address_of_the_scheduler_is_used(
+    tmp_path: Path, leader_file: LeaderFile
 ) -> None:
-    async def script(here: World) -> int:
-        await here.leader.hear(Register)
-        await here.leader.say(Leave(reason="the job is over"))
-        return await here.ends()
+    async def script(run: AgentRun) -> int:
+        await run.leader.expect(Register)
+        await run.leader.send(Leave(reason="the job is over"))
+        return await run.wait_for_exit()
 
-    assert play(tmp_path, script, told=told) == exit_codes.OK
+    assert run_script(tmp_path, script, leader_file=leader_file) == exit_codes.OK
 
 
-def test_one_in_whose_place_another_is_to_come_leaves_as_one_that_is_made_anew(
+def test_an_agent_that_will_be_replaced_exits_with_the_requeue_code(
     tmp_path: Path,
 ) -> None:
-    """An operator lets a pod that ended with 0 be, and the job would lack it for good."""
+    """An operator does not recreate a pod that exited with 0, so the job would miss it for ever."""
 
-    async def script(here: World) -> int:
-        await here.leader.hear(Register)
-        await here.leader.say(Leave(reason="all hosts are given back", again=True))
-        return await here.ends()
+    async def script(run: AgentRun) -> int:
+        await run.leader.expect(Register)
+        await run.leader.send(Leave(reason="all hosts are given back", again=True))
+        return await run.wait_for_exit()
 
-    assert play(tmp_path, script) == exit_codes.REQUEUED
+    assert run_script(tmp_path, script) == exit_codes.REQUEUED
 
 
-def test_it_proves_that_it_knows_the_secret_and_does_not_say_it(tmp_path: Path) -> None:
-    async def script(here: World) -> tuple[list[str], str]:
-        register = await here.leader.hear(Register)
-        return here.leader.headers, register.agent.incarnation
+def test_an_agent_proves_the_secret_without_sending_it(tmp_path: Path) -> None:
+    async def script(run: AgentRun) -> tuple[list[str], str]:
+        register = await run.leader.expect(Register)
+        return run.leader.headers, register.agent.incarnation
 
-    (header,), incarnation = play(tmp_path, script)
+    (header,), incarnation = run_script(tmp_path, script)
     assert SECRET.key.decode() not in header
     assert proved(SECRET, NONCE, header) == Claim(
         purpose="agent", launch=LAUNCH, host="host-0", incarnation=incarnation
@@ -310,295 +312,293 @@ def test_it_proves_that_it_knows_the_secret_and_does_not_say_it(tmp_path: Path) 
     assert proved(SECRET, "another", header) is None
 
 
-def test_a_leader_of_another_job_hears_nothing_but_a_first_question(tmp_path: Path) -> None:
-    """As one that has the port of a leader that is gone."""
+def test_a_leader_of_another_job_gets_no_proof(tmp_path: Path) -> None:
+    """The leader of another job may have the port of a leader that has ended."""
     other = secret_from(draw())
 
-    async def script(here: World) -> int:
-        here.agent.connector = WebSockets(other)
-        here.clock.put_forward(TIMEOUT_S + FIND_LEADER_S)
-        return await here.ends()
+    async def script(run: AgentRun) -> int:
+        run.agent.connector = WebSockets(other)
+        run.clock.put_forward(TIMEOUT_S + FIND_LEADER_S)
+        return await run.wait_for_exit()
 
-    async def run(clock: LoopClock) -> tuple[int, list[str]]:
-        told: Pointer = "rightly"
-        async with world(tmp_path, clock, TIMEOUT_S, True, 0.0, told, "") as here:
-            return await asyncio.wait_for(script(here), WAIT_S), here.leader.headers
+    async def with_clock(clock: LoopClock) -> tuple[int, list[str]]:
+        leader_file: LeaderFile = "right"
+        async with run_agent(tmp_path, clock, TIMEOUT_S, True, 0.0, leader_file, "") as run:
+            return await asyncio.wait_for(script(run), WAIT_S), run.leader.headers
 
-    assert run_with_clock(run) == (exit_codes.LEADER_LOST, [])
-
-
-def test_a_refused_agent_leaves_with_its_code(tmp_path: Path) -> None:
-    async def script(here: World) -> int:
-        here.leader.refuse = 401
-        return await here.ends()
-
-    assert play(tmp_path, script) == exit_codes.NOT_ADMITTED
+    assert run_with_clock(with_clock) == (exit_codes.LEADER_LOST, [])
 
 
-def test_a_leader_that_is_not_ready_is_asked_again(tmp_path: Path) -> None:
-    async def script(here: World) -> None:
-        here.leader.refuse = 503
-        await until(lambda: here.leader.headers, "the first attempt")
-        here.leader.refuse = None
-        await here.leader.hear(Register)
+def test_a_refused_agent_exits_with_its_code(tmp_path: Path) -> None:
+    async def script(run: AgentRun) -> int:
+        run.leader.refuse = 401
+        return await run.wait_for_exit()
 
-    play(tmp_path, script)
+    assert run_script(tmp_path, script) == exit_codes.NOT_ADMITTED
 
 
-def test_an_agent_that_comes_after_the_end_does_not_look_for_a_leader(tmp_path: Path) -> None:
-    async def script(here: World) -> int:
-        run_dir = here.agent.config.place.run_dir
+def test_an_agent_connects_again_to_a_leader_that_is_not_ready(tmp_path: Path) -> None:
+    async def script(run: AgentRun) -> None:
+        run.leader.refuse = 503
+        await until(lambda: run.leader.headers, "the first attempt")
+        run.leader.refuse = None
+        await run.leader.expect(Register)
+
+    run_script(tmp_path, script)
+
+
+def test_an_agent_that_starts_after_the_end_of_the_job_exits(tmp_path: Path) -> None:
+    async def script(run: AgentRun) -> int:
+        run_dir = run.agent.config.place.run_dir
         announce_end(run_dir, Term(LAUNCH))
-        return await here.ends()
+        return await run.wait_for_exit()
 
-    assert play(tmp_path, script) == exit_codes.OK
+    assert run_script(tmp_path, script) == exit_codes.OK
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"launch": 2, "address": "x", "port": 1}'])
-def test_a_leader_of_another_launch_is_no_leader(tmp_path: Path, text: str) -> None:
-    async def script(here: World) -> int:
-        here.agent.config = replace(here.agent.config, find_leader_s=0.1)
-        here.agent.config.place.run_dir.leader.write_text(text)
-        return await here.ends()
+def test_the_leader_file_of_another_launch_is_ignored(tmp_path: Path, text: str) -> None:
+    async def script(run: AgentRun) -> int:
+        run.agent.config = replace(run.agent.config, find_leader_s=0.1)
+        run.agent.config.place.run_dir.leader.write_text(text)
+        return await run.wait_for_exit()
 
-    assert play(tmp_path, script, agent_timeout=0.1) == exit_codes.LEADER_LOST
+    assert run_script(tmp_path, script, agent_timeout=0.1) == exit_codes.LEADER_LOST
 
 
 def test_a_free_port_is_offered(tmp_path: Path) -> None:
-    async def script(here: World) -> Port:
-        await here.leader.hear(Register)
-        await here.leader.say(OfferPort(attempt=4))
-        return await here.leader.hear(Port)
+    async def script(run: AgentRun) -> Port:
+        await run.leader.expect(Register)
+        await run.leader.send(OfferPort(attempt=4))
+        return await run.leader.expect(Port)
 
-    offer = play(tmp_path, script)
+    offer = run_script(tmp_path, script)
     assert offer.attempt == 4
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", offer.port))
 
 
 @pytest.mark.process
-def test_silence_of_the_leader_stops_the_ranks_and_the_agent_leaves(tmp_path: Path) -> None:
-    async def script(here: World) -> tuple[int, int]:
-        await here.leader.hear(Register)
-        place = here.agent.config.place
-        await here.leader.say(a_start(place, SLEEPS))
-        attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
+def test_silence_of_the_leader_stops_the_ranks_and_the_agent_exits(tmp_path: Path) -> None:
+    async def script(run: AgentRun) -> tuple[int, int]:
+        await run.leader.expect(Register)
+        place = run.agent.config.place
+        await run.leader.send(a_start(place, SLEEPS))
+        attempt = await until(lambda: run.agent.attempts.attempt, "the attempt")
         record = await until(lambda: attempt.ranks.get(0), "the rank")
-        await here.hears_nothing_for(TIMEOUT_S + 1.0)
-        return record.pid, await here.ends()
+        await run.hears_nothing_for(TIMEOUT_S + 1.0)
+        return record.pid, await run.wait_for_exit()
 
-    pid, code = play(tmp_path, script)
+    pid, code = run_script(tmp_path, script)
     assert code == exit_codes.LEADER_LOST
     assert is_gone(pid)
 
 
 @pytest.mark.process
-def test_an_agent_that_waits_in_place_stops_its_ranks_and_serves_the_next_leader(
+def test_an_agent_with_patience_stops_its_ranks_and_serves_the_next_leader(
     tmp_path: Path,
 ) -> None:
-    async def script(here: World) -> None:
-        await here.leader.hear(Register)
-        place = here.agent.config.place
-        await here.leader.say(a_start(place, SLEEPS))
-        attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
+    async def script(run: AgentRun) -> None:
+        await run.leader.expect(Register)
+        place = run.agent.config.place
+        await run.leader.send(a_start(place, SLEEPS))
+        attempt = await until(lambda: run.agent.attempts.attempt, "the attempt")
         record = await until(lambda: attempt.ranks.get(0), "the rank")
-        here.leader.refuse = HTTPStatus.UNAUTHORIZED  # another job's leader has its address now
-        await here.leader.lines[-1].close()
-        await until(lambda: len(here.leader.headers) > 1, "a knock")
-        here.clock.put_forward(TIMEOUT_S + 1.0)
+        run.leader.refuse = HTTPStatus.UNAUTHORIZED  # the leader of another job has its address now
+        await run.leader.lines[-1].close()
+        await until(lambda: len(run.leader.headers) > 1, "a second connection")
+        run.clock.put_forward(TIMEOUT_S + 1.0)
         await until(lambda: is_gone(record.pid), "the end of the rank")
-        await until(lambda: len(here.leader.headers) > 2, "some knocking")
-        assert not here.task.done()
-        here.leader.refuse = None
-        second = await here.leader.hear(Register, 2)
-        assert second.agent.incarnation == here.agent.incarnation
-        assert (await here.leader.hear(HostStopped)).attempt == attempt.start.attempt
-        await here.leader.say(Leave(reason="over"))
-        assert await here.ends() == exit_codes.OK
+        await until(lambda: len(run.leader.headers) > 2, "a third connection")
+        assert not run.task.done()
+        run.leader.refuse = None
+        second = await run.leader.expect(Register, 2)
+        assert second.agent.incarnation == run.agent.incarnation
+        assert (await run.leader.expect(HostStopped)).attempt == attempt.start.attempt
+        await run.leader.send(Leave(reason="over"))
+        assert await run.wait_for_exit() == exit_codes.OK
 
-    play(tmp_path, script, patience_s=2 * WAIT_S)
+    run_script(tmp_path, script, patience_s=2 * WAIT_S)
 
 
 @pytest.mark.process
-def test_an_agent_that_stood_still_itself_waits_for_the_leader_that_did_as_well(
+def test_after_a_pause_of_the_whole_job_the_agent_waits_for_the_leader(
     tmp_path: Path,
 ) -> None:
     """`scontrol suspend` stops all processes of a job, and `resume` wakes them in any order."""
 
-    async def script(here: World) -> None:
-        await here.leader.hear(Register)
-        place = here.agent.config.place
-        await here.leader.say(a_start(place, SLEEPS))
-        attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
+    async def script(run: AgentRun) -> None:
+        await run.leader.expect(Register)
+        place = run.agent.config.place
+        await run.leader.send(a_start(place, SLEEPS))
+        attempt = await until(lambda: run.agent.attempts.attempt, "the attempt")
         record = await until(lambda: attempt.ranks.get(0), "the rank")
-        here.leader.pulses = False
-        await asyncio.sleep(0.2)  # what was said is heard
-        here.clock.put_forward(TIMEOUT_S + 1.0)
+        run.leader.pulses = False
+        await asyncio.sleep(0.2)  # earlier messages arrive
+        run.clock.put_forward(TIMEOUT_S + 1.0)
         await asyncio.sleep(0.2)
-        here.leader.pulses = True
-        digests = len(here.leader.of(Digest))
-        await here.leader.hear(Digest, digests + 2)
+        run.leader.pulses = True
+        digests = len(run.leader.of(Digest))
+        await run.leader.expect(Digest, digests + 2)
         assert not is_gone(record.pid)
-        assert len(here.leader.of(Register)) == 1, "the connection was kept"
-        await here.leader.say(Leave(reason="over"))
-        assert await here.ends() == exit_codes.OK
+        assert len(run.leader.of(Register)) == 1, "the connection was kept"
+        await run.leader.send(Leave(reason="over"))
+        assert await run.wait_for_exit() == exit_codes.OK
 
-    play(tmp_path, script)
+    run_script(tmp_path, script)
 
 
-def outlives(here: World) -> None:
-    here.agent.config = replace(here.agent.config, outlives_leader=True)
+def set_outlives_leader(run: AgentRun) -> None:
+    run.agent.config = replace(run.agent.config, outlives_leader=True)
 
 
 @pytest.mark.process
-def test_an_agent_that_outlives_its_leader_stops_the_ranks_stays_and_says_why_to_the_next(
+def test_an_agent_that_outlives_its_leader_stops_ranks_and_reports_that_to_the_next_leader(
     tmp_path: Path,
 ) -> None:
-    async def script(here: World) -> None:
-        outlives(here)
-        leader, place = here.leader, here.agent.config.place
-        await leader.hear(Register)
-        await leader.say(a_start(place, SLEEPS))
-        attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
+    async def script(run: AgentRun) -> None:
+        set_outlives_leader(run)
+        leader, place = run.leader, run.agent.config.place
+        await leader.expect(Register)
+        await leader.send(a_start(place, SLEEPS))
+        attempt = await until(lambda: run.agent.attempts.attempt, "the attempt")
         await until(lambda: attempt.ranks.get(0), "the rank")
         leader.pulses, leader.frozen = False, True
         await leader.lines[-1].close()
-        await here.time_passes(TIMEOUT_S + 1.0)
-        await until(here.agent.alone.is_set, "it to be alone")
+        await run.time_passes(TIMEOUT_S + 1.0)
+        await until(run.agent.alone.is_set, "the agent to give up its leader")
         assert is_free(place.lock), "no rank is left"
-        assert not here.task.done()
+        assert not run.task.done()
         leader.pulses, leader.frozen = True, False
-        await until(lambda: not here.agent.alone.is_set(), "a leader")
-        stopped = await leader.hear(HostStopped)
+        await until(lambda: not run.agent.alone.is_set(), "a leader")
+        stopped = await leader.expect(HostStopped)
         assert (stopped.attempt, stopped.finished) == (1, False)
         assert stopped.alone_s > TIMEOUT_S
-        assert len(leader.of(HostStopped)) == 1, "once, as of now"
+        assert len(leader.of(HostStopped)) == 1, "reported once, with the present time"
 
-    play(tmp_path, script)
+    run_script(tmp_path, script)
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_a_leader_whose_process_has_surely_ended_is_not_waited_for(
-    tmp_path: Path, held: bool
-) -> None:
-    """Its port is closed, and the kernel has let go of its journal."""
+def test_a_leader_whose_process_has_ended_is_given_up_early(tmp_path: Path, held: bool) -> None:
+    """Its port is closed, and the kernel has released the lock of its journal."""
 
-    async def script(here: World) -> None:
-        outlives(here)
-        run_dir = here.agent.config.place.run_dir
-        await here.leader.hear(Register)
+    async def script(run: AgentRun) -> None:
+        set_outlives_leader(run)
+        run_dir = run.agent.config.place.run_dir
+        await run.leader.expect(Register)
         with run_dir.journal.open("w") as journal:
             fcntl.flock(journal, fcntl.LOCK_EX)
             announce(run_dir, Term(LAUNCH), "127.0.0.1", free_port("127.0.0.1"))
-            await here.leader.lines[-1].close()
-            await until(lambda: here.agent.unserved, "the closed port")
-            here.clock.put_forward(ENDED_S + 1.0)
+            await run.leader.lines[-1].close()
+            await until(lambda: run.agent.unserved, "the closed port")
+            run.clock.put_forward(ENDED_S + 1.0)
             if held:
                 await asyncio.sleep(0.5)
-                assert not here.agent.alone.is_set()
-        await until(here.agent.alone.is_set, "it to be alone")
-        assert here.agent.silent_for() < TIMEOUT_S
+                assert not run.agent.alone.is_set()
+        await until(run.agent.alone.is_set, "the agent to give up its leader")
+        assert run.agent.silent_for() < TIMEOUT_S
 
-    play(tmp_path, script)
+    run_script(tmp_path, script)
 
 
-def test_one_that_does_not_answer_is_waited_for_whoever_holds_the_journal(tmp_path: Path) -> None:
-    """It may be back in a moment."""
+def test_a_leader_that_does_not_answer_is_not_given_up_early(tmp_path: Path) -> None:
+    """It may answer again in a moment, although the lock of the journal is free."""
 
-    async def script(here: World) -> None:
-        outlives(here)
-        await here.leader.hear(Register)
-        here.leader.frozen = True
-        await here.leader.lines[-1].close()
-        here.clock.put_forward(ENDED_S + 1.0)
+    async def script(run: AgentRun) -> None:
+        set_outlives_leader(run)
+        await run.leader.expect(Register)
+        run.leader.frozen = True
+        await run.leader.lines[-1].close()
+        run.clock.put_forward(ENDED_S + 1.0)
         await asyncio.sleep(0.5)
-        assert not here.agent.alone.is_set()
+        assert not run.agent.alone.is_set()
 
-    play(tmp_path, script, pulses=False)
+    run_script(tmp_path, script, pulses=False)
 
 
-def test_an_agent_waits_in_place_for_so_long_and_no_longer(tmp_path: Path) -> None:
-    async def script(here: World) -> int:
-        await here.leader.hear(Register)
-        here.leader.frozen = True
-        await here.leader.lines[-1].close()
-        return await here.ends()
+def test_an_agent_exits_when_its_patience_is_over(tmp_path: Path) -> None:
+    async def script(run: AgentRun) -> int:
+        await run.leader.expect(Register)
+        run.leader.frozen = True
+        await run.leader.lines[-1].close()
+        return await run.wait_for_exit()
 
-    code = play(tmp_path, script, agent_timeout=0.2, pulses=False, patience_s=0.3)
+    code = run_script(tmp_path, script, agent_timeout=0.2, pulses=False, patience_s=0.3)
     assert code == exit_codes.LEADER_LOST
 
 
 @pytest.mark.process
-def test_a_host_that_has_to_go_says_so_and_goes_when_its_ranks_have_stopped(tmp_path: Path) -> None:
-    async def script(here: World) -> None:
-        await here.leader.hear(Register)
-        place = here.agent.config.place
-        await here.leader.say(a_start(place, SLEEPS))
-        attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
+def test_a_host_that_must_leave_reports_it_and_exits_after_its_ranks(tmp_path: Path) -> None:
+    async def script(run: AgentRun) -> None:
+        await run.leader.expect(Register)
+        place = run.agent.config.place
+        await run.leader.send(a_start(place, SLEEPS))
+        attempt = await until(lambda: run.agent.attempts.attempt, "the attempt")
         await until(lambda: attempt.ranks.get(0), "the rank")
-        here.agent.warned("SIGTERM")
-        assert await here.leader.hear(HostLeaving) == HostLeaving(host=place.host, why="SIGTERM")
-        assert not here.task.done()
-        await here.leader.say(Stop(attempt=attempt.start.attempt, grace_s=0.1))
-        await here.leader.hear(HostStopped)
-        assert await here.ends() == exit_codes.LEADER_LOST
+        run.agent.warned("SIGTERM")
+        assert await run.leader.expect(HostLeaving) == HostLeaving(host=place.host, why="SIGTERM")
+        assert not run.task.done()
+        await run.leader.send(Stop(attempt=attempt.start.attempt, grace_s=0.1))
+        await run.leader.expect(HostStopped)
+        assert await run.wait_for_exit() == exit_codes.LEADER_LOST
 
-    play(tmp_path, script, patience_s=60.0)
+    run_script(tmp_path, script, patience_s=60.0)
 
 
 @pytest.mark.process
-def test_a_host_that_has_to_go_without_a_leader_stops_its_own_ranks(
+def test_a_host_that_must_leave_without_a_leader_stops_its_ranks_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.agent.agent.HEARD_S", 0.3)
 
-    async def script(here: World) -> None:
-        await here.leader.hear(Register)
-        await here.leader.say(a_start(here.agent.config.place, SLEEPS))
-        attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
+    async def script(run: AgentRun) -> None:
+        await run.leader.expect(Register)
+        await run.leader.send(a_start(run.agent.config.place, SLEEPS))
+        attempt = await until(lambda: run.agent.attempts.attempt, "the attempt")
         record = await until(lambda: attempt.ranks.get(0), "the rank")
-        here.leader.frozen = True
-        await here.leader.lines[-1].close()
-        here.agent.warned("SIGTERM")
-        assert await here.ends() == exit_codes.LEADER_LOST
+        run.leader.frozen = True
+        await run.leader.lines[-1].close()
+        run.agent.warned("SIGTERM")
+        assert await run.wait_for_exit() == exit_codes.LEADER_LOST
         assert is_gone(record.pid)
 
-    play(tmp_path, script, pulses=False, patience_s=60.0)
+    run_script(tmp_path, script, pulses=False, patience_s=60.0)
 
 
-def test_a_leader_that_answers_nothing_does_not_hold_the_agent_up(
+def test_a_leader_that_does_not_answer_a_close_does_not_block_the_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """aiohttp itself would wait for the answer to a farewell for ever."""
+    """By default aiohttp waits for the answer to a close frame without limit."""
     patient = ClientWSTimeout(ws_close=None)
     monkeypatch.setattr("aiohttp.client.DEFAULT_WS_CLIENT_TIMEOUT", patient)
 
-    async def script(here: World) -> int:
-        here.leader.frozen = True
-        await until(lambda: here.leader.lines, "the agent")
-        return await here.ends()
+    async def script(run: AgentRun) -> int:
+        run.leader.frozen = True
+        await until(lambda: run.leader.lines, "the agent")
+        return await run.wait_for_exit()
 
-    assert play(tmp_path, script, agent_timeout=0.3, pulses=False) == exit_codes.LEADER_LOST
+    assert run_script(tmp_path, script, agent_timeout=0.3, pulses=False) == exit_codes.LEADER_LOST
 
 
 @pytest.mark.process
-def test_an_attempt_is_run_and_told_from_its_first_word_to_its_last(tmp_path: Path) -> None:
+def test_an_attempt_is_run_and_its_exits_are_reported(tmp_path: Path) -> None:
     program = "import sys; print('out of data'); sys.exit(4)"
 
-    async def script(here: World) -> tuple[RankExited, HostStopped]:
-        await here.leader.hear(Register)
-        start = a_start(here.agent.config.place, program, attempt=2)
-        await here.leader.say(start, start)
-        return await here.leader.hear(RankExited), await here.leader.hear(HostStopped)
+    async def script(run: AgentRun) -> tuple[RankExited, HostStopped]:
+        await run.leader.expect(Register)
+        start = a_start(run.agent.config.place, program, attempt=2)
+        await run.leader.send(start, start)
+        return await run.leader.expect(RankExited), await run.leader.expect(HostStopped)
 
-    exited, stopped = play(tmp_path, script)
+    exited, stopped = run_script(tmp_path, script)
     assert (exited.attempt, exited.rank, exited.exit_code, exited.signal) == (2, 0, 4, None)
     assert exited.log_tail == ("out of data",)
     assert (stopped.attempt, stopped.finished) == (2, False)
 
 
 @pytest.mark.process
-def test_the_host_of_a_rank_that_ended_speaks_of_broken_hardware_before_the_end_is_told(
+def test_hardware_errors_are_reported_before_the_end_of_the_attempt(
     tmp_path: Path,
 ) -> None:
     def probe(pids: Mapping[int, int], limit_s: float) -> HostProbe:
@@ -612,18 +612,18 @@ def test_the_host_of_a_rank_that_ended_speaks_of_broken_hardware_before_the_end_
             )
         )
 
-    async def script(here: World) -> list[Report]:
-        here.agent.probe = probe
-        await here.leader.hear(Register)
-        start = a_start(here.agent.config.place, "raise SystemExit(4)", attempt=2)
+    async def script(run: AgentRun) -> list[Report]:
+        run.agent.probe = probe
+        await run.leader.expect(Register)
+        start = a_start(run.agent.config.place, "raise SystemExit(4)", attempt=2)
         own = FailureRule(name="pcie", scope="host", action="replace", patterns=("AER: Uncorr",))
-        await here.leader.say(replace(start, classes=(own,)))
-        await here.leader.hear(HostStopped)
+        await run.leader.send(replace(start, classes=(own,)))
+        await run.leader.expect(HostStopped)
         return [
-            it for it in here.leader.heard if isinstance(it, (RankExited, Evidence, HostStopped))
+            it for it in run.leader.heard if isinstance(it, (RankExited, Evidence, HostStopped))
         ]
 
-    exited, evidence, stopped = play(tmp_path, script)
+    exited, evidence, stopped = run_script(tmp_path, script)
     assert isinstance(exited, RankExited)
     assert isinstance(stopped, HostStopped)
     assert isinstance(evidence, Evidence)
@@ -634,183 +634,183 @@ def test_the_host_of_a_rank_that_ended_speaks_of_broken_hardware_before_the_end_
 
 
 @pytest.mark.process
-def test_traces_that_hang_keep_neither_what_the_host_says_nor_the_end_from_being_told(
+def test_a_trace_folder_that_hangs_delays_neither_evidence_nor_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goes_on = threading.Event()
-    monkeypatch.setattr(evidence_collector, "_write", lambda attempt, found: goes_on.wait(WAIT_S))
+    released = threading.Event()
+    monkeypatch.setattr(evidence_collector, "_write", lambda attempt, found: released.wait(WAIT_S))
     monkeypatch.setattr(host_processes, "keep", partial(evidence_collector.keep, limit_s=0.1))
 
     def probe(pids: Mapping[int, int], limit_s: float) -> HostProbe:
         return HostProbe(kernel=(f"[{time.monotonic():.6f}] {XID}",))
 
-    async def script(here: World) -> list[Report]:
-        here.agent.probe = probe
-        await here.leader.hear(Register)
-        await here.leader.say(a_start(here.agent.config.place, "raise SystemExit(4)"))
-        await here.leader.hear(HostStopped)
+    async def script(run: AgentRun) -> list[Report]:
+        run.agent.probe = probe
+        await run.leader.expect(Register)
+        await run.leader.send(a_start(run.agent.config.place, "raise SystemExit(4)"))
+        await run.leader.expect(HostStopped)
         return [
-            it for it in here.leader.heard if isinstance(it, (RankExited, Evidence, HostStopped))
+            it for it in run.leader.heard if isinstance(it, (RankExited, Evidence, HostStopped))
         ]
 
-    assert [type(report) for report in play(tmp_path, script)] == [
+    assert [type(report) for report in run_script(tmp_path, script)] == [
         RankExited,
         Evidence,
         HostStopped,
     ]
-    assert not goes_on.is_set(), "nobody waited for it"
-    goes_on.set()
+    assert not released.is_set(), "no task waited for the write"
+    released.set()
 
 
 @pytest.mark.process
-def test_after_a_broken_connection_the_ends_are_said_again_and_duplicates_change_nothing(
+def test_after_a_reconnection_exits_are_reported_again_and_duplicate_orders_change_nothing(
     tmp_path: Path,
 ) -> None:
-    async def script(here: World) -> None:
-        leader, place = here.leader, here.agent.config.place
-        await leader.hear(Register)
+    async def script(run: AgentRun) -> None:
+        leader, place = run.leader, run.agent.config.place
+        await leader.expect(Register)
         start = a_start(place, SLEEPS)
-        await leader.say(start)
-        attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
+        await leader.send(start)
+        attempt = await until(lambda: run.agent.attempts.attempt, "the attempt")
         await until(lambda: attempt.ranks, "the rank")
-        here.tell(RankStarted(attempt=1, rank=7, local_rank=1, pid=2_000_000_000))
-        here.tell(RankExited(attempt=1, rank=7, exit_code=1, signal=None))
-        await leader.hear(RankExited)
+        run.send_datagrams(RankStarted(attempt=1, rank=7, local_rank=1, pid=2_000_000_000))
+        run.send_datagrams(RankExited(attempt=1, rank=7, exit_code=1, signal=None))
+        await leader.expect(RankExited)
 
         await leader.lines[-1].close()
-        await leader.hear(Register, 2)
-        again = await leader.hear(RankExited, 2)
+        await leader.expect(Register, 2)
+        again = await leader.expect(RankExited, 2)
         assert (again.rank, again.stopped) == (7, False)
 
-        await leader.say(start, Stop(attempt=1, grace_s=0.5), Stop(attempt=1, grace_s=0.5))
-        stopped = await leader.hear(HostStopped)
+        await leader.send(start, Stop(attempt=1, grace_s=0.5), Stop(attempt=1, grace_s=0.5))
+        stopped = await leader.expect(HostStopped)
         assert not stopped.finished
         await leader.lines[-1].close()
-        await leader.hear(Register, 3)
-        assert await leader.hear(HostStopped, 2) == stopped
-        await leader.say(start, Stop(attempt=1, grace_s=0.5))
-        assert await leader.hear(HostStopped, 3) == stopped
-        assert here.agent.attempts.attempt is None, "what has been stopped is not started again"
+        await leader.expect(Register, 3)
+        assert await leader.expect(HostStopped, 2) == stopped
+        await leader.send(start, Stop(attempt=1, grace_s=0.5))
+        assert await leader.expect(HostStopped, 3) == stopped
+        assert run.agent.attempts.attempt is None, "a stopped attempt is not started again"
 
-    play(tmp_path, script)
+    run_script(tmp_path, script)
 
 
-def test_the_stop_of_an_attempt_that_never_began_is_answered_and_its_start_not_obeyed(
+def test_a_stop_before_the_start_is_answered_and_the_later_start_is_ignored(
     tmp_path: Path,
 ) -> None:
-    async def script(here: World) -> None:
-        await here.leader.hear(Register)
-        await here.leader.say(Stop(attempt=2, grace_s=1.0))
-        assert await here.leader.hear(HostStopped) == HostStopped(
+    async def script(run: AgentRun) -> None:
+        await run.leader.expect(Register)
+        await run.leader.send(Stop(attempt=2, grace_s=1.0))
+        assert await run.leader.expect(HostStopped) == HostStopped(
             attempt=2, host="host-0", finished=False
         )
-        place = here.agent.config.place
-        await here.leader.say(a_start(place, SLEEPS, attempt=2), Stop(attempt=1, grace_s=1.0))
-        await here.leader.hear(HostStopped, 2)
-        await here.leader.say(a_start(place, SLEEPS, attempt=2))
-        await here.leader.say(OfferPort(attempt=3))
-        await here.leader.hear(Port)
-        assert here.agent.attempts.attempt is None
+        place = run.agent.config.place
+        await run.leader.send(a_start(place, SLEEPS, attempt=2), Stop(attempt=1, grace_s=1.0))
+        await run.leader.expect(HostStopped, 2)
+        await run.leader.send(a_start(place, SLEEPS, attempt=2))
+        await run.leader.send(OfferPort(attempt=3))
+        await run.leader.expect(Port)
+        assert run.agent.attempts.attempt is None
 
-    play(tmp_path, script)
+    run_script(tmp_path, script)
 
 
 @pytest.mark.process
-def test_a_new_attempt_ends_one_that_the_leader_gave_up(tmp_path: Path) -> None:
-    async def script(here: World) -> None:
-        leader, place = here.leader, here.agent.config.place
-        await leader.hear(Register)
-        await leader.say(a_start(place, SLEEPS, attempt=1))
-        attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
+def test_a_new_attempt_ends_the_previous_one(tmp_path: Path) -> None:
+    async def script(run: AgentRun) -> None:
+        leader, place = run.leader, run.agent.config.place
+        await leader.expect(Register)
+        await leader.send(a_start(place, SLEEPS, attempt=1))
+        attempt = await until(lambda: run.agent.attempts.attempt, "the attempt")
         await until(lambda: attempt.ranks, "its rank")
-        await leader.say(a_start(place, "print('second')", attempt=2))
-        assert (await leader.hear(HostStopped)).attempt == 1
-        second = await leader.hear(HostStopped, 2)
+        await leader.send(a_start(place, "print('second')", attempt=2))
+        assert (await leader.expect(HostStopped)).attempt == 1
+        second = await leader.expect(HostStopped, 2)
         assert (second.attempt, second.finished) == (2, True)
         assert is_free(place.lock)
 
-    play(tmp_path, script)
+    run_script(tmp_path, script)
 
 
-def test_of_an_attempt_that_is_over_it_tells_what_its_ranks_had_called(tmp_path: Path) -> None:
-    async def script(here: World) -> None:
-        await here.leader.hear(Register)
-        place = here.agent.config.place
-        await here.leader.say(a_start(place, "print('done')", ranks=2))
-        await here.leader.hear(HostStopped)
+def test_the_recorded_collectives_of_an_ended_attempt_can_be_gathered(tmp_path: Path) -> None:
+    async def script(run: AgentRun) -> None:
+        await run.leader.expect(Register)
+        place = run.agent.config.place
+        await run.leader.send(a_start(place, "print('done')", ranks=2))
+        await run.leader.expect(HostStopped)
         dump = (ROOT / "tests" / "captured" / "flight" / "trace_0").read_bytes()
         (place.run_dir.traces(1) / f"{LAST_FILES}0").write_bytes(dump)
-        await here.leader.say(Gather(attempt=1, timeout_s=1.0, ended=True))
-        evidence = await here.leader.hear(Evidence)
+        await run.leader.send(Gather(attempt=1, timeout_s=1.0, ended=True))
+        evidence = await run.leader.expect(Evidence)
         assert (set(evidence.dumps), evidence.event.dumps, evidence.event.ranks) == ({"0"}, 1, ())
         assert set(evidence.event.missing) == {"dump of rank 1"}
-        await here.leader.say(Gather(attempt=2, timeout_s=1.0, ended=True))
-        other = await here.leader.hear(Evidence, 2)
+        await run.leader.send(Gather(attempt=2, timeout_s=1.0, ended=True))
+        other = await run.leader.expect(Evidence, 2)
         assert other.event.missing == {"ranks": "this agent did not see the attempt"}
 
-    play(tmp_path, script)
+    run_script(tmp_path, script)
 
 
-def test_what_cannot_be_read_on_the_socket_is_passed_over(tmp_path: Path) -> None:
-    async def script(here: World) -> None:
-        await here.leader.hear(Register)
-        await here.leader.say(Gather(attempt=9, timeout_s=0.1))
-        evidence = await here.leader.hear(Evidence)
+def test_unreadable_messages_on_the_socket_are_ignored(tmp_path: Path) -> None:
+    async def script(run: AgentRun) -> None:
+        await run.leader.expect(Register)
+        await run.leader.send(Gather(attempt=9, timeout_s=0.1))
+        evidence = await run.leader.expect(Evidence)
         nothing = {"ranks": "no attempt runs here"}
         event = EvidenceGathered(attempt=9, host="host-0", ranks=(), missing=nothing)
         assert evidence == Evidence(event=event)
         junk = [b"", b"\xff", b"{}", b"null", b'{"kind": "Beat"}', b'{"kind": []}']
-        here.tell(*junk, CheckpointSaved(attempt=1, step=3))
-        await here.leader.say(OfferPort(attempt=3))
-        await here.leader.hear(Port)
-        assert here.leader.of(CheckpointSaved) == [], "it is of an attempt that is over"
-        assert not here.task.done()
+        run.send_datagrams(*junk, CheckpointSaved(attempt=1, step=3))
+        await run.leader.send(OfferPort(attempt=3))
+        await run.leader.expect(Port)
+        assert run.leader.of(CheckpointSaved) == [], "its attempt is over"
+        assert not run.task.done()
 
-    play(tmp_path, script)
+    run_script(tmp_path, script)
 
 
 FORGED = Reading(name="sdc", scope="host", action="replace")
 
 
-def test_what_becomes_of_checkpoints_is_told_to_the_leader_at_once(tmp_path: Path) -> None:
+def test_saved_and_failed_checkpoints_are_reported_at_once(tmp_path: Path) -> None:
     saved = CheckpointSaved(attempt=1, step=3)
     failed = CheckpointFailed(attempt=1, step=4, why="No space left on device", reading=FORGED)
 
-    async def script(here: World) -> tuple[CheckpointSaved, CheckpointFailed]:
-        await here.leader.hear(Register)
-        await here.leader.say(a_start(here.agent.config.place, SLEEPS))
-        await until(lambda: here.agent.attempts.attempt, "the attempt")
-        here.tell(saved, failed)
-        return await here.leader.hear(CheckpointSaved), await here.leader.hear(CheckpointFailed)
+    async def script(run: AgentRun) -> tuple[CheckpointSaved, CheckpointFailed]:
+        await run.leader.expect(Register)
+        await run.leader.send(a_start(run.agent.config.place, SLEEPS))
+        await until(lambda: run.agent.attempts.attempt, "the attempt")
+        run.send_datagrams(saved, failed)
+        return await run.leader.expect(CheckpointSaved), await run.leader.expect(CheckpointFailed)
 
-    told, read = play(tmp_path, script)
-    assert told == saved
-    assert replace(read, reading=FORGED) == failed
-    assert read.reading is not None
-    assert read.reading.name == "disk-full", "the agent classifies, whatever the rank sent"
+    leader_file, failed_report = run_script(tmp_path, script)
+    assert leader_file == saved
+    assert replace(failed_report, reading=FORGED) == failed
+    assert failed_report.reading is not None
+    assert failed_report.reading.name == "disk-full", "the agent classifies the failure itself"
 
 
-def test_a_torchrun_that_cannot_be_started_is_told(tmp_path: Path) -> None:
-    async def script(here: World) -> HostStopped:
-        await here.leader.hear(Register)
-        place = here.agent.config.place
+def test_a_torchrun_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
+    async def script(run: AgentRun) -> HostStopped:
+        await run.leader.expect(Register)
+        place = run.agent.config.place
         start = a_start(place, SLEEPS)
-        waiting = here.agent.standby.waiting
+        waiting = run.agent.standby.waiting
         assert waiting is not None
         words = Path(f"/proc/{waiting.pid}/cmdline")
-        # A shell until it has read what is taken away.
+        # The script must have started the real python before the script is deleted.
         await until(lambda: words.read_bytes().startswith(sys.executable.encode()), "python")
         Path(place.python).unlink()
-        await here.leader.say(start)
-        return await here.leader.hear(HostStopped)
+        await run.leader.send(start)
+        return await run.leader.expect(HostStopped)
 
-    stopped = play(tmp_path, script)
+    stopped = run_script(tmp_path, script)
     assert not stopped.finished
     assert stopped.why.startswith("torchrun ended with code 127\n")
     assert "python: [Errno 2]" in stopped.why
 
 
-def test_a_defect_in_a_task_makes_the_agent_leave(
+def test_an_exception_in_a_task_ends_the_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(attempts: Attempts, order: Start) -> None:
@@ -818,26 +818,26 @@ def test_a_defect_in_a_task_makes_the_agent_leave(
 
     monkeypatch.setattr(Attempts, "start", broken)
 
-    async def script(here: World) -> int:
-        await here.leader.hear(Register)
-        await here.leader.say(a_start(here.agent.config.place, SLEEPS))
-        return await here.ends()
+    async def script(run: AgentRun) -> int:
+        await run.leader.expect(Register)
+        await run.leader.send(a_start(run.agent.config.place, SLEEPS))
+        return await run.wait_for_exit()
 
-    assert play(tmp_path, script) == exit_codes.FAILED
+    assert run_script(tmp_path, script) == exit_codes.FAILED
 
 
-def test_an_agent_says_what_is_not_in_order_on_its_host(tmp_path: Path) -> None:
+def test_an_agent_registers_with_the_findings_of_its_host(tmp_path: Path) -> None:
     full = Finding(what="scratch", verdict="stops", found="1 MiB free in /tmp")
 
-    async def script(here: World) -> Register:
-        here.agent.config = replace(here.agent.config, findings=(full,))
-        return await here.leader.hear(Register)
+    async def script(run: AgentRun) -> Register:
+        run.agent.config = replace(run.agent.config, findings=(full,))
+        return await run.leader.expect(Register)
 
-    assert play(tmp_path, script).agent.findings == (full,)
+    assert run_script(tmp_path, script).agent.findings == (full,)
 
 
 @pytest.mark.process
-def test_an_agent_takes_part_in_a_check_of_the_fabric_once(tmp_path: Path) -> None:
+def test_a_repeated_order_for_the_fabric_check_does_not_run_it_again(tmp_path: Path) -> None:
     verdict = Checked(check=1, host="host-0", state="ok", seconds=0.25)
     order = CheckFabric(
         check=1,
@@ -848,21 +848,21 @@ def test_an_agent_takes_part_in_a_check_of_the_fabric_once(tmp_path: Path) -> No
         timeout_s=20.0,
     )
 
-    async def script(here: World) -> list[Checked]:
+    async def script(run: AgentRun) -> list[Checked]:
         said = json.dumps({key: getattr(verdict, key) for key in ("check", "host", "state")})
-        child = Path(here.agent.config.place.python)
+        child = Path(run.agent.config.place.python)
         line = said[:-1] + ', "seconds": 0.25}'
         child.write_text(
             f'#!/bin/sh\n[ $3 = trainer.rank.allreduce_check ] || exec {sys.executable} "$@"\n'
         )
         with child.open("a") as program:
             program.write(f"echo run >> {tmp_path}/runs\necho '{line}'\n")
-        await here.leader.hear(Register)
-        await here.leader.say(order)
-        await here.leader.hear(Checked)
-        await here.leader.say(order)  # as after a reconnection
-        await here.leader.hear(Checked, 2)
-        return here.leader.of(Checked)
+        await run.leader.expect(Register)
+        await run.leader.send(order)
+        await run.leader.expect(Checked)
+        await run.leader.send(order)  # as after a reconnection
+        await run.leader.expect(Checked, 2)
+        return run.leader.of(Checked)
 
-    assert play(tmp_path, script) == [verdict, verdict]
+    assert run_script(tmp_path, script) == [verdict, verdict]
     assert (tmp_path / "runs").read_text() == "run\n"

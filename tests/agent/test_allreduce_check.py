@@ -1,4 +1,4 @@
-"""The small all-reduce, with real processes and torch on loopback."""
+"""The all-reduce check between hosts, with real processes and torch on loopback."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,7 @@ def an_order(rank: int, port: int, timeout_s: float) -> CheckFabric:
 
 
 def child_of(rank: int, port: int) -> int | None:
-    """The process of a host's check, below its launcher."""
+    """The pid of the check of one host, below its fork server."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             title = (folder / "cmdline").read_text()
@@ -72,7 +72,7 @@ def child_of(rank: int, port: int) -> int | None:
 
 
 def check(folder: Path, timeout_s: float, stopped: int | None = None) -> dict[str, Checked]:
-    """Three hosts check one another; one of them may be stopped soon after its start."""
+    """Three hosts check their links; `stopped` is the rank that is stopped soon after its start."""
     port = free_port("127.0.0.1")
 
     places = [a_place(folder, host, imports=IMPORTS) for host in HOSTS]
@@ -84,9 +84,9 @@ def check(folder: Path, timeout_s: float, stopped: int | None = None) -> dict[st
 
     async def all_hosts() -> list[Checked]:
         standbys = [Standby(place, os.environ) for place in places]
-        # Torch is there before the time of the check begins.
+        # The fork servers import torch before the check starts, so its time limit excludes that.
         await asyncio.gather(
-            *(one.try_out(["true"], os.environ, title="", given="") for one in standbys)
+            *(standby.try_out(["true"], os.environ, title="", given="") for standby in standbys)
         )
         checks = [
             check_fabric(
@@ -107,7 +107,7 @@ def check(folder: Path, timeout_s: float, stopped: int | None = None) -> dict[st
 
 
 @pytest.mark.process
-def test_three_hosts_that_are_well_reduce_and_name_nobody(tmp_path: Path) -> None:
+def test_three_healthy_hosts_pass_and_none_is_named(tmp_path: Path) -> None:
     reports = check(tmp_path, timeout_s=WAIT_S)
     assert [report.state for report in reports.values()] == ["ok"] * 3
     for host, report in reports.items():
@@ -119,19 +119,19 @@ def test_three_hosts_that_are_well_reduce_and_name_nobody(tmp_path: Path) -> Non
 
 @pytest.mark.process
 @pytest.mark.parametrize("stopped", [pytest.param(0, marks=pytest.mark.slow), 2])
-def test_the_one_that_is_stopped_is_named(tmp_path: Path, stopped: int) -> None:
+def test_a_stopped_host_is_named(tmp_path: Path, stopped: int) -> None:
     reports = check(tmp_path, timeout_s=25.0, stopped=stopped)
     bad = HOSTS[stopped]
-    named = judge(HOSTS, reports)
-    assert named == {bad: "the check timed out after 25 s"}
+    unfit = judge(HOSTS, reports)
+    assert unfit == {bad: "the check timed out after 25 s"}
     for host in set(HOSTS) - {bad}:
         assert reports[host].state == "waited"
-        # Who had reached the first host before it was stopped does not know that it is that.
+        # A host that reached the first host before its stop cannot tell which host it waits for.
         silent: Collection[tuple[str, ...]] = [(bad,)] if stopped else [(bad,), ()]
         assert reports[host].waited_for in silent
 
 
-def ask(place: HostPlace, timeout_s: float) -> Checked:
+def run_check(place: HostPlace, timeout_s: float) -> Checked:
     order = an_order(0, 1, timeout_s)
 
     async def run() -> Checked:
@@ -144,8 +144,8 @@ def ask(place: HostPlace, timeout_s: float) -> Checked:
     return asyncio.run(run())
 
 
-def playing(folder: Path, program: str) -> str:
-    """A python that runs `program`, of a shell, where the check is asked for."""
+def python_that_runs(folder: Path, program: str) -> str:
+    """A fake python that runs the shell command `program` instead of the check."""
     python = folder / "python"
     python.write_text(
         f'#!/bin/sh\ncase "$3" in\ntrainer.rank.allreduce_check) {program} ;;\n'
@@ -169,24 +169,26 @@ def playing(folder: Path, program: str) -> str:
         ('echo \'{"check":7,"host":"node1","state":"waited","seconds":null}\'', "waited", ""),
     ],
 )
-def test_whatever_the_child_does_there_is_an_answer(
+def test_any_failure_of_the_child_is_reported(
     tmp_path: Path, program: str, state: str, why: str
 ) -> None:
-    report = ask(a_place(tmp_path, "node1", playing(tmp_path, program)), timeout_s=WAIT_S)
+    report = run_check(
+        a_place(tmp_path, "node1", python_that_runs(tmp_path, program)), timeout_s=WAIT_S
+    )
     assert (report.host, report.state, report.why) == ("node1", state, why)
 
 
 @pytest.mark.process
-def test_a_child_that_gives_no_answer_is_killed(tmp_path: Path) -> None:
-    python = playing(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600")
+def test_a_child_that_does_not_answer_is_killed(tmp_path: Path) -> None:
+    python = python_that_runs(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600")
     place = a_place(tmp_path, "node1", python)
 
     async def script(clock: LoopClock) -> tuple[Checked, int]:
         standby = Standby(place, os.environ)
         order = an_order(0, 1, WAIT_S)
         checking = asyncio.create_task(check_fabric(order, place, standby, os.environ, clock))
-        told = tmp_path / "pid"
-        pid = await until(lambda: told.exists() and told.read_text(), "the child")
+        pid_file = tmp_path / "pid"
+        pid = await until(lambda: pid_file.exists() and pid_file.read_text(), "the child")
         clock.put_forward(WAIT_S)
         report = await checking
         await standby.close()
@@ -197,15 +199,15 @@ def test_a_child_that_gives_no_answer_is_killed(tmp_path: Path) -> None:
     wait_for(lambda: process_state(pid) in ("gone", "Z"), "the end of the child")
 
 
-def test_a_python_that_is_not_there_is_an_answer_too(tmp_path: Path) -> None:
-    report = ask(a_place(tmp_path, "node1", str(tmp_path / "none")), timeout_s=WAIT_S)
+def test_a_missing_python_is_reported(tmp_path: Path) -> None:
+    report = run_check(a_place(tmp_path, "node1", str(tmp_path / "none")), timeout_s=WAIT_S)
     assert report.state == "broke"
     assert report.why.startswith("failed to start the check")
 
 
 def test_the_command_line(tmp_path: Path) -> None:
-    words = render(an_order(2, 23_456, 30.0), a_place(tmp_path, "node3"), until=1234.5)
-    assert words[words.index("trainer.rank.allreduce_check") :] == [
+    argv = render(an_order(2, 23_456, 30.0), a_place(tmp_path, "node3"), until=1234.5)
+    assert argv[argv.index("trainer.rank.allreduce_check") :] == [
         "trainer.rank.allreduce_check",
         "--check=7",
         "--rank=2",
@@ -216,13 +218,13 @@ def test_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "\ufffd\n", "{}\n", "3\n"])
-def test_what_is_no_verdict(text: str) -> None:
+def test_unreadable_output_is_no_result(text: str) -> None:
     assert read_checked(Ended(code=0, out=text, err="")) is None
 
 
 @pytest.mark.parametrize("count", range(2, 20))
-def test_links_of_one_turn_share_no_host(count: int) -> None:
-    """Each link once; a host takes part in one at a time, and never waits in a circle."""
+def test_links_that_are_tested_at_the_same_time_share_no_host(count: int) -> None:
+    """Each link is tested once, and a host tests one link at a time, so no cycle can block."""
     order = link_order(count)
     assert len(order) == len(set(order)) == (count if count > 2 else 1)
     key: Callable[[tuple[int, int]], tuple[bool, int]] = lambda pair: (  # noqa: E731

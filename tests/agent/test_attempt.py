@@ -1,4 +1,4 @@
-"""Attempts with real keepers, under a torchrun and a trainer that import nothing."""
+"""Attempts with real rank watchers, a fake torchrun and a trainer that imports nothing."""
 
 import asyncio
 import fcntl
@@ -42,7 +42,7 @@ Script = Callable[[Attempt], Awaitable[None]]
 Outcome = tuple[list[RankExited], HostStopped]
 
 
-def play(
+def run_attempt(
     folder: Path,
     program: str,
     script: Script,
@@ -51,7 +51,7 @@ def play(
     steps: int = 0,
     **environ: str,
 ) -> tuple[list[RankExited], Outcome]:
-    """Run an attempt and `script` beside it; what was reported meanwhile, and how it ended."""
+    """Run an attempt with `script` at the same time; returns reported exits and the outcome."""
 
     async def run() -> tuple[list[RankExited], Outcome]:
         place = a_place(folder)
@@ -59,7 +59,9 @@ def play(
         attempt = Attempt(start, place, clock or SystemClock())
         standby = Standby(place, os.environ)
         reports: list[RankExited] = []
-        ears = await listen(place.socket, lambda d: reports.extend(filter(None, [attempt.hear(d)])))
+        transport = await listen(
+            place.socket, lambda d: reports.extend(filter(None, [attempt.hear(d)]))
+        )
         try:
             await attempt.launch(standby, {**os.environ, **environ})
             waiting = asyncio.create_task(attempt.wait())
@@ -67,7 +69,7 @@ def play(
             outcome = await asyncio.wait_for(waiting, WAIT_S)
         finally:
             attempt.kill()
-            ears.close()
+            transport.close()
         assert is_free(place.lock)
         assert all(is_gone(record.pid) for record in attempt.ranks.values())
         return reports, outcome
@@ -75,41 +77,41 @@ def play(
     return asyncio.run(run())
 
 
-async def nothing(attempt: Attempt) -> None:
+async def do_nothing(attempt: Attempt) -> None:
     pass
 
 
-def started(count: int) -> Script:
+def ranks_started(count: int) -> Script:
     async def script(attempt: Attempt) -> None:
         await until(lambda: len(attempt.ranks) == count, f"{count} ranks")
 
     return script
 
 
-HAS_DONE = (
+REPORTS_STEP = (
     "import os, struct; os.write(int(os.environ['NDCTL_PROGRESS_FD']), struct.pack('<q', {}))"
 )
 
 
 @pytest.mark.process
-def test_a_rank_that_returns_0_before_the_last_step_has_not_done_its_work(tmp_path: Path) -> None:
-    program = HAS_DONE.format(7)
-    reports, (unseen, stopped) = play(tmp_path, program, nothing, steps=10)
+def test_a_rank_that_exits_with_0_before_the_last_step_has_failed(tmp_path: Path) -> None:
+    program = REPORTS_STEP.format(7)
+    reports, (unseen, stopped) = run_attempt(tmp_path, program, do_nothing, steps=10)
     (exited,) = reports
     assert (exited.exit_code, exited.step, exited.stopped) == (0, 7, False)
     assert (unseen, stopped.finished) == ([], False)
 
 
 @pytest.mark.process
-def test_the_last_step_counts_though_no_heartbeat_came(tmp_path: Path) -> None:
-    program = HAS_DONE.format(10)
-    reports, (unseen, stopped) = play(tmp_path, program, nothing, ranks=2, steps=10)
+def test_the_last_step_counts_even_without_a_heartbeat(tmp_path: Path) -> None:
+    program = REPORTS_STEP.format(10)
+    reports, (unseen, stopped) = run_attempt(tmp_path, program, do_nothing, ranks=2, steps=10)
     assert (reports, unseen, stopped.finished) == ([], [], True)
 
 
 @pytest.mark.process
-def test_an_attempt_whose_ranks_all_return_0_is_finished(tmp_path: Path) -> None:
-    reports, (unseen, stopped) = play(tmp_path, "print('trained')", nothing, ranks=2)
+def test_an_attempt_whose_ranks_all_exit_with_0_is_finished(tmp_path: Path) -> None:
+    reports, (unseen, stopped) = run_attempt(tmp_path, "print('trained')", do_nothing, ranks=2)
     assert (reports, unseen) == ([], [])
     assert stopped == HostStopped(attempt=1, host="host-0", finished=True)
     logs = tmp_path / "job" / "logs" / "attempt-1" / "host-0"
@@ -117,7 +119,7 @@ def test_an_attempt_whose_ranks_all_return_0_is_finished(tmp_path: Path) -> None
 
 
 @pytest.mark.process
-def test_the_end_of_an_attempt_is_seen_on_nfs_too(
+def test_the_end_of_an_attempt_is_detected_on_nfs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fcntl, "flock", flock)
@@ -128,14 +130,14 @@ def test_the_end_of_an_attempt_is_seen_on_nfs_too(
         assert not is_free(attempt.place.lock)
         kill(attempt.ranks[0].pid)
 
-    _, (unseen, stopped) = play(tmp_path, SLEEPS, while_it_runs)
+    _, (unseen, stopped) = run_attempt(tmp_path, SLEEPS, while_it_runs)
     assert (unseen, stopped.finished) == ([], False)
-    _, (unseen, stopped) = play(tmp_path, "print('trained')", nothing, ranks=2)
+    _, (unseen, stopped) = run_attempt(tmp_path, "print('trained')", do_nothing, ranks=2)
     assert (unseen, stopped.finished) == ([], True)
 
 
 @pytest.mark.process
-def test_a_rank_that_fails_is_reported_and_its_peers_are_ended(tmp_path: Path) -> None:
+def test_a_failed_rank_is_reported_and_its_peers_are_stopped(tmp_path: Path) -> None:
     program = """
 import os, pathlib, sys, time
 up = pathlib.Path(sys.argv[0] + ".up")
@@ -146,52 +148,54 @@ while not up.exists():
     time.sleep(0.01)
 sys.exit(9)
 """
-    reports, (unseen, stopped) = play(tmp_path, program, nothing, ranks=2)
+    reports, (unseen, stopped) = run_attempt(tmp_path, program, do_nothing, ranks=2)
     first, second = reports
     assert (first.rank, first.exit_code, first.stopped) == (1, 9, False)
-    assert (second.rank, second.signal) == (0, signal.SIGTERM), "torchrun ends it"
+    assert (second.rank, second.signal) == (0, signal.SIGTERM), "torchrun stops it"
     assert unseen == []
     assert not stopped.finished
     assert stopped.why.startswith("torchrun ended with code 1")
 
 
 @pytest.mark.process
-def test_stop_asks_ranks_to_leave_and_kills_the_one_that_ignores_it(tmp_path: Path) -> None:
+def test_stop_sends_sigterm_and_kills_a_rank_that_ignores_it(tmp_path: Path) -> None:
     clock = TurnedClock()
 
     async def stop(attempt: Attempt) -> None:
-        await started(2)(attempt)
+        await ranks_started(2)(attempt)
         log = attempt.log_dir / "rank-0.log"
-        await until(lambda: log.exists() and log.read_text() == "ready\n", "the stubborn rank")
+        await until(
+            lambda: log.exists() and log.read_text() == "ready\n", "the rank that ignores SIGTERM"
+        )
         stopping = asyncio.create_task(attempt.stop(5.0))
-        await until(lambda: attempt.ranks[1].ended, "the end of the other")
+        await until(lambda: attempt.ranks[1].ended, "the end of the other rank")
         assert not attempt.ranks[0].ended
         clock.sleep(5.0)
         await stopping
 
     program = f"import os\nif os.environ['RANK'] == '1':\n    {SLEEPS}\n{IGNORES_TERM}"
-    reports, (unseen, stopped) = play(tmp_path, program, stop, ranks=2, clock=clock)
+    reports, (unseen, stopped) = run_attempt(tmp_path, program, stop, ranks=2, clock=clock)
     ends = {report.rank: report for report in (*reports, *unseen)}
     assert ends[1].signal == signal.SIGTERM
-    # Nobody may see the stubborn one die.
+    # The exit of the killed rank may be unseen.
     assert ends[0].signal is None or ends[0].signal == signal.SIGKILL
     assert all(report.stopped for report in ends.values())
     assert not stopped.finished
 
 
 @pytest.mark.process
-def test_a_rank_that_starts_after_the_stop_is_asked_to_leave_as_well(tmp_path: Path) -> None:
-    async def begin(attempt: Attempt) -> None:
+def test_a_rank_that_starts_after_the_stop_is_stopped_too(tmp_path: Path) -> None:
+    async def set_stopping(attempt: Attempt) -> None:
         attempt.stopping = True
 
-    # `stopping` without the signal is what a rank meets whose word came after the signal went out.
-    (exited,), (_, stopped) = play(tmp_path, SLEEPS, begin)
+    # A rank that reports its start after the signal was sent finds `stopping` set.
+    (exited,), (_, stopped) = run_attempt(tmp_path, SLEEPS, set_stopping)
     assert (exited.signal, exited.stopped) == (signal.SIGTERM, True)
     assert not stopped.finished
 
 
 @pytest.mark.process
-def test_a_stop_while_torchrun_is_being_started_is_not_lost(tmp_path: Path) -> None:
+def test_a_stop_during_the_start_of_torchrun_is_not_lost(tmp_path: Path) -> None:
     async def run() -> HostStopped:
         place = a_place(tmp_path)
         attempt = Attempt(a_start(place, SLEEPS), place, SystemClock())
@@ -204,14 +208,14 @@ def test_a_stop_while_torchrun_is_being_started_is_not_lost(tmp_path: Path) -> N
         return stopped
 
     stopped = asyncio.run(run())
-    assert (stopped.finished, stopped.why) == (False, ""), "it was told to stop"
+    assert (stopped.finished, stopped.why) == (False, ""), "a requested stop is no failure"
 
 
 @pytest.mark.process
 def test_a_stop_does_not_wait_for_imports_longer_than_its_grace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a cold node they take a minute, and a pod has less than that until SIGKILL."""
+    """On a cold node imports take a minute; a pod has less time than that until SIGKILL."""
     (tmp_path / "first.py").write_text("")
     (tmp_path / "library.py").write_text("import time\ntime.sleep(600)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -221,11 +225,13 @@ def test_a_stop_does_not_wait_for_imports_longer_than_its_grace(
     async def run() -> HostStopped:
         attempt, standby = Attempt(a_start(place, SLEEPS), place, clock), Standby(place, os.environ)
         launching = asyncio.create_task(attempt.launch(standby, os.environ))
-        await until(lambda: standby.busy, "a launcher")
+        await until(lambda: standby.busy, "a fork server")
         (launcher,) = standby.busy
         stopping = asyncio.create_task(attempt.stop(5.0))
         await until(lambda: attempt.stopping, "the stop")
-        assert not launching.done(), "what is imported in time is there for the next attempt"
+        assert not launching.done(), (
+            "a fork server whose imports finish in time serves the next attempt"
+        )
         clock.time += 5.0
         await asyncio.wait_for(asyncio.gather(launching, stopping), WAIT_S)
         _, stopped = await asyncio.wait_for(attempt.wait(), WAIT_S)
@@ -237,15 +243,15 @@ def test_a_stop_does_not_wait_for_imports_longer_than_its_grace(
 
 
 @pytest.mark.process
-def test_a_torchrun_that_is_killed_leaves_nothing_and_its_ranks_are_told_as_unseen(
+def test_after_a_kill_of_torchrun_no_process_is_left_and_its_ranks_are_reported(
     tmp_path: Path,
 ) -> None:
-    async def murder(attempt: Attempt) -> None:
-        await started(2)(attempt)
+    async def kill_parent(attempt: Attempt) -> None:
+        await ranks_started(2)(attempt)
         assert attempt.torchrun is not None
         kill(attempt.torchrun.pid)
 
-    reports, (unseen, stopped) = play(tmp_path, SLEEPS, murder, ranks=2)
+    reports, (unseen, stopped) = run_attempt(tmp_path, SLEEPS, kill_parent, ranks=2)
     assert reports == []
     assert [(one.rank, one.exit_code, one.signal, one.above) for one in unseen] == [
         (rank, None, 9, "torchrun") for rank in range(2)
@@ -255,17 +261,17 @@ def test_a_torchrun_that_is_killed_leaves_nothing_and_its_ranks_are_told_as_unse
 
 
 @pytest.mark.process
-def test_a_launcher_that_is_killed_is_told_with_its_signal(tmp_path: Path) -> None:
-    async def murder(attempt: Attempt) -> None:
-        await started(2)(attempt)
+def test_a_killed_fork_server_is_reported_with_its_signal(tmp_path: Path) -> None:
+    async def kill_parent(attempt: Attempt) -> None:
+        await ranks_started(2)(attempt)
         assert attempt.torchrun is not None
         kill(attempt.torchrun.launcher.pid)
 
-    _, (unseen, _) = play(tmp_path, SLEEPS, murder, ranks=2)
+    _, (unseen, _) = run_attempt(tmp_path, SLEEPS, kill_parent, ranks=2)
     assert [(one.above, one.signal) for one in unseen] == [("launcher", 9)] * 2
 
 
-def test_the_keeper_that_torchrun_saw_killed_is_known_by_its_signal(tmp_path: Path) -> None:
+def test_a_killed_rank_watcher_is_found_in_the_log_of_torchrun(tmp_path: Path) -> None:
     log = tmp_path / "torchrun.log"
     log.write_text(
         "E1123 09:21:07.001000 4711 torch/distributed/elastic/multiprocessing/api.py:743] failed"
@@ -275,20 +281,20 @@ def test_the_keeper_that_torchrun_saw_killed_is_known_by_its_signal(tmp_path: Pa
 
 
 @pytest.mark.process
-def test_what_torchrun_said_is_why_it_failed_at_once(tmp_path: Path) -> None:
-    reports, (unseen, stopped) = play(tmp_path, SLEEPS, nothing, FAKE_TORCHRUN_FAILS="1")
+def test_the_output_of_torchrun_is_the_reason_of_a_failed_launch(tmp_path: Path) -> None:
+    reports, (unseen, stopped) = run_attempt(tmp_path, SLEEPS, do_nothing, FAKE_TORCHRUN_FAILS="1")
     assert (reports, unseen) == ([], [])
     assert not stopped.finished
     assert stopped.why == "torchrun ended with code 3\nthe rendezvous was refused"
 
 
 @pytest.mark.process
-def test_what_a_rank_left_running_is_killed_in_the_end(
+def test_processes_that_a_rank_left_running_are_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.agent.attempt.REAP_S", 0.2)
     program = "import os, time\nif os.fork() == 0:\n    time.sleep(600)\n"
-    _, (_, stopped) = play(tmp_path, program, nothing)
+    _, (_, stopped) = run_attempt(tmp_path, program, do_nothing)
     assert stopped.finished
 
 
@@ -305,7 +311,7 @@ def test_a_python_that_does_not_exist_raises_oserror(tmp_path: Path) -> None:
         asyncio.run(run())
 
 
-# Without processes: what it makes of the ranks' words
+# Without processes: how an attempt handles the messages of ranks
 
 
 @pytest.fixture
@@ -322,7 +328,7 @@ def attempt(tmp_path: Path, clock: TurnedClock) -> Attempt:
     return attempt
 
 
-def test_a_digest_tells_how_long_a_rank_was_silent_and_how_long_still(
+def test_a_digest_has_the_silence_and_the_standstill_of_each_rank(
     attempt: Attempt, clock: TurnedClock
 ) -> None:
     beat = Beat(attempt=1, rank=1, step=3, phase="train", loss=2.5, tokens_per_second=9.0)
@@ -336,7 +342,7 @@ def test_a_digest_tells_how_long_a_rank_was_silent_and_how_long_still(
     assert (one.loss, one.tokens_per_second, one.memory_bytes) == (2.5, 9.0, 7)
 
 
-def test_an_exception_goes_with_the_exit_that_follows_it(attempt: Attempt) -> None:
+def test_an_exit_has_the_exception_that_was_reported_before_it(attempt: Attempt) -> None:
     raised = RankRaised(
         attempt=1,
         rank=0,
@@ -349,7 +355,7 @@ def test_an_exception_goes_with_the_exit_that_follows_it(attempt: Attempt) -> No
     assert (exited.error.error, exited.error.step, exited.stopped) == ("ValueError", 4, False)
 
 
-def test_what_a_rank_cannot_know_of_its_end_is_overwritten_by_its_agent(attempt: Attempt) -> None:
+def test_the_agent_overwrites_fields_that_a_rank_cannot_know(attempt: Attempt) -> None:
     forged = RankExited(
         at=1.0,
         attempt=1,
@@ -368,7 +374,7 @@ def test_what_a_rank_cannot_know_of_its_end_is_overwritten_by_its_agent(attempt:
     assert (exited.phase, exited.detected_after_s < 1.0) == ("init", True)
 
 
-def test_an_exit_before_the_stop_stays_a_cause_when_it_is_said_again(attempt: Attempt) -> None:
+def test_an_exit_before_the_stop_stays_a_cause_when_it_is_reported_again(attempt: Attempt) -> None:
     before = attempt.hear(RankExited(attempt=1, rank=0, exit_code=1, signal=None))
     attempt.kill()
     after = attempt.hear(RankExited(attempt=1, rank=1, exit_code=1, signal=None))
@@ -378,27 +384,27 @@ def test_an_exit_before_the_stop_stays_a_cause_when_it_is_said_again(attempt: At
     assert not attempt.exited(before).stopped
 
 
-def test_a_rank_that_was_gone_before_the_stop_is_no_consequence_of_it(attempt: Attempt) -> None:
-    asyncio.run(attempt.stop(0.0))  # the news of their ends is still on the way, or never comes
-    told = attempt.hear(RankExited(attempt=1, rank=0, exit_code=None, signal=9))
-    assert told is not None
-    assert not told.stopped
+def test_a_rank_that_exited_before_the_stop_was_not_stopped(attempt: Attempt) -> None:
+    asyncio.run(attempt.stop(0.0))  # the exits are not reported yet, or never
+    reported = attempt.hear(RankExited(attempt=1, rank=0, exit_code=None, signal=9))
+    assert reported is not None
+    assert not reported.stopped
     assert not attempt.exited(RankExited(attempt=1, rank=1, exit_code=None, signal=None)).stopped
 
 
-def test_words_of_a_rank_that_never_started_and_returns_of_0_are_no_exits(attempt: Attempt) -> None:
+def test_exits_of_unknown_ranks_and_exit_code_0_are_not_reported(attempt: Attempt) -> None:
     assert attempt.hear(RankExited(attempt=1, rank=7, exit_code=1, signal=None)) is None
     assert attempt.hear(RankExited(attempt=1, rank=1, exit_code=0, signal=None)) is None
     assert attempt.digest()[1].ended
 
 
 @pytest.mark.process
-def test_evidence_of_a_rank_says_where_in_the_kernel_it_waits_and_what_it_had_no_processor_for(
+def test_evidence_of_a_rank_has_its_kernel_function_and_its_time_without_a_processor(
     tmp_path: Path, clock: TurnedClock
 ) -> None:
     place = a_place(tmp_path)
-    waits = "import ctypes, time; ctypes.CDLL(None).vfork(); time.sleep(600)"
-    child = subprocess.Popen([sys.executable, "-c", waits], start_new_session=True)
+    waits_in_kernel = "import ctypes, time; ctypes.CDLL(None).vfork(); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", waits_in_kernel], start_new_session=True)
     throttled = iter((3, 8))
     start = a_start(place, "", ranks=1)
     attempt = Attempt(start, place, clock, throttles=lambda: next(throttled))
@@ -407,13 +413,13 @@ def test_evidence_of_a_rank_says_where_in_the_kernel_it_waits_and_what_it_had_no
         attempt.hear(RankStarted(attempt=1, rank=0, local_rank=0, pid=child.pid))
         attempt.ranks[0].pace.still(clock.monotonic() + 9.0, 1e9)
         clock.sleep(9.0)
-        (told,) = asyncio.run(attempt.gather(0.1, {}))
+        (reported,) = asyncio.run(attempt.gather(0.1, {}))
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-    assert told.process_state == "D"
-    assert "clone" in told.place or "vfork" in told.place
-    assert (told.still_s, told.starved_s, told.throttled) == (9.0, 9.0, True)
+    assert reported.process_state == "D"
+    assert "clone" in reported.place or "vfork" in reported.place
+    assert (reported.still_s, reported.starved_s, reported.throttled) == (9.0, 9.0, True)
 
 
 def test_ranks_that_have_ended_are_not_asked_for_evidence(attempt: Attempt) -> None:

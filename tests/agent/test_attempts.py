@@ -1,4 +1,4 @@
-"""What the log of a host says of its attempts, by value."""
+"""Log text for the end of an attempt on a host."""
 
 import pytest
 
@@ -7,13 +7,13 @@ from orchestrator.contract.messages.events import HostStopped
 
 
 @pytest.mark.parametrize(
-    ("finished", "why", "said"),
+    ("finished", "why", "expected"),
     [
         (True, "", "all ranks returned 0 after the last step"),
         (False, "torchrun ended with code 1\nits last lines", "torchrun ended with code 1"),
         (False, "", "stopped before the last step"),
     ],
 )
-def test_each_end_of_an_attempt_is_said_in_words(finished: bool, why: str, said: str) -> None:
+def test_each_end_of_an_attempt_has_its_text(finished: bool, why: str, expected: str) -> None:
     stopped = HostStopped(attempt=1, host="n1", finished=finished, why=why)
-    assert how_it_went(stopped) == said
+    assert how_it_went(stopped) == expected

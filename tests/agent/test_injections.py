@@ -1,6 +1,6 @@
-"""Each kind of hang, injected on each axis: the verdict names the right rank, or no culprit.
+"""Each kind of hang, injected on each mesh axis: the analysis names the right rank, or none.
 
-`tests/e2e/test_hangs.py` has whole jobs that hang. Here only the ranks are real, with their drills,
+`tests/e2e/test_hangs.py` tests whole jobs. Here only the ranks are real, with their drills,
 dumps and stacks.
 """
 
@@ -18,8 +18,8 @@ from orchestrator.contract.messages.events import HangDetected, RankExited, Stra
 from orchestrator.diagnosis.cause.exits import is_mismatch
 from orchestrator.diagnosis.cause.verdict import Culprit
 from orchestrator.diagnosis.dumps.load_evidence import read_folder, read_last
-from tests.agent.injected import judged
-from tests.agent.watched import watched
+from tests.agent.forked_ranks import judge_hang
+from tests.agent.ranks_with_leader import run_ranks
 
 pytestmark = pytest.mark.process
 
@@ -32,7 +32,7 @@ AXES = {
     "pp-cp": Mesh(pp=2, cp=2),
 }
 VICTIM = 2
-"""Of two ranks to a host: the second host's first."""
+"""The first rank of the second host, with two ranks per host."""
 HOST = "host-1"
 ALWAYS = {
     ("busy", "fsdp"),
@@ -45,7 +45,7 @@ ALWAYS = {
 
 
 def each(*faults: str) -> list[Any]:
-    """All faults on all axes; most of them are too many for every run."""
+    """All faults on all axes. Most of them are marked slow."""
     return [
         pytest.param(*case, id="-".join(case), marks=() if case in ALWAYS else pytest.mark.slow)
         for case in product(faults, AXES)
@@ -57,50 +57,48 @@ def drill(fault: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("fault", "axis"), each("busy", "stop", "data", "write"))
-def test_a_rank_that_gets_no_further_is_named_with_its_host(
-    fault: str, axis: str, tmp_path: Path
-) -> None:
+def test_a_rank_that_hangs_is_named_with_its_host(fault: str, axis: str, tmp_path: Path) -> None:
     saves = {"checkpoint": {"every_steps": 2}} if fault == "write" else {}
-    said = judged(tmp_path, AXES[axis], drill(fault), **saves)
-    assert said.verdict == ("stopped" if fault == "stop" else "never-entered"), said
-    assert (said.scope, said.ranks, said.hosts) == ("rank", (VICTIM,), (HOST,))
-    assert said.confidence >= 0.9
+    verdict = judge_hang(tmp_path, AXES[axis], drill(fault), **saves)
+    assert verdict.verdict == ("stopped" if fault == "stop" else "never-entered"), verdict
+    assert (verdict.scope, verdict.ranks, verdict.hosts) == ("rank", (VICTIM,), (HOST,))
+    assert verdict.confidence >= 0.9
 
 
 @pytest.mark.parametrize(("fault", "axis"), each("skip", "order"))
-def test_a_rank_that_takes_another_way_is_named_and_no_host_is(
+def test_a_rank_that_skips_or_reorders_a_collective_is_named_without_its_host(
     fault: str, axis: str, tmp_path: Path
 ) -> None:
-    said = judged(tmp_path, AXES[axis], drill(fault))
-    assert said.hosts == (), said
+    verdict = judge_hang(tmp_path, AXES[axis], drill(fault))
+    assert verdict.hosts == (), verdict
     if fault == "skip" and AXES[axis].pp > 1:
-        # gloo's recorder knows no sends and receives: that it waits in one may be their fault.
-        assert (said.verdict, said.ranks) == ("not-known", ())
-        assert f"all others wait for rank {VICTIM}" in said.signs[0]
+        # gloo records no sends and receives. The rank may wait in one of them because of a peer.
+        assert (verdict.verdict, verdict.ranks) == ("not-known", ())
+        assert f"all others wait for rank {VICTIM}" in verdict.signs[0]
     else:
-        assert said.verdict in ("skipped", "mismatch")
-        assert (said.scope, said.ranks) == ("user", (VICTIM,))
-        assert said.confidence >= 0.9
+        assert verdict.verdict in ("skipped", "mismatch")
+        assert (verdict.scope, verdict.ranks) == ("user", (VICTIM,))
+        assert verdict.confidence >= 0.9
 
 
 @pytest.mark.parametrize(("fault", "axis"), each("shape"))
-def test_who_called_another_size_is_named_though_ranks_end_by_it_and_no_host_is(
+def test_a_rank_that_calls_another_size_is_named_without_its_host(
     fault: str, axis: str, tmp_path: Path
 ) -> None:
-    leader = watched(tmp_path, AXES[axis], drill(fault), steps=50)
+    leader = run_ranks(tmp_path, AXES[axis], drill(fault), steps=50)
     (incident,) = leader.run.history.incidents
     assert (incident.failure, incident.scope) == ("collective-mismatch", "user"), incident
     assert incident.culprit == Culprit(rank=VICTIM), incident
     assert f"rank {VICTIM} called another operation than its peers" in incident.cause
     traces = RunDir(tmp_path / "run").traces(1)
     ended = {exited.rank for exited in leader.all_of(RankExited) if is_mismatch(exited)}
-    _, said = judge(read_folder(traces), read_last(traces), ended)
-    assert (said.kind, said.ranks, said.hosts) == ("mismatch", (VICTIM,), ())
+    _, verdict = judge(read_folder(traces), read_last(traces), ended)
+    assert (verdict.kind, verdict.ranks, verdict.hosts) == ("mismatch", (VICTIM,), ())
     assert leader.all_of(HangDetected) == []
 
 
-def test_a_rank_that_a_peer_sent_too_much_is_ended_and_not_blamed(tmp_path: Path) -> None:
-    leader = watched(tmp_path, AXES["fsdp"], None, {VICTIM: {"larger": 3}}, steps=50)
+def test_a_rank_that_aborts_because_of_a_peer_is_no_culprit(tmp_path: Path) -> None:
+    leader = run_ranks(tmp_path, AXES["fsdp"], None, {VICTIM: {"larger": 3}}, steps=50)
     aborted = [e.rank for e in leader.all_of(RankExited) if e.signal == signal.SIGABRT]
     assert aborted, leader.events
     assert VICTIM not in aborted
@@ -109,10 +107,8 @@ def test_a_rank_that_a_peer_sent_too_much_is_ended_and_not_blamed(tmp_path: Path
 
 
 @pytest.mark.parametrize(("fault", "axis"), each("slow"))
-def test_a_slow_rank_is_named_with_its_host_and_nobody_else(
-    fault: str, axis: str, tmp_path: Path
-) -> None:
-    leader = watched(tmp_path, AXES[axis], drill(fault), steps=40)
+def test_only_the_slow_rank_is_named_with_its_host(fault: str, axis: str, tmp_path: Path) -> None:
+    leader = run_ranks(tmp_path, AXES[axis], drill(fault), steps=40)
     (found,) = leader.all_of(StragglerFound)
     assert (found.rank, found.host) == (VICTIM, HOST)
     assert found.lost_tokens_per_second > 0
@@ -122,18 +118,18 @@ def test_a_slow_rank_is_named_with_its_host_and_nobody_else(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("axis", AXES)
-def test_of_a_rank_that_is_slow_inside_its_passes_no_other_is_named(
+def test_no_other_rank_is_named_for_a_rank_with_slow_forward_passes(
     axis: str, tmp_path: Path
 ) -> None:
-    """Its peers wait for it in the first layer's collectives, as it does for them."""
-    leader = watched(tmp_path, AXES[axis], None, {VICTIM: {"forward": 0.1}}, steps=30)
+    """Its peers wait for it in the collectives of the first layer, and it waits for them there."""
+    leader = run_ranks(tmp_path, AXES[axis], None, {VICTIM: {"forward": 0.1}}, steps=30)
     assert {found.rank for found in leader.all_of(StragglerFound)} <= {VICTIM}
     assert (leader.run.state, leader.all_of(HangDetected)) == ("SUCCEEDED", [])
 
 
 @pytest.mark.slow
-def test_where_ranks_pass_alone_one_that_is_slow_at_it_is_named(tmp_path: Path) -> None:
+def test_with_ddp_a_rank_with_slow_forward_passes_is_named(tmp_path: Path) -> None:
     slow, ddp = {VICTIM: {"forward": 0.25}}, {"data": "ddp"}
-    leader = watched(tmp_path, Mesh(dp_replicate=4), None, slow, steps=40, parallel=ddp)
+    leader = run_ranks(tmp_path, Mesh(dp_replicate=4), None, slow, steps=40, parallel=ddp)
     assert leader.run.state == "SUCCEEDED", leader.run.stage.reason
     assert {(one.rank, one.host) for one in leader.all_of(StragglerFound)} == {(VICTIM, HOST)}

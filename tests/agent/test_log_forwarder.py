@@ -1,4 +1,4 @@
-"""What ranks write is said again, whole lines, each with its host and rank."""
+"""Lines that ranks write are printed again, each with its host, attempt and rank."""
 
 import io
 from pathlib import Path
@@ -10,33 +10,33 @@ from orchestrator.contract.files.run_dir import RunDir
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "expected"),
     [
         ("attempt-2/node-1/rank-13.log", "attempt 2 rank 13"),
         ("attempt-1/node-1/torchrun.log", "attempt 1 torchrun"),
     ],
 )
-def test_a_line_says_which_attempt_and_rank_it_is_of(path: str, said: str) -> None:
-    assert label(Path(path)) == said
+def test_a_line_starts_with_its_attempt_and_rank(path: str, expected: str) -> None:
+    assert label(Path(path)) == expected
 
 
-def test_lines_are_said_once_and_whole_and_none_of_a_former_agent(tmp_path: Path) -> None:
+def test_new_lines_are_forwarded_once_and_whole(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     folder, other = run_dir.attempt_logs(1, "node-1"), run_dir.attempt_logs(1, "node-2")
     for one in (folder, other):
         one.mkdir(parents=True)
         (one / "rank-0.log").write_text("before\n")
     out = io.StringIO()
-    echo = LogForwarder(run_dir, "node-1", out)
+    forwarder = LogForwarder(run_dir, "node-1", out)
     with (folder / "rank-0.log").open("ab", buffering=0) as log:
         log.write(b"one\ntw")
         (other / "rank-0.log").write_text("not ours\n")
-        echo.look()
+        forwarder.look()
         assert out.getvalue() == "[node-1 attempt 1 rank 0] one\n"
         log.write(b"o\n\xff\n")
         (folder / "torchrun.log").write_text("new\n")
-        echo.look()
-        echo.look()
+        forwarder.look()
+        forwarder.look()
     assert out.getvalue().split("\n")[1:] == [
         "[node-1 attempt 1 rank 0] two",
         "[node-1 attempt 1 rank 0] \ufffd",
@@ -45,7 +45,7 @@ def test_lines_are_said_once_and_whole_and_none_of_a_former_agent(tmp_path: Path
     ]
 
 
-def test_what_comes_just_before_the_end_is_said(tmp_path: Path) -> None:
+def test_the_last_lines_before_the_end_are_forwarded(tmp_path: Path) -> None:
     run_dir, out = RunDir(tmp_path), io.StringIO()
     folder = run_dir.attempt_logs(3, "node-1")
     with LogForwarder(run_dir, "node-1", out):

@@ -1,4 +1,4 @@
-"""What the tests of agents share: a torchrun that costs nothing, a job, and ways to wait."""
+"""Shared by tests: a manual clock, ways to wait, a small job, a fake backend, a fake torchrun."""
 
 import asyncio
 import os
@@ -28,12 +28,12 @@ from orchestrator.seams import CurrentRun, HostNotice
 SECRET_TEXT = draw()
 SECRET = secret_from(SECRET_TEXT)
 WAIT_S = 240.0
-"""Far more than anything here takes on a machine that has much else to do: it ends a hang."""
+"""Limit for all waits, so long that only a hang reaches it, even on a loaded machine."""
 
 
 @dataclass
 class TurnedClock:
-    """A clock that goes when it is told to, or slept on."""
+    """A clock that only `sleep` and assignments advance."""
 
     time: float = 1_800_000_000.0
 
@@ -48,9 +48,9 @@ class TurnedClock:
 
 
 class TurnedLoop(asyncio.SelectorEventLoop):
-    """Its time passes as it does, and is put forward: then everything is due that waits for less.
+    """An event loop whose time can be put forward, in addition to the passing of real time.
 
-    So nothing need wait for a limit to be over, and limits can be longer than any machine is slow.
+    A test need not wait for a time limit, so limits can be too long for a slow machine to reach.
     """
 
     ahead = 0.0
@@ -61,7 +61,7 @@ class TurnedLoop(asyncio.SelectorEventLoop):
 
 @dataclass(frozen=True)
 class LoopClock:
-    """The time of a loop, for what is told the time by a clock as well."""
+    """A clock with the time of a `TurnedLoop`."""
 
     loop: TurnedLoop
 
@@ -82,7 +82,7 @@ T = TypeVar("T")
 
 
 def run_with_clock(script: Callable[[LoopClock], Coroutine[Any, Any, T]]) -> T:
-    """`asyncio.run` of what is given the clock of its loop."""
+    """`asyncio.run` for a script that gets the clock of its loop."""
     with asyncio.Runner(loop_factory=TurnedLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, TurnedLoop)
@@ -106,13 +106,13 @@ async def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def signal_ourselves(number: int) -> None:
-    """As a scheduler does. Where nobody takes it one test fails, not its whole worker."""
-    assert callable(signal.getsignal(number)), f"nobody takes {signal.Signals(number).name}"
+    """Send a signal as a scheduler does. Without a handler this test fails, not its worker."""
+    assert callable(signal.getsignal(number)), f"no handler for {signal.Signals(number).name}"
     os.kill(os.getpid(), number)
 
 
 def is_gone(pid: int) -> bool:
-    """It has ended. Its new parent may not have reaped it yet."""
+    """The process has ended; its new parent may not have reaped it yet."""
     return process_state(pid) in ("gone", "Z")
 
 
@@ -162,47 +162,47 @@ RUNS = CurrentRun(phase="running", words="Slurm job 7 is RUNNING")
 
 @dataclass
 class FakeBackend:
-    """Remembers what it was asked for."""
+    """Records its calls, and answers as a test has set it up."""
 
     replaced: list[str] = field(default_factory=list)
     revived: list[float | None] = field(default_factory=list)
-    """For how long the leader had been silent, each time another was asked for."""
+    """How long the leader had been silent, for each request to start another one."""
     moved: list[str] = field(default_factory=list)
-    """Hosts in the place of which others were asked for."""
+    """Hosts for which replacement by another host was requested."""
     whole: bool | None = None
-    """Whether all hosts were given back, or the leader's alone."""
+    """Whether the last requeue released all hosts, or only the leader's."""
     broken: bool = False
     powerless: bool = False
-    """It may end no agent."""
+    """It has no permission to end agents."""
     flagged: tuple[HostNotice, ...] = ()
     cause: Cause = "unknown"
     words: str | None = None
-    """How the job stands."""
+    """State of the job in the scheduler's words."""
     evicted: Mapping[str, str] = field(default_factory=dict)
-    """Hosts that the scheduler took without a warning -> why."""
+    """Hosts that the scheduler took without notice -> reason."""
     requeued: list[tuple[str, ...]] = field(default_factory=list)
     busy: int = 0
-    """How often a scheduler does not answer before it does."""
+    """Number of requeue requests that get no answer."""
     refuses: BackendError | None = None
-    """With what it answers, each time it is asked to take the job back."""
+    """Raised at each later requeue request."""
     smaller: JobPlan | None = None
     left: tuple[str, ...] = ()
-    """Hosts for which a smaller plan was asked."""
+    """Hosts for which a smaller plan was requested."""
     mute: bool = False
     asked: int = 0
-    """How often what it holds against hosts was asked."""
+    """Number of calls of `notices`."""
     own: CurrentRun = RUNS
-    """What it says of the run …"""
+    """Answer of `own_run`."""
     asked_own: int = 0
-    """… and how often it was asked."""
+    """Number of calls of `own_run`."""
     cleared: list[str] = field(default_factory=list)
-    """Hosts on which all was ended that an agent had left."""
+    """Hosts on which left-over processes were ended."""
     ended: BackendError | None = None
-    """With what it answers where an agent is asked for, since the run has ended."""
+    """Raised by `replace`, because the allocation has ended."""
     released: int = 0
-    """How often its hosts were given back at the end of the job."""
+    """Number of calls of `release`."""
     uncleared: BackendError | None = None
-    """Why that is not known."""
+    """Raised by `clear_host`."""
 
     @property
     def granted(self) -> "FakeBackend":
@@ -296,7 +296,7 @@ class FakeBackend:
     ) -> Refit:
         self.short = short
         found = self.smaller if short.adopt else None
-        return Refit(found=found, why="it does otherwise", ways=("--set train.x=1  (cheap)",))
+        return Refit(found=found, why="it fits otherwise", ways=("--set train.x=1  (cheap)",))
 
     def replace(
         self,
@@ -322,7 +322,7 @@ class FakeBackend:
 # A host
 
 PYTHON = """#!/bin/sh
-# Stands where python stands on torchrun's command line; CONFIG is the trainer itself.
+# Replaces python on the command line of torchrun; CONFIG is the program that plays the trainer.
 case "$3" in
   trainer.rank.torchrun) shift 3; exec {python} -S -E {torchrun} "$@" ;;
   trainer) exec {python} -S -E "$4" ;;
@@ -356,7 +356,7 @@ sys.exit(1 if any(rank.returncode for rank in ranks) else 0)
 
 
 def a_place(folder: Path, host: str = "host-0") -> HostPlace:
-    """A host whose python plays torchrun and the trainer."""
+    """A host whose python is a script that plays torchrun and the trainer."""
     folder.mkdir(parents=True, exist_ok=True)
     torchrun = folder / "torchrun.py"
     torchrun.write_text(TORCHRUN)

@@ -30,7 +30,12 @@ from orchestrator.journal.journal import Entry, Journal, to_line
 from tests.agent.world import TurnedClock
 from tests.diagnosis.dumps.test_load_evidence import ended_in
 from tests.diagnosis.hang.test_post_mortem import USUAL
-from tests.job.test_remedies import answered, believed, replanning, short
+from tests.job.test_replan_and_rollback import (
+    job_with_replan,
+    plan_with_peak,
+    planner_answers,
+    runs_out_of_memory,
+)
 from tests.jobs_on_disk import JOB, NoCluster, cluster, lead, submission
 from tests.read_events import as_read
 
@@ -151,17 +156,17 @@ def test_an_unknown_attempt_is_refused_with_the_number_of_attempts(
 
 
 def test_each_attempt_is_analysed_with_its_own_plan(tmp_path: Path) -> None:
-    job = replanning()
-    short(job)
-    answered(job, 60, 2)
+    job = job_with_replan()
+    runs_out_of_memory(job)
+    planner_answers(job, 60, 2)
     told = enumerate(job.all, 1)
     entries = [Entry(seq=seq, event=event, actions=orders) for seq, (event, orders) in told]
     run_dir = RunDir(tmp_path)
     run_dir.journal.write_bytes(b"".join(map(to_line, entries)))
     story = story_of(run_dir)
     assert {number: one.plan for number, one in story.attempts.items()} == {
-        1: believed(70),
-        2: believed(60),
+        1: plan_with_peak(70),
+        2: plan_with_peak(60),
     }
     assert {one.hosts for one in story.attempts.values()} == {("host-0", "host-1")}
     assert story.newest == 2

@@ -14,7 +14,7 @@ from orchestrator.job.transitions import fold
 from orchestrator.seams import LaunchStatus
 from tests.agent.world import TurnedClock
 from tests.backends.slurm.slurm_launch import FakeSlurm
-from tests.job.supervise_stage import Job
+from tests.job.job_driver import Job
 from tests.jobs_on_disk import NoCluster, cluster, events, submission
 
 __all__ = ["cluster"]

@@ -1,4 +1,4 @@
-"""Jobs whose run directory is in a cluster, of which this machine has a copy."""
+"""Jobs whose run directory is in a cluster, with a local copy."""
 
 import fcntl
 import json

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.contract.files import exit_codes
+from tests.cli.test_verbs import ndctl, ndctl_json, run_root
 from tests.jobs_on_disk import SPEC, NoCluster, cluster
-from tests.test_cli import ndctl, ndctl_json, run_root
 
 __all__ = ["cluster", "run_root"]
 NAMES = ["e2e-seed-1", "e2e-seed-2", "e2e-seed-3"]

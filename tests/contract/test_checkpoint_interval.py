@@ -1,3 +1,5 @@
+"""The checkpoint interval: Daly's formula, its limits, and the failure rate."""
+
 import math
 
 import pytest

@@ -157,7 +157,7 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "path", "said"),
+    ("data", "path", "expected"),
     [
         ({"name": "x", "inner": {"count": 0}}, "inner.count", "set inner.count to 1 or more"),
         ({"name": "x", "inner": {"ratio": 2}}, "inner.ratio", "set inner.ratio to 1 or less"),
@@ -182,8 +182,8 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
         ([], "", "(top): must be key: value pairs, got []"),
     ],
 )
-def test_a_problem_names_value_limit_and_fix(data: Any, path: str, said: str) -> None:
-    assert said in str(problems_of(data)[path])
+def test_a_problem_names_value_limit_and_fix(data: Any, path: str, expected: str) -> None:
+    assert expected in str(problems_of(data)[path])
 
 
 def test_an_unknown_member_of_a_union_is_refused() -> None:
@@ -229,9 +229,9 @@ def test_an_unknown_enum_name_and_a_key_that_is_no_number_are_reported() -> None
 
 
 def test_an_enum_that_is_a_number_is_written_as_a_number() -> None:
-    said = json.loads(json.dumps(encode(Ended(code=signal.SIGKILL))))
-    assert said == {"code": 9}
-    assert decode(Ended, said) == Ended(code=9)
+    expected = json.loads(json.dumps(encode(Ended(code=signal.SIGKILL))))
+    assert expected == {"code": 9}
+    assert decode(Ended, expected) == Ended(code=9)
 
 
 def test_an_integer_too_large_for_a_float_is_not_finite() -> None:

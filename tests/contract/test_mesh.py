@@ -1,4 +1,4 @@
-"""Rank order and coordinates."""
+"""Ranks and their coordinates in the mesh."""
 
 import math
 from collections.abc import Mapping

@@ -1,3 +1,5 @@
+"""JSON from other processes: hostile text is a ValueError, never a crash."""
+
 import json
 from typing import Any
 

@@ -26,8 +26,8 @@ from tests.dashboard.dashboard_story import (
     short_of_a_host,
     started,
 )
-from tests.job.supervise_cluster import Cluster
-from tests.job.test_remedies import astray, trained
+from tests.job.fake_cluster import Cluster
+from tests.job.test_replan_and_rollback import job_with_checkpoints, loss_diverges
 
 
 def written(path: Path, entries: Sequence[Entry], cut: int) -> RunDir:
@@ -54,10 +54,10 @@ def check_everywhere(path: Path, entries: Sequence[Entry]) -> None:
 
 def diverged_and_resumed() -> list[Entry]:
     """A job that rolls back to an older checkpoint after its last save failed."""
-    job = trained(20, 40, on_nan="rollback")
+    job = job_with_checkpoints(20, 40, on_nan="rollback")
     for step in (41, 42):
         job.tell(CheckpointFailed(at=job.now(), attempt=1, step=step, why="the disk is full"))
-    astray(job, 25, 42)
+    loss_diverges(job, 25, 42)
     job.trains()
     return journal(event for event, _ in job.all)
 
@@ -82,7 +82,7 @@ def test_a_view_of_any_events_does_not_depend_on_the_snapshot(
 ) -> None:
     cluster = Cluster(random, hosts, 1, shrink=shrink)
     cluster.play(turns)
-    entries = cluster.witness.entries
+    entries = cluster.checker.entries
     cut = random.randrange(1, len(entries) + 1)
     run_dir = written(tmp_path_factory.mktemp("run"), entries, cut)
     assert read_snapshot_state(run_dir)[0] == fold_seen(ReplayedJob(), entries[:cut])

@@ -36,15 +36,15 @@ def digest(rank: int, own_s: float | None, step_s: float = 1.0, steps: int = 5) 
     )
 
 
-def stragglers(roles: tuple[tuple[int, ...], ...] = FOUR) -> Stragglers:
+def new_stragglers(roles: tuple[tuple[int, ...], ...] = FOUR) -> Stragglers:
     return Stragglers(1, roles, lambda rank: f"host-{rank}", 0.0)
 
 
 class Rounds:
-    """Feeds one round after another."""
+    """Passes one round of digests after another."""
 
     def __init__(self, roles: tuple[tuple[int, ...], ...] = FOUR) -> None:
-        self.seen, self.now = stragglers(roles), 0.0
+        self.seen, self.now = new_stragglers(roles), 0.0
 
     def round(
         self, own_s: Mapping[int, float], step_s: float = 1.0, steps: int = 5
@@ -68,10 +68,10 @@ def test_a_rank_that_is_slow_for_three_rounds_is_named_and_its_peers_are_not() -
     assert found.own_s == pytest.approx(0.5)
     assert found.peers_s == pytest.approx(0.1)
     assert found.lost_tokens_per_second == pytest.approx(1000.0 * 0.4 / 0.6)
-    assert rounds.round(SLOW) == (), "it is told once"
+    assert rounds.round(SLOW) == (), "a straggler is reported once"
 
 
-def test_a_rank_that_is_slow_now_and_then_is_not_named() -> None:
+def test_a_rank_that_is_slow_from_time_to_time_is_not_named() -> None:
     rounds = Rounds()
     for _ in range(5):
         for own in (SLOW, SLOW, FAST):
@@ -83,7 +83,9 @@ def test_a_rank_recovers_after_as_many_rounds() -> None:
     for _ in range(3):
         rounds.round(SLOW)
     assert rounds.round(FAST) == ()
-    assert rounds.round(FAST | {2: 0.17}) == (), "it costs less than it took to be named"
+    assert rounds.round(FAST | {2: 0.17}) == (), (
+        "the delay is below the limit at which a rank is named"
+    )
     assert rounds.round(FAST) == ()
     assert rounds.round(FAST) == ()
     (gone,) = rounds.round(FAST)
@@ -117,17 +119,17 @@ def test_of_two_ranks_the_slower_one_is_named() -> None:
 
 
 def test_a_round_waits_for_every_ranks_steps_and_for_some_time() -> None:
-    seen = stragglers()
+    seen = new_stragglers()
     for number in range(1, 8):
         seen.observe([digest(rank, 0.1 + 0.4 * (rank == 2)) for rank in (0, 1, 2)])
-        assert seen.changes(5.0 * number) == (), "rank 3 has said nothing"
+        assert seen.changes(5.0 * number) == (), "there are no times of rank 3"
     fast = Rounds()
-    for _ in range(20):  # 1 ms a step: all of it within one round
+    for _ in range(20):  # steps of 1 ms: all 20 are within one round
         assert fast.round({**dict.fromkeys(range(4), 1e-4), 2: 9e-4}, step_s=1e-3) == ()
 
 
 def test_a_rank_without_its_own_times_is_not_judged() -> None:
-    seen = stragglers()
+    seen = new_stragglers()
     seen.observe([digest(rank, None) for rank in range(4)])
     assert seen.changes(100.0) == ()
 
@@ -163,9 +165,9 @@ def test_a_rank_twice_as_slow_is_found_among_peers_with_jitter(
     assert named == [1]
 
 
-@pytest.mark.parametrize(("waited", "lost"), [(0.0, 0.0), (0.5, 1000.0), (0.2, 250.0), (-1, 0.0)])
-def test_the_cost_is_the_rate_lost_by_waiting(waited: float, lost: float) -> None:
-    assert cost(1000.0, 1.0, waited) == pytest.approx(lost)
+@pytest.mark.parametrize(("wait_s", "lost"), [(0.0, 0.0), (0.5, 1000.0), (0.2, 250.0), (-1, 0.0)])
+def test_the_cost_is_the_rate_lost_by_waiting(wait_s: float, lost: float) -> None:
+    assert cost(1000.0, 1.0, wait_s) == pytest.approx(lost)
 
 
 def test_the_cost_is_at_most_the_whole_rate() -> None:

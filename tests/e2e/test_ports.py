@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 
 from tests.e2e.job import ROOT, Ndctl, processes_of, wait_for
-from tests.listeners import Listener, listeners
+from tests.open_sockets import Listener, listeners
 
 KINDS = {
     "agent with `--lead`": r"run_module\.py orchestrator\.backends\.entry\.agent .*--lead",

@@ -1,5 +1,5 @@
-"""Agents whose leader is gone: which takes over, which follow, which leave; and a scheduler that
-answers late, refuses, or has ended the job."""
+"""Agents whose leader is lost: one takes over, others follow or exit. The scheduler may answer
+late, refuse the requeue, or have ended the job."""
 
 import asyncio
 import errno
@@ -50,8 +50,8 @@ from tests.agent.world import LAUNCH, RUNS, FakeBackend, TurnedClock, a_job
 from tests.posix.test_retry_io import Emptied
 
 TERM = Term(LAUNCH)
-SILENT = Unanswered("Slurm does not answer `scontrol show job`: Socket timed out")
-REFUSES = BackendError("Slurm refuses `scontrol requeue 1`: Requested operation is disabled")
+NO_ANSWER = Unanswered("Slurm does not answer `scontrol show job`: Socket timed out")
+REFUSAL = BackendError("Slurm refuses `scontrol requeue 1`: Requested operation is disabled")
 
 
 DEAD = CurrentRun(
@@ -60,16 +60,16 @@ DEAD = CurrentRun(
     hosts=("host-0", "host-1"),
     given_up=dict.fromkeys(("host-0", "host-2"), "Slurm says that it is DOWN"),
 )
-"""The leader's node is lost, and no spare is there."""
+"""The node of the leader is lost, and there is no spare."""
 
 
 @dataclass
-class Queue(FakeBackend):
-    """A scheduler that says what it is told to before it takes the job back."""
+class FakeQueue(FakeBackend):
+    """A scheduler that answers a requeue request with `answer(number of earlier requests)`."""
 
     own: CurrentRun = DEAD
 
-    says: Callable[[int], BackendError | None] = lambda before: None
+    answer: Callable[[int], BackendError | None] = lambda before: None
     before_each: Callable[[], None] = field(default=lambda: None)
 
     def requeue(
@@ -81,22 +81,22 @@ class Queue(FakeBackend):
         whole: bool = True,
     ) -> None:
         self.before_each()
-        trouble = self.says(len(self.requeued))
+        error = self.answer(len(self.requeued))
         self.requeued.append(tuple(exclude))
-        if trouble is not None:
-            raise trouble
+        if error is not None:
+            raise error
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> RunDir:
     run_dir = RunDir(tmp_path)
     run_dir.logs.mkdir()
-    write_fence(run_dir.fence, Fence(leader="the former", attempt=1))
-    append(run_dir, a_job(tmp_path), began("host-0"))
+    write_fence(run_dir.fence, Fence(leader="the old leader", attempt=1))
+    append(run_dir, a_job(tmp_path), leader_started("host-0"))
     return run_dir
 
 
-def began(host: str, restarts: int = 0) -> LeaderStarted:
+def leader_started(host: str, restarts: int = 0) -> LeaderStarted:
     granted = Allocation(id="7", restarts=restarts, hosts=("host-0", "host-1"))
     return LeaderStarted(at=time.time(), host=host, pid=1, allocation=granted)
 
@@ -108,22 +108,22 @@ def append(run_dir: RunDir, *happened: Event) -> None:
             supervisor.feed(event)
 
 
-def asked(run_dir: RunDir, queue: Queue, term: Term = TERM) -> float:
-    """The seconds until it left."""
+def exit_after(run_dir: RunDir, queue: FakeQueue, term: Term = TERM) -> float:
+    """Seconds until the agent of host-1 exits."""
     clock = TurnedClock()
-    begun = clock.time
-    assert settled(run_dir, queue, clock, term) == "leave"
-    return clock.time - begun
+    start = clock.time
+    assert settle_lost_leader(run_dir, queue, clock, term) == "leave"
+    return clock.time - start
 
 
-def settled(
+def settle_lost_leader(
     run_dir: RunDir,
     backend: FakeBackend,
     clock: TurnedClock,
     term: Term = TERM,
     is_alone: Callable[[], bool] = lambda: True,
 ) -> Outcome:
-    """What becomes of the agent of host-1."""
+    """The outcome for the agent of host-1."""
 
     async def pause(seconds: float) -> None:
         clock.sleep(seconds)
@@ -135,59 +135,61 @@ def settled(
     return asyncio.run(leaderless.settle())
 
 
-def test_a_scheduler_that_does_not_answer_is_asked_for_hours(run_dir: RunDir) -> None:
-    queue = Queue(says=lambda before: SILENT if before < 800 else None)
-    assert asked(run_dir, queue) > 3600
+def test_a_requeue_is_requested_for_hours_if_the_scheduler_does_not_answer(run_dir: RunDir) -> None:
+    queue = FakeQueue(answer=lambda before: NO_ANSWER if before < 800 else None)
+    assert exit_after(run_dir, queue) > 3600
     assert queue.requeued == [("host-0",)] * 801
 
 
-def test_one_that_refuses_at_first_takes_the_job_when_it_can(run_dir: RunDir) -> None:
-    queue = Queue(says=lambda before: REFUSES if before < 3 else None)
-    asked(run_dir, queue)
+def test_a_refused_requeue_is_requested_again(run_dir: RunDir) -> None:
+    queue = FakeQueue(answer=lambda before: REFUSAL if before < 3 else None)
+    exit_after(run_dir, queue)
     assert len(queue.requeued) == 4
 
 
-def test_one_that_goes_on_refusing_is_left_with_what_to_type(
+def test_an_agent_exits_with_commands_to_type_if_the_scheduler_keeps_refusing(
     run_dir: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = Queue(says=lambda before: SILENT if before == 1 else REFUSES)
-    assert REFUSED_S <= asked(run_dir, queue) < REFUSED_S + 60 + LOOK_S
+    queue = FakeQueue(answer=lambda before: NO_ANSWER if before == 1 else REFUSAL)
+    assert REFUSED_S <= exit_after(run_dir, queue) < REFUSED_S + 60 + LOOK_S
     last = caplog.messages[-1]
     assert "`ndctl cancel job`" in last
     assert "--resume" in last
     assert "Requested operation is disabled" in last
-    assert len(caplog.messages) == len(queue.requeued), "each answer is told"
+    assert len(caplog.messages) == len(queue.requeued), "each answer is logged"
 
 
-def test_a_job_that_the_scheduler_has_ended_is_let_go(run_dir: RunDir) -> None:
-    queue = Queue(says=lambda before: Ended("Slurm job 1 has ended"))
-    assert asked(run_dir, queue) == 0.0, "the process that held the journal has ended, so no wait"
+def test_an_agent_exits_if_the_scheduler_has_ended_the_job(run_dir: RunDir) -> None:
+    queue = FakeQueue(answer=lambda before: Ended("Slurm job 1 has ended"))
+    assert exit_after(run_dir, queue) == 0.0, (
+        "the process that held the journal has ended, so no wait"
+    )
     assert len(queue.requeued) == 1
 
 
 def test_a_fence_that_cannot_be_read_is_read_again(run_dir: RunDir) -> None:
     class Disk(TurnedClock):
-        """Comes back when somebody waits."""
+        """The fence becomes readable during the first wait."""
 
         def sleep(self, seconds: float) -> None:
             super().sleep(seconds)
             if run_dir.fence.is_dir():
                 run_dir.fence.rmdir()
-                write_fence(run_dir.fence, Fence(leader="the former", attempt=1))
+                write_fence(run_dir.fence, Fence(leader="the old leader", attempt=1))
 
     run_dir.fence.unlink()
     run_dir.fence.mkdir()
-    queue = Queue()
-    settled(run_dir, queue, Disk())
+    queue = FakeQueue()
+    settle_lost_leader(run_dir, queue, Disk())
     assert queue.requeued == [("host-0",)]
 
 
-def ended_by_a_person(run_dir: RunDir) -> None:
+def cancelled_by_a_person(run_dir: RunDir) -> None:
     append(run_dir, CancelRequested(at=time.time(), by="me"))
 
 
-def led_in_the_next_run(run_dir: RunDir) -> None:
-    append(run_dir, began("host-2", restarts=1))
+def leader_in_the_next_allocation(run_dir: RunDir) -> None:
+    append(run_dir, leader_started("host-2", restarts=1))
 
 
 def submitted_again(run_dir: RunDir) -> None:
@@ -204,26 +206,28 @@ def submitted_again(run_dir: RunDir) -> None:
     append(run_dir, a_job(run_dir.path, launch=launch))
 
 
-@pytest.mark.parametrize("happens", [ended_by_a_person, led_in_the_next_run, submitted_again])
-def test_a_job_that_is_not_ours_any_more_is_let_go(
+@pytest.mark.parametrize(
+    "happens", [cancelled_by_a_person, leader_in_the_next_allocation, submitted_again]
+)
+def test_an_agent_exits_if_the_job_continues_elsewhere_or_has_ended(
     run_dir: RunDir, happens: Callable[[RunDir], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    queue = Queue(says=lambda before: SILENT)
+    queue = FakeQueue(answer=lambda before: NO_ANSWER)
     queue.before_each = lambda: happens(run_dir)
-    asked(run_dir, queue)
+    exit_after(run_dir, queue)
     assert len(queue.requeued) == 1
     assert caplog.messages[-1].startswith("leaving: ")
 
 
-def test_agents_ask_one_after_the_other(run_dir: RunDir) -> None:
-    queue = Queue()
+def test_agents_request_a_requeue_one_after_the_other(run_dir: RunDir) -> None:
+    queue = FakeQueue()
     queue.before_each = lambda: _assert_held(run_dir)
     with run_dir.requeue_lock.open("a") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        # The other died on a host whose locks its file server keeps: this one goes on without it.
-        assert asked(run_dir, queue) >= TURN_S
-    asked(run_dir, queue)
+        # The other agent died, and its file server keeps the lock: this agent continues without it.
+        assert exit_after(run_dir, queue) >= TURN_S
+    exit_after(run_dir, queue)
     assert len(queue.requeued) == 2
     assert is_free(run_dir.requeue_lock)
 
@@ -232,217 +236,217 @@ def _assert_held(run_dir: RunDir) -> None:
     assert not is_free(run_dir.requeue_lock)
 
 
-def test_those_whose_turn_it_is_not_leave_a_silent_journal_alone(run_dir: RunDir) -> None:
-    """Thousands wait, and it may have hundreds of megabytes. What one finds is for all to know."""
-    queue, term = Queue(), Term(LAUNCH, UNLED)
-    asked(run_dir, queue, term)
+def test_waiting_agents_do_not_read_an_unchanged_journal(run_dir: RunDir) -> None:
+    """Thousands of agents wait, and it may have hundreds of megabytes. All use one result."""
+    queue, term = FakeQueue(), Term(LAUNCH, UNLED)
+    exit_after(run_dir, queue, term)
     mark = run_dir.requeue_lock.read_text()
-    assert mark, "no leader began in three runs: that is settled"
+    assert mark, "three allocations had no leader, so the result is final"
     run_dir.requeue_lock.write_text("")
     run_dir.journal.write_text("nobody can read this\n")
     with run_dir.requeue_lock.open("a") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
 
-        def settles() -> None:
+        def write_mark() -> None:
             other.write(mark)
             other.flush()
 
-        clock = Writing(settles, 100.0)
-        begun = clock.time
-        settled(run_dir, queue, clock, term)
-    assert 100.0 <= clock.time - begun < TURN_S
+        clock = ClockWithWriter(write_mark, 100.0)
+        start = clock.time
+        settle_lost_leader(run_dir, queue, clock, term)
+    assert 100.0 <= clock.time - start < TURN_S
     assert queue.requeued == []
 
 
-def test_one_whose_turn_it_is_not_looks_when_a_leader_writes(run_dir: RunDir) -> None:
-    """Then it is perhaps this host alone that was cut off."""
-    here(run_dir, "host-0", "host-1", "host-2")
-    stack, queue = ExitStack(), Queue()
+def test_a_waiting_agent_reads_the_journal_if_a_leader_writes(run_dir: RunDir) -> None:
+    """In this case perhaps only this host was cut off."""
+    agents_registered(run_dir, "host-0", "host-1", "host-2")
+    stack, queue = ExitStack(), FakeQueue()
 
     def writes() -> None:
-        append(run_dir, lost("host-1"), gone_on())
-        stack.enter_context(led(run_dir))
+        append(run_dir, agent_lost("host-1"), host_unavailable())
+        stack.enter_context(leader_alive(run_dir))
 
-    clock = Writing(writes, 100.0)
-    begun = clock.time
+    clock = ClockWithWriter(writes, 100.0)
+    start = clock.time
     with stack, run_dir.requeue_lock.open("a") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        settled(run_dir, queue, clock, TERM)
-    assert 100.0 <= clock.time - begun < TURN_S
+        settle_lost_leader(run_dir, queue, clock, TERM)
+    assert 100.0 <= clock.time - start < TURN_S
     assert queue.requeued == []
 
 
-def test_a_further_look_reads_what_the_journal_has_gained(run_dir: RunDir) -> None:
-    here(run_dir, "host-0", "host-1")
+def test_a_later_look_reads_only_new_lines(run_dir: RunDir) -> None:
+    agents_registered(run_dir, "host-0", "host-1")
     following = Following(run_dir, "host-1")
     before = following.look()
-    append(run_dir, lost("host-1"), gone_on())
-    read = run_dir.journal.read_bytes()
-    lines = read.splitlines(keepends=True)
+    append(run_dir, agent_lost("host-1"), host_unavailable())
+    data = run_dir.journal.read_bytes()
+    lines = data.splitlines(keepends=True)
     garbled = [b"#" * (len(line) - 1) + b"\n" for line in lines[: before.lines]]
     run_dir.journal.write_bytes(b"".join([*garbled, *lines[before.lines :]]))
     now = following.look()
     assert (before.given_up, now.given_up) == (False, True)
     assert now.lines == len(lines)
     run_dir.journal.write_bytes(b"".join(lines[: before.lines]))
-    assert following.look() == before, "of another run, which --new began, all is read"
+    assert following.look() == before, "a journal of another run (--new) is read from its start"
 
 
-def test_a_first_look_goes_on_from_the_leaders_snapshot(run_dir: RunDir) -> None:
-    here(run_dir, "host-0", "host-1")
-    append(run_dir, lost("host-1"))
+def test_the_first_look_starts_from_the_snapshot_of_the_leader(run_dir: RunDir) -> None:
+    agents_registered(run_dir, "host-0", "host-1")
+    append(run_dir, agent_lost("host-1"))
     whole = Following(run_dir, "host-1").look()
     with Journal(run_dir.journal, SystemClock()) as journal:
         snapshot.write(run_dir, Supervisor(journal).folded, lambda: None)
     lines = run_dir.journal.read_bytes().splitlines(keepends=True)
     garbled = b"".join(b"#" * (len(line) - 1) + b"\n" for line in lines[:-1])
     seen = run_dir.state.read_bytes()
-    assert Following(run_dir, "host-1").look() == whole, "and by the same last word on this host"
+    assert Following(run_dir, "host-1").look() == whole, "the same result with the snapshot"
     run_dir.journal.write_bytes(garbled + lines[-1])
     head, _, rest = seen.partition(b"\n")
     before = sha256((garbled + lines[-1])[-snapshot.BEFORE :]).hexdigest()
     run_dir.state.write_bytes(
         json.dumps(json.loads(head) | {"before": before}).encode() + b"\n" + rest
     )
-    assert Following(run_dir, "host-1").look() == whole, "nothing before it is read"
+    assert Following(run_dir, "host-1").look() == whole, "no line before the snapshot is read"
 
 
-# No leader begins
+# No leader starts
 
 
 @pytest.mark.parametrize("granted", [("host-2", "host-1"), ("host-1", "host-2")])
-def test_where_no_leader_began_the_one_before_is_not_to_blame(
+def test_if_no_leader_started_the_host_of_the_previous_leader_is_not_excluded(
     run_dir: RunDir, granted: tuple[str, ...]
 ) -> None:
-    """But the host that should have led, unless that is the one that asks."""
-    queue = Queue(own=replace(RUNS, hosts=granted))
-    asked(run_dir, queue, Term(LAUNCH, restarts=1))
+    """The first granted host is excluded instead, unless it is the host that asks."""
+    queue = FakeQueue(own=replace(RUNS, hosts=granted))
+    exit_after(run_dir, queue, Term(LAUNCH, restarts=1))
     assert queue.requeued == [tuple(host for host in granted[:1] if host != "host-1")]
 
 
-def test_after_some_runs_in_which_none_began_the_job_is_not_queued_again(
+def test_after_some_allocations_without_a_leader_the_job_is_not_queued_again(
     run_dir: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = Queue(own=replace(RUNS, hosts=("host-0", "host-1")))
+    queue = FakeQueue(own=replace(RUNS, hosts=("host-0", "host-1")))
     for restarts in range(1, UNLED):
-        asked(run_dir, queue, Term(LAUNCH, restarts))
+        exit_after(run_dir, queue, Term(LAUNCH, restarts))
     assert len(queue.requeued) == UNLED - 1
-    asked(run_dir, queue, Term(LAUNCH, UNLED))
+    exit_after(run_dir, queue, Term(LAUNCH, UNLED))
     assert len(queue.requeued) == UNLED - 1
     assert f"no leader has started in {UNLED} allocations in a row" in caplog.messages[-1]
-    write_fence(run_dir.fence, Fence(leader="a late one", attempt=1))
-    append(run_dir, began("host-0", UNLED))
-    asked(run_dir, Queue(), Term(LAUNCH, UNLED))
+    write_fence(run_dir.fence, Fence(leader="a late leader", attempt=1))
+    append(run_dir, leader_started("host-0", UNLED))
+    exit_after(run_dir, FakeQueue(), Term(LAUNCH, UNLED))
 
 
-# A host that was cut off from a leader that lives, or died meanwhile
+# A host that was cut off from a leader that is alive, or died later
 
 
 @contextmanager
-def led(run_dir: RunDir) -> Iterator[None]:
-    """A leader lives: it has the journal's lock, which the kernel would let go of with it."""
+def leader_alive(run_dir: RunDir) -> Iterator[None]:
+    """A leader is alive: it locks the journal, and the kernel would release that at its death."""
     with run_dir.journal.open("a") as journal:
         fcntl.flock(journal, fcntl.LOCK_EX)
         yield
 
 
-def here(run_dir: RunDir, *hosts: str) -> None:
+def agents_registered(run_dir: RunDir, *hosts: str) -> None:
     for name in hosts:
-        came = AgentRegistered(
+        registered = AgentRegistered(
             at=time.time(), host=name, address="::1", devices=1, pid=1, incarnation=name
         )
-        append(run_dir, came)
+        append(run_dir, registered)
 
 
-def lost(name: str) -> AgentLost:
+def agent_lost(name: str) -> AgentLost:
     return AgentLost(at=time.time(), host=name, why="it said nothing", silent_s=10.0)
 
 
-def test_a_host_that_the_leader_has_given_up_leaves_at_once(
+def test_an_agent_that_the_leader_declared_lost_exits_at_once(
     run_dir: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    here(run_dir, "host-0", "host-1", "host-2")
-    append(run_dir, lost("host-1"))
-    queue = Queue()
-    with led(run_dir):
-        assert asked(run_dir, queue) == 0
+    agents_registered(run_dir, "host-0", "host-1", "host-2")
+    append(run_dir, agent_lost("host-1"))
+    queue = FakeQueue()
+    with leader_alive(run_dir):
+        assert exit_after(run_dir, queue) == 0
     assert queue.requeued == []
     assert "has given up host-1" in caplog.messages[-1]
 
 
-@pytest.mark.parametrize("lives", [True, False])
-def test_a_leader_whose_last_line_gave_the_only_other_host_up_may_be_gone(
-    run_dir: RunDir, lives: bool
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_leader_whose_last_line_gives_up_the_only_other_host_may_be_dead(
+    run_dir: RunDir, is_alive: bool
 ) -> None:
-    """With its host, the lock of which a file server keeps for a while; or alone."""
-    here(run_dir, "host-0", "host-1")
-    append(run_dir, lost("host-1"))
-    queue = Queue()
-    with led(run_dir) if lives else nullcontext():
-        assert asked(run_dir, queue) == (GIVEN_UP_S if lives else 0.0)
+    """It died with its host, and a file server keeps the lock for a while; or it died alone."""
+    agents_registered(run_dir, "host-0", "host-1")
+    append(run_dir, agent_lost("host-1"))
+    queue = FakeQueue()
+    with leader_alive(run_dir) if is_alive else nullcontext():
+        assert exit_after(run_dir, queue) == (GIVEN_UP_S if is_alive else 0.0)
     assert queue.requeued == [("host-0",)]
 
 
-def gone_on(host: str = "host-1") -> HostUnavailable:
+def host_unavailable(host: str = "host-1") -> HostUnavailable:
     return HostUnavailable(at=time.time(), host=host, why="Slurm does not answer it")
 
 
-def test_one_that_wrote_more_since_and_lives_is_not(run_dir: RunDir) -> None:
-    here(run_dir, "host-0", "host-1")
-    append(run_dir, lost("host-1"), gone_on())
-    queue = Queue()
-    with led(run_dir):
-        assert asked(run_dir, queue) == 0
+def test_a_leader_that_wrote_more_lines_and_holds_the_lock_is_alive(run_dir: RunDir) -> None:
+    agents_registered(run_dir, "host-0", "host-1")
+    append(run_dir, agent_lost("host-1"), host_unavailable())
+    queue = FakeQueue()
+    with leader_alive(run_dir):
+        assert exit_after(run_dir, queue) == 0
     assert queue.requeued == []
 
 
 @pytest.mark.parametrize("others", [(), ("host-2",)])
-def test_one_that_wrote_more_and_died_of_it_leaves_the_job_to_the_host_that_it_gave_up(
+def test_if_a_leader_that_wrote_more_lines_is_dead_the_given_up_host_requeues_the_job(
     run_dir: RunDir, others: tuple[str, ...]
 ) -> None:
-    """Nor is it known whether the others are there still."""
-    here(run_dir, "host-0", "host-1", *others)
-    append(run_dir, lost("host-1"), gone_on())
-    queue = Queue()
-    assert asked(run_dir, queue) == 0.0
+    """It is not known whether the other hosts are alive."""
+    agents_registered(run_dir, "host-0", "host-1", *others)
+    append(run_dir, agent_lost("host-1"), host_unavailable())
+    queue = FakeQueue()
+    assert exit_after(run_dir, queue) == 0.0
     assert queue.requeued == [("host-0",)]
 
 
-def test_a_file_system_that_knows_no_locks_leaves_the_lines_to_tell(
+def test_without_file_locks_the_lines_of_the_journal_decide(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here(run_dir, "host-0", "host-1")
-    append(run_dir, lost("host-1"), gone_on())
-    queue = Queue()
+    agents_registered(run_dir, "host-0", "host-1")
+    append(run_dir, agent_lost("host-1"), host_unavailable())
+    queue = FakeQueue()
 
     def refuses(fd: int, kind: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuses)
-    assert asked(run_dir, queue) == 0
+    assert exit_after(run_dir, queue) == 0
     assert queue.requeued == []
 
 
 @pytest.mark.parametrize("lines_after_s", [1.0, 60.0])
-@pytest.mark.parametrize("lives", [True, False])
-def test_a_leader_that_writes_lives_unless_it_has_died_since(
-    run_dir: RunDir, lines_after_s: float, lives: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_leader_that_writes_is_alive_unless_its_lock_is_free(
+    run_dir: RunDir, lines_after_s: float, is_alive: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whenever that is seen: also after the scheduler was asked, and did not answer."""
+    """The lines may arrive at any time, even after a requeue request without an answer."""
     caplog.set_level(logging.INFO)
-    here(run_dir, "host-0", "host-1", "host-2")
-    queue = Queue(says=lambda before: SILENT if before < 40 else None)
+    agents_registered(run_dir, "host-0", "host-1", "host-2")
+    queue = FakeQueue(answer=lambda before: NO_ANSWER if before < 40 else None)
     with ExitStack() as leading:
-        leading.enter_context(led(run_dir))
+        leading.enter_context(leader_alive(run_dir))
 
         def writes() -> None:
-            writes_on(run_dir, leading, lost("host-1"))
-            if not lives:
+            leader_writes(run_dir, leading, agent_lost("host-1"))
+            if not is_alive:
                 leading.close()
 
-        assert settled(run_dir, queue, Writing(writes, lines_after_s)) == "leave"
-    if lives:
+        assert settle_lost_leader(run_dir, queue, ClockWithWriter(writes, lines_after_s)) == "leave"
+    if is_alive:
         assert bool(queue.requeued) == (lines_after_s > LOOK_S)
         assert "host-1 was cut off from the leader, which is alive" in caplog.messages[-1]
     else:
@@ -450,23 +454,25 @@ def test_a_leader_that_writes_lives_unless_it_has_died_since(
         assert "queued again, without host-0" in caplog.messages[-1]
 
 
-def test_one_that_writes_and_never_gives_this_host_up_is_cut_off_itself(run_dir: RunDir) -> None:
-    """It blames no host before it hears another one, or the scheduler; its ranks grow silent."""
-    here(run_dir, "host-0", "host-1")
+def test_a_leader_that_writes_but_never_gives_up_this_host_is_cut_off_itself(
+    run_dir: RunDir,
+) -> None:
+    """A cut-off leader declares no agent lost; it only reports that ranks are silent."""
+    agents_registered(run_dir, "host-0", "host-1")
     silent = HealthChanged(at=time.time(), attempt=0, ranks=((0, 0),), health="silent", age_s=10.0)
-    queue = Queue()
+    queue = FakeQueue()
     with ExitStack() as leading:
-        leading.enter_context(led(run_dir))
-        clock = Writing(lambda: writes_on(run_dir, leading, silent), 1.0)
-        begun = clock.time
-        settled(run_dir, queue, clock)
+        leading.enter_context(leader_alive(run_dir))
+        clock = ClockWithWriter(lambda: leader_writes(run_dir, leading, silent), 1.0)
+        start = clock.time
+        settle_lost_leader(run_dir, queue, clock)
     assert queue.requeued == [("host-0",)]
-    assert clock.time - begun == GIVEN_UP_S
+    assert clock.time - start == GIVEN_UP_S
 
 
 @dataclass
-class Writing(TurnedClock):
-    """While time passes, a leader writes."""
+class ClockWithWriter(TurnedClock):
+    """A clock that calls `write` once, when `after_s` seconds have passed."""
 
     write: Callable[[], None] = lambda: None
     due_s: float = 0.0
@@ -482,220 +488,233 @@ class Writing(TurnedClock):
             self.write()
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_where_the_leader_is_dead_the_job_is_queued_again_soon(run_dir: RunDir, kept: bool) -> None:
-    """As on Slurm when the leader's node dies: its last lines were of training. A file server keeps
-    its lock for a while; the kernel of a node that lives does not."""
-    here(run_dir, "host-0", "host-1", "host-2")
-    queue = Queue()
-    with led(run_dir) if kept else nullcontext():
-        assert asked(run_dir, queue) == (LOOK_S if kept else 0.0)
+@pytest.mark.parametrize("lock_kept", [True, False])
+def test_if_the_leader_is_dead_the_job_is_queued_again_soon(
+    run_dir: RunDir, lock_kept: bool
+) -> None:
+    """As on Slurm after a failure of the leader's node, during training. A file server keeps the
+    lock of the leader for a while; the kernel of a node that is up does not."""
+    agents_registered(run_dir, "host-0", "host-1", "host-2")
+    queue = FakeQueue()
+    with leader_alive(run_dir) if lock_kept else nullcontext():
+        assert exit_after(run_dir, queue) == (LOOK_S if lock_kept else 0.0)
     assert queue.requeued == [("host-0",)]
 
 
-# A host that no leader ever heard
+# A host that never registered with a leader
 
 
 @pytest.mark.parametrize("writes_after_s", [1.0, 1e9])
-def test_a_host_that_a_leader_which_lives_never_heard_ends_nobodys_run(
+def test_a_host_that_never_registered_does_not_end_the_allocation_of_a_live_leader(
     run_dir: RunDir, writes_after_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The others train with a spare; of a healthy job a leader may write nothing for long."""
+    """The others train with a spare, and the leader of a healthy job may write nothing for long."""
     caplog.set_level(logging.INFO)
-    here(run_dir, "host-0", "host-2")
-    queue = Queue()
+    agents_registered(run_dir, "host-0", "host-2")
+    queue = FakeQueue()
     with ExitStack() as leading:
-        goes_on = partial(writes_on, run_dir, leading, gone_on("host-2"))
-        waited_s = stranger_asks(run_dir, queue, Writing(goes_on, writes_after_s), leading)
+        write = partial(leader_writes, run_dir, leading, host_unavailable("host-2"))
+        waited_s = exit_after_clock(run_dir, queue, ClockWithWriter(write, writes_after_s), leading)
     assert queue.requeued == []
     assert STRANGER_S <= waited_s <= STRANGER_S + 10
     assert "host-1 was never heard by the leader on host-0, which is alive" in caplog.messages[-1]
 
 
-def test_it_asks_once_the_lock_of_a_leader_that_died_is_free(run_dir: RunDir) -> None:
-    """A file server keeps that of a dead host for its lease."""
-    queue = Queue()
+def test_a_host_that_never_registered_requeues_the_job_when_the_lock_is_free(
+    run_dir: RunDir,
+) -> None:
+    """A file server keeps the lock of a dead host until its lease ends."""
+    queue = FakeQueue()
     with ExitStack() as leading:
-        waited_s = stranger_asks(run_dir, queue, Writing(leading.close, 90.0), leading)
+        waited_s = exit_after_clock(run_dir, queue, ClockWithWriter(leading.close, 90.0), leading)
     assert queue.requeued == [("host-0",)]
     assert 90.0 <= waited_s < STRANGER_S
 
 
-def test_it_waits_no_longer_than_for_the_end_of_the_job(run_dir: RunDir) -> None:
-    queue = Queue()
+def test_a_host_that_never_registered_exits_at_the_end_of_the_job(run_dir: RunDir) -> None:
+    queue = FakeQueue()
     with ExitStack() as leading:
-        ends = partial(writes_on, run_dir, leading, CancelRequested(at=time.time(), by="me"))
-        waited_s = stranger_asks(run_dir, queue, Writing(ends, 20.0), leading)
+        end_job = partial(leader_writes, run_dir, leading, CancelRequested(at=time.time(), by="me"))
+        waited_s = exit_after_clock(run_dir, queue, ClockWithWriter(end_job, 20.0), leading)
     assert queue.requeued == []
     assert waited_s < STRANGER_S / 2
 
 
-def test_where_no_leader_began_in_this_run_nobody_is_a_stranger(run_dir: RunDir) -> None:
-    """Who holds the journal may hang on the way to its first line."""
-    queue = Queue()
-    with led(run_dir):
-        asked(run_dir, queue, Term(LAUNCH, restarts=1))
+def test_without_a_leader_in_this_allocation_no_host_counts_as_never_registered(
+    run_dir: RunDir,
+) -> None:
+    """The process that holds the journal may hang before it writes its first line."""
+    queue = FakeQueue()
+    with leader_alive(run_dir):
+        exit_after(run_dir, queue, Term(LAUNCH, restarts=1))
     assert queue.requeued == [("host-0",)]
 
 
-def stranger_asks(run_dir: RunDir, queue: Queue, clock: "Writing", leading: ExitStack) -> float:
-    leading.enter_context(led(run_dir))
-    begun = clock.time
-    settled(run_dir, queue, clock, TERM)
-    return clock.time - begun
+def exit_after_clock(
+    run_dir: RunDir, queue: FakeQueue, clock: "ClockWithWriter", leading: ExitStack
+) -> float:
+    leading.enter_context(leader_alive(run_dir))
+    start = clock.time
+    settle_lost_leader(run_dir, queue, clock, TERM)
+    return clock.time - start
 
 
-def writes_on(run_dir: RunDir, leading: ExitStack, event: Event) -> None:
-    """The leader lives on, and writes."""
+def leader_writes(run_dir: RunDir, leading: ExitStack, event: Event) -> None:
+    """The leader is still alive and writes a line."""
     leading.close()
     append(run_dir, event)
-    leading.enter_context(led(run_dir))
+    leading.enter_context(leader_alive(run_dir))
 
 
-# One of them takes over
+# One agent takes over
 
 
-def claimed(run_dir: RunDir, backend: FakeBackend, clock: TurnedClock | None = None) -> Claim:
-    """What the agent of host-1 has; the lock of the journal and the turn are let go of."""
-    found = settled(run_dir, backend, clock or TurnedClock())
-    assert isinstance(found, Claim)
-    found.turn.close()
-    found.journal.__exit__(None, None, None)
-    return found
+def take_over(run_dir: RunDir, backend: FakeBackend, clock: TurnedClock | None = None) -> Claim:
+    """The claim of the agent of host-1; its locks are released."""
+    outcome = settle_lost_leader(run_dir, backend, clock or TurnedClock())
+    assert isinstance(outcome, Claim)
+    outcome.turn.close()
+    outcome.journal.__exit__(None, None, None)
+    return outcome
 
 
-def test_an_agent_takes_over_from_a_leader_whose_host_is_well(run_dir: RunDir) -> None:
-    """Nothing of the former leader is left there by then, and it could write nothing any more."""
-    here(run_dir, "host-0", "host-1")
+def test_an_agent_takes_over_if_the_leaders_host_is_healthy(run_dir: RunDir) -> None:
+    """All processes of the old leader have ended, and the fence would refuse its writes."""
+    agents_registered(run_dir, "host-0", "host-1")
     backend = FakeBackend()
-    claim = claimed(run_dir, backend)
+    claim = take_over(run_dir, backend)
     assert backend.cleared == ["host-0"]
     assert backend.requeued == []
     assert claim.how == "its process on host-0 had ended, and host-0 is well"
     assert read_fence(run_dir.fence) == Fence(leader=claim.name, attempt=1)
     with pytest.raises(GivenUp):
-        check_leader(run_dir.fence, "the former")
+        check_leader(run_dir.fence, "the old leader")
 
 
-def test_the_turn_and_the_journal_are_kept_until_the_new_leader_lets_go(run_dir: RunDir) -> None:
-    here(run_dir, "host-0", "host-1")
-    found = settled(run_dir, FakeBackend(), TurnedClock())
-    assert isinstance(found, Claim)
+def test_the_turn_and_the_journal_are_locked_until_the_new_leader_releases_them(
+    run_dir: RunDir,
+) -> None:
+    agents_registered(run_dir, "host-0", "host-1")
+    outcome = settle_lost_leader(run_dir, FakeBackend(), TurnedClock())
+    assert isinstance(outcome, Claim)
     assert not is_free(run_dir.requeue_lock)
     assert has_writer(run_dir.journal)
-    found.turn.close()
-    found.journal.__exit__(None, None, None)
+    outcome.turn.close()
+    outcome.journal.__exit__(None, None, None)
     assert is_free(run_dir.requeue_lock)
 
 
-def test_a_leaders_host_that_is_cut_off_for_a_moment_is_waited_for(
+def test_no_agent_takes_over_while_the_leaders_host_is_cut_off_for_a_moment(
     run_dir: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And once its leader is heard again nobody takes over, and it is not ended."""
-    here(run_dir, "host-0", "host-1")
+    """When the leader answers again, it stays the leader, and its processes are not ended."""
+    agents_registered(run_dir, "host-0", "host-1")
     backend = FakeBackend(uncleared=BackendError("nothing could be started on host-0"))
     clock = TurnedClock()
-    begun = clock.time
-    found = settled(run_dir, backend, clock, is_alone=lambda: clock.time - begun < 25)
-    assert found == "follow"
+    start = clock.time
+    outcome = settle_lost_leader(run_dir, backend, clock, is_alone=lambda: clock.time - start < 25)
+    assert outcome == "follow"
     assert 3 <= len(backend.cleared) <= 6
     assert backend.requeued == []
-    assert read_fence(run_dir.fence) == Fence(leader="the former", attempt=1)
+    assert read_fence(run_dir.fence) == Fence(leader="the old leader", attempt=1)
     assert "nothing could be started on host-0" in caplog.text
 
 
-def test_one_that_never_answers_is_given_up_in_the_end(run_dir: RunDir) -> None:
-    here(run_dir, "host-0", "host-1")
+def test_the_job_is_requeued_if_the_leaders_host_never_answers(run_dir: RunDir) -> None:
+    agents_registered(run_dir, "host-0", "host-1")
     backend = FakeBackend(uncleared=BackendError("nothing could be started on host-0"))
     clock = TurnedClock()
-    begun = clock.time
-    assert settled(run_dir, backend, clock) == "leave"
+    start = clock.time
+    assert settle_lost_leader(run_dir, backend, clock) == "leave"
     assert backend.requeued == [("host-0",)]
-    assert VERDICT_S <= clock.time - begun <= VERDICT_S + 2 * RETRY_S
+    assert VERDICT_S <= clock.time - start <= VERDICT_S + 2 * RETRY_S
 
 
-def test_with_a_spare_a_leaders_host_that_does_not_answer_is_not_waited_for(
+def test_with_a_spare_an_agent_takes_over_at_once_if_the_leaders_host_does_not_answer(
     run_dir: RunDir,
 ) -> None:
-    here(run_dir, "host-0", "host-1", "host-2")
+    agents_registered(run_dir, "host-0", "host-1", "host-2")
     backend = FakeBackend(uncleared=BackendError("nothing could be started on host-0"))
-    claim = claimed(run_dir, backend)
+    claim = take_over(run_dir, backend)
     assert "nothing could be started on host-0" in claim.how
 
 
-def test_whoever_comes_second_finds_the_fence_changed_and_follows(
+def test_the_second_agent_sees_the_changed_fence_and_follows(
     run_dir: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    here(run_dir, "host-0", "host-1", "host-2")
+    agents_registered(run_dir, "host-0", "host-1", "host-2")
     backend = FakeBackend()
 
-    def taken() -> None:
+    def change_fence() -> None:
         write_fence(run_dir.fence, Fence(leader="another agent", attempt=1))
 
     with run_dir.requeue_lock.open("a") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        assert settled(run_dir, backend, Writing(taken, 20.0)) == "follow"
+        assert settle_lost_leader(run_dir, backend, ClockWithWriter(change_fence, 20.0)) == "follow"
     assert (backend.cleared, backend.requeued) == ([], [])
     assert caplog.messages[-1] == "another agent takes over: waiting for it"
 
 
-def test_one_whose_leader_is_heard_again_follows_it(run_dir: RunDir) -> None:
-    here(run_dir, "host-0", "host-1")
-    with led(run_dir):
-        assert settled(run_dir, FakeBackend(), TurnedClock(), is_alone=lambda: False) == "follow"
+def test_an_agent_whose_leader_answers_again_follows_it(run_dir: RunDir) -> None:
+    agents_registered(run_dir, "host-0", "host-1")
+    with leader_alive(run_dir):
+        assert (
+            settle_lost_leader(run_dir, FakeBackend(), TurnedClock(), is_alone=lambda: False)
+            == "follow"
+        )
 
 
-def test_a_journal_that_is_kept_by_a_process_that_cannot_be_ended_has_the_job_queued_again(
+def test_the_job_is_requeued_if_an_unreachable_process_holds_the_journal(
     run_dir: RunDir,
 ) -> None:
-    """As of a leader that is stopped on a host that nobody reaches."""
-    here(run_dir, "host-0", "host-1", "host-2")
+    """For example, the leader is stopped on a host that is unreachable."""
+    agents_registered(run_dir, "host-0", "host-1", "host-2")
     backend = FakeBackend(uncleared=BackendError("nothing could be started on host-0"))
-    with led(run_dir):
-        assert settled(run_dir, backend, TurnedClock()) == "leave"
+    with leader_alive(run_dir):
+        assert settle_lost_leader(run_dir, backend, TurnedClock()) == "leave"
     assert backend.requeued == [("host-0",)]
     fence = read_fence(run_dir.fence)
     assert fence is not None
-    assert fence.leader != "the former", "should it wake, it can write nothing"
+    assert fence.leader != "the old leader", "if it continues, it cannot write"
 
 
-def test_a_full_disk_is_waited_for_before_anything_is_claimed(
+def test_an_agent_waits_for_space_on_the_disk_before_it_takes_over(
     run_dir: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    here(run_dir, "host-0", "host-1")
+    agents_registered(run_dir, "host-0", "host-1")
     clock = Emptied()
     try:
-        claim = claimed(run_dir, FakeBackend(), clock)
+        claim = take_over(run_dir, FakeBackend(), clock)
     finally:
         clock.make_room()
     assert "failed to take the fence, trying again" in caplog.text
     assert read_fence(run_dir.fence) == Fence(leader=claim.name, attempt=1)
 
 
-def test_a_run_directory_that_is_gone_leaves_nothing_to_take_over(
+def test_an_agent_exits_if_the_run_directory_is_gone(
     run_dir: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    here(run_dir, "host-0", "host-1")
+    agents_registered(run_dir, "host-0", "host-1")
 
-    def gone() -> None:
+    def move_run_dir() -> None:
         run_dir.path.rename(run_dir.path.with_name("elsewhere"))
 
-    class Moving(FakeBackend):
+    class MovingBackend(FakeBackend):
         def clear_host(self, launch: LaunchPlan, host: str) -> str:
-            gone()
+            move_run_dir()
             return super().clear_host(launch, host)
 
-    assert settled(run_dir, Moving(), TurnedClock()) == "leave"
+    assert settle_lost_leader(run_dir, MovingBackend(), TurnedClock()) == "leave"
     assert "the run directory is gone" in caplog.text
 
 
-# What the leader had decided stands
+# Decisions of the lost leader stay valid
 
 
-def given_back(run_dir: RunDir) -> None:
-    """The leader has host-1 stop, and the job queued again without it."""
-    here(run_dir, "host-0", "host-1")
+def requeue_decided(run_dir: RunDir) -> None:
+    """The leader excludes host-1 and decides to requeue the job."""
+    agents_registered(run_dir, "host-0", "host-1")
     append(
         run_dir,
         HostFlagged(at=time.time(), host="host-1", state="DOWN", reason="Not responding"),
@@ -711,35 +730,35 @@ def given_back(run_dir: RunDir) -> None:
 
 
 @pytest.mark.parametrize("phase", ["queued again", "ending", "over"])
-def test_a_requeue_that_the_leader_decided_on_is_settled(
+def test_a_requeue_that_the_leader_decided_is_not_repeated(
     run_dir: RunDir, phase: RunPhase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The agent of a node whose slurmd is dead outlives the run: nobody can end it."""
+    """The agent on a node without slurmd outlives the allocation, because Slurm cannot end it."""
     caplog.set_level(logging.INFO)
-    given_back(run_dir)
-    queue = Queue(own=CurrentRun(phase=phase, words="Slurm job 7 is PENDING (BeginTime)"))
-    assert asked(run_dir, queue) == 0.0
+    requeue_decided(run_dir)
+    queue = FakeQueue(own=CurrentRun(phase=phase, words="Slurm job 7 is PENDING (BeginTime)"))
+    assert exit_after(run_dir, queue) == 0.0
     assert queue.requeued == []
     assert "Slurm job 7 is PENDING (BeginTime)" in caplog.messages[-1]
 
 
-def test_a_run_that_breaks_while_nobody_leads_it_is_queued_again(run_dir: RunDir) -> None:
-    """As one whose batch script was killed with the leader; no host is left out for that."""
-    here(run_dir, "host-0", "host-1")
-    queue = Queue(
+def test_an_allocation_that_fails_without_a_leader_is_queued_again(run_dir: RunDir) -> None:
+    """For example, the batch script was killed together with the leader. No host is excluded."""
+    agents_registered(run_dir, "host-0", "host-1")
+    queue = FakeQueue(
         own=CurrentRun(phase="broken", words="Slurm job 7 is COMPLETING (JobLaunchFailure)")
     )
-    assert asked(run_dir, queue) == 0.0
+    assert exit_after(run_dir, queue) == 0.0
     assert queue.requeued == [()]
 
 
-def test_one_that_died_before_the_scheduler_heard_of_it_is_asked_for_as_decided(
+def test_a_decided_requeue_that_the_scheduler_did_not_get_is_requested_as_decided(
     run_dir: RunDir,
 ) -> None:
-    """Without the host that the leader left out, and with the leader's own."""
-    given_back(run_dir)
-    queue = Queue(own=RUNS)
-    assert asked(run_dir, queue) == 0.0
+    """Without the host that the leader excluded, and with the leader's own host."""
+    requeue_decided(run_dir)
+    queue = FakeQueue(own=RUNS)
+    assert exit_after(run_dir, queue) == 0.0
     assert queue.requeued == [("host-1",)]
 
 
@@ -747,10 +766,10 @@ def test_one_that_died_before_the_scheduler_heard_of_it_is_asked_for_as_decided(
     ("owner", "method"),
     [(FailoverFiles, "journal_size"), (Turn, "is_settled"), (FailoverFiles, "open_journal")],
 )
-def test_storage_that_fails_once_ends_no_agent_without_a_leader(
+def test_storage_that_fails_once_does_not_end_an_agent(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:
-    """A file handle that is stale for a moment: the call is made again."""
+    """A file handle is stale for a moment; the call is repeated."""
     real, failed = getattr(owner, method), list[bool]()
 
     def fails_first(*args: object) -> object:
@@ -760,8 +779,8 @@ def test_storage_that_fails_once_ends_no_agent_without_a_leader(
         return real(*args)
 
     monkeypatch.setattr(owner, method, fails_first)
-    queue = Queue(own=replace(DEAD, given_up={}))
-    outcome = settled(run_dir, queue, TurnedClock())
+    queue = FakeQueue(own=replace(DEAD, given_up={}))
+    outcome = settle_lost_leader(run_dir, queue, TurnedClock())
     assert isinstance(outcome, Claim)
     outcome.turn.close()
     outcome.journal.__exit__(None, None, None)

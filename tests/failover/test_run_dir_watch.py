@@ -1,3 +1,5 @@
+"""A run directory that is moved, replaced or deleted is detected at the second look."""
+
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,8 +10,8 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.failover.run_dir_watch import SURE_S, RunDirGone, RunDirWatch
 
 
-class Time:
-    """Passes when it is told to."""
+class ManualClock:
+    """A clock that only `sleep` advances."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -32,47 +34,47 @@ def a_run(folder: Path) -> RunDir:
     return run_dir
 
 
-def watched(run_dir: RunDir) -> tuple[RunDirWatch, Time]:
-    clock = Time()
+def watch_of(run_dir: RunDir) -> tuple[RunDirWatch, ManualClock]:
+    clock = ManualClock()
     return RunDirWatch(run_dir, clock), clock
 
 
-def moved(run_dir: RunDir) -> None:
+def move(run_dir: RunDir) -> None:
     run_dir.path.rename(run_dir.path.with_name("elsewhere"))
 
 
-def begun_anew(run_dir: RunDir) -> None:
-    moved(run_dir)
+def replace_by_new_run(run_dir: RunDir) -> None:
+    move(run_dir)
     run_dir.path.mkdir()
     run_dir.journal.write_text("{}\n")
     write_fence(run_dir.fence, Fence(leader="a", attempt=1))
 
 
-def fence_removed(run_dir: RunDir) -> None:
+def remove_fence(run_dir: RunDir) -> None:
     run_dir.fence.unlink()
 
 
-def made_a_file(run_dir: RunDir) -> None:
-    moved(run_dir)
+def replace_by_file(run_dir: RunDir) -> None:
+    move(run_dir)
     run_dir.path.write_text("no folder\n")
 
 
 @pytest.mark.parametrize(
-    ("happens", "words"),
+    ("change", "words"),
     [
-        (moved, r"runs/job/journal\.jsonl is gone since 2027-01-15 08:00:01 UTC"),
-        (begun_anew, r"journal\.jsonl is another file than this job's since"),
-        (fence_removed, r"fence\.json is gone since"),
-        (made_a_file, r"journal\.jsonl is gone since"),
+        (move, r"runs/job/journal\.jsonl is gone since 2027-01-15 08:00:01 UTC"),
+        (replace_by_new_run, r"journal\.jsonl is another file than this job's since"),
+        (remove_fence, r"fence\.json is gone since"),
+        (replace_by_file, r"journal\.jsonl is gone since"),
     ],
 )
-def test_a_directory_that_is_lost_is_told_at_the_second_look(
-    tmp_path: Path, happens: Callable[[RunDir], None], words: str
+def test_a_lost_directory_is_reported_at_the_second_look(
+    tmp_path: Path, change: Callable[[RunDir], None], words: str
 ) -> None:
     run_dir = a_run(tmp_path)
-    watch, clock = watched(run_dir)
+    watch, clock = watch_of(run_dir)
     watch.look()
-    happens(run_dir)
+    change(run_dir)
     clock.sleep(1.0)
     watch.look()
     clock.sleep(SURE_S)
@@ -80,11 +82,11 @@ def test_a_directory_that_is_lost_is_told_at_the_second_look(
         watch.look()
 
 
-def test_what_is_there_again_at_the_second_look_was_a_hiccup(tmp_path: Path) -> None:
+def test_a_directory_that_is_back_at_the_second_look_is_not_lost(tmp_path: Path) -> None:
     run_dir = a_run(tmp_path)
-    watch, clock = watched(run_dir)
+    watch, clock = watch_of(run_dir)
     for _ in range(3):
-        moved(run_dir)
+        move(run_dir)
         watch.look()
         clock.sleep(SURE_S)
         run_dir.path.with_name("elsewhere").rename(run_dir.path)
@@ -94,7 +96,7 @@ def test_what_is_there_again_at_the_second_look_was_a_hiccup(tmp_path: Path) -> 
 
 def test_a_new_fence_and_longer_journal_are_no_loss(tmp_path: Path) -> None:
     run_dir = a_run(tmp_path)
-    watch, clock = watched(run_dir)
+    watch, clock = watch_of(run_dir)
     for attempt in range(2, 5):
         write_fence(run_dir.fence, Fence(leader="a", attempt=attempt))
         with run_dir.journal.open("a") as file:
@@ -103,11 +105,11 @@ def test_a_new_fence_and_longer_journal_are_no_loss(tmp_path: Path) -> None:
         clock.sleep(SURE_S)
 
 
-def test_what_cannot_be_read_is_not_gone(tmp_path: Path) -> None:
-    """A loop of links, as an error of the file system that is none of "no such file"."""
+def test_an_unreadable_directory_is_not_lost(tmp_path: Path) -> None:
+    """A loop of symbolic links gives an error other than "no such file"."""
     run_dir = a_run(tmp_path)
-    watch, clock = watched(run_dir)
-    moved(run_dir)
+    watch, clock = watch_of(run_dir)
+    move(run_dir)
     run_dir.path.symlink_to(run_dir.path)
     for _ in range(3):
         with pytest.raises(OSError, match="Too many levels of symbolic links"):

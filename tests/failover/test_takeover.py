@@ -1,4 +1,4 @@
-"""An agent that followed a leader leads from then on, or follows another."""
+"""An agent that lost its leader becomes the leader, follows another one, or exits."""
 
 import asyncio
 import contextlib
@@ -52,8 +52,8 @@ HOW = "its process on host-0 had ended, and host-0 is well"
 
 
 @dataclass
-class Granting(FakeBackend):
-    """A scheduler that says again what it gave."""
+class GrantingBackend(FakeBackend):
+    """A scheduler that reports the granted allocation."""
 
     def allocation(self, launch: LaunchPlan) -> Allocation:
         return GRANTED
@@ -62,12 +62,12 @@ class Granting(FakeBackend):
         return "tb"
 
 
-# Which of the three it is
+# The three outcomes
 
 
 @dataclass
 class Follower:
-    """An agent in name, that is without a leader from the beginning."""
+    """A fake agent that has lost its leader from the start."""
 
     config: AgentConfig
     alone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -83,24 +83,24 @@ class Follower:
         self.exit_code = code
 
 
-def followed(
+def follow_outcomes(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     outcomes: list[Outcome],
     code: int | None = None,
 ) -> tuple[int, list[Claim]]:
-    """The exit code of an agent to which these happen, and the claims that it led by; `code`: as
-    which it ends as a leader."""
+    """Exit code of an agent with these outcomes, and the claims with which it led. `code` is its
+    exit code as a leader."""
     place = a_place(folder, "host-1")
     config = AgentConfig(place=place, secret=SECRET, term=Term(LAUNCH), devices=1, agent_timeout=1)
-    led: list[Claim] = []
+    claims: list[Claim] = []
 
     async def lead(agent: Agent, following: "asyncio.Task[int]", claim: Claim) -> int | None:
-        led.append(claim)
+        claims.append(claim)
         return code
 
     def backend_named(name: str) -> AllocationBackend:
-        raise AssertionError("nobody asks a scheduler")
+        raise AssertionError("no scheduler is asked")
 
     async def settles(*_: object) -> Outcome:
         return outcomes.pop(0)
@@ -114,7 +114,7 @@ def followed(
         following = follow(agent, backend_named, SystemClock(), lead)  # type: ignore[arg-type]
         return await asyncio.wait_for(following, WAIT_S)
 
-    return asyncio.run(run()), led
+    return asyncio.run(run()), claims
 
 
 def a_claim(run_dir: RunDir, name: str = "the claimant") -> Claim:
@@ -129,48 +129,49 @@ def a_claim(run_dir: RunDir, name: str = "the claimant") -> Claim:
     return Claim(name=name, journal=journal, turn=turn, how=HOW)
 
 
-def let_go(claim: Claim) -> None:
+def release(claim: Claim) -> None:
     claim.turn.close()
     with contextlib.closing(contextlib.ExitStack()) as both:
         both.enter_context(claim.journal)
 
 
-def test_an_agent_leaves_where_the_job_is_no_business_of_its_any_more(
+def test_an_agent_exits_with_the_outcome_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert followed(tmp_path, monkeypatch, ["leave"]) == (exit_codes.LEADER_LOST, [])
+    assert follow_outcomes(tmp_path, monkeypatch, ["leave"]) == (exit_codes.LEADER_LOST, [])
 
 
-def test_one_that_finds_another_leader_follows_that_until_it_is_gone_too(
+def test_an_agent_follows_the_next_leader_until_that_is_lost_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert (
-        followed(tmp_path, monkeypatch, ["follow", "follow", "leave"])[0] == exit_codes.LEADER_LOST
+        follow_outcomes(tmp_path, monkeypatch, ["follow", "follow", "leave"])[0]
+        == exit_codes.LEADER_LOST
     )
 
 
-def test_one_that_claims_the_job_leads_it_to_its_end(
+def test_an_agent_with_a_claim_leads_the_job_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = a_claim(a_place(tmp_path).run_dir)
-    code, led = followed(tmp_path, monkeypatch, [claim], exit_codes.OK)
-    assert (code, led) == (exit_codes.OK, [claim])
-    let_go(claim)
+    code, claims = follow_outcomes(tmp_path, monkeypatch, [claim], exit_codes.OK)
+    assert (code, claims) == (exit_codes.OK, [claim])
+    release(claim)
 
 
-def test_one_whose_claim_came_second_follows_the_first(
+def test_an_agent_whose_claim_came_second_follows_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = a_claim(a_place(tmp_path).run_dir)
-    code, led = followed(tmp_path, monkeypatch, [claim, "leave"], None)
-    assert (code, led) == (exit_codes.LEADER_LOST, [claim])
-    let_go(claim)
+    code, claims = follow_outcomes(tmp_path, monkeypatch, [claim, "leave"], None)
+    assert (code, claims) == (exit_codes.LEADER_LOST, [claim])
+    release(claim)
 
 
-# It leads on
+# The agent leads
 
 
-def taken_over(
+def take_over(
     folder: Path,
     backend: FakeBackend,
     monkeypatch: pytest.MonkeyPatch,
@@ -178,8 +179,8 @@ def taken_over(
     agent_timeout: float = 10.0,
     unheeded: str = "",
 ) -> int | None:
-    """The agent of host-1 takes over from the leader on host-0, which had an attempt under way; its
-    exit code."""
+    """The agent of host-1 takes over during an attempt from the leader on host-0. Returns the exit
+    code of the agent."""
     place = a_place(folder, "host-1")
     run_dir = place.run_dir
     with Journal(run_dir.journal, SystemClock()) as journal:
@@ -216,7 +217,7 @@ def taken_over(
         await script(run_dir, agent)
         code = await asyncio.wait_for(leading, WAIT_S)
         if code is None:
-            assert not following.done(), "it goes on as an agent"
+            assert not following.done(), "it continues as an agent"
             agent.leave(exit_codes.LEADER_LOST)
         await asyncio.wait_for(following, WAIT_S)
         return code
@@ -239,107 +240,110 @@ def events(run_dir: RunDir) -> list[object]:
     return [entry.event for entry in read(run_dir.journal)]
 
 
-def requeued(backend: FakeBackend) -> Callable[[], bool]:
+def is_requeued(backend: FakeBackend) -> Callable[[], bool]:
     return lambda: bool(backend.requeued)
 
 
-def test_it_has_an_agent_started_on_the_host_of_the_former_leader_and_is_its_own_agent_still(
+def test_the_new_leader_starts_an_agent_on_the_old_leaders_host_and_keeps_its_own_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = Granting(cause="requeued")
+    backend = GrantingBackend(cause="requeued")
 
     async def script(run_dir: RunDir, agent: Agent) -> None:
         await until(lambda: backend.replaced, "an agent for host-0")
-        await until(lambda: is_free(run_dir.requeue_lock), "the next one's turn")
-        await until(lambda: leader_of(run_dir, Term(LAUNCH)), "where the leader is")
+        await until(lambda: is_free(run_dir.requeue_lock), "the release of the turn")
+        await until(lambda: leader_of(run_dir, Term(LAUNCH)), "the address of the leader")
         own = (AgentRegistered, "host-1", "of host-1")
 
-        def came() -> bool:
+        def registered_again() -> bool:
             again = [e for e in events(run_dir) if isinstance(e, AgentRegistered)][2:]
             return any((type(e), e.host, e.incarnation) == own for e in again)
 
-        await until(came, "its own agent, the same as before")
-        signal_ourselves(signal.SIGUSR2)  # what a scheduler signals is its to decide by now
+        await until(
+            registered_again, "the registration of its own agent, with the same incarnation"
+        )
+        signal_ourselves(signal.SIGUSR2)  # the new leader handles the signals of the scheduler
 
-    assert taken_over(tmp_path, backend, monkeypatch, script) == exit_codes.REQUEUED
+    assert take_over(tmp_path, backend, monkeypatch, script) == exit_codes.REQUEUED
     assert backend.replaced == ["host-0"]
     run_dir = a_place(tmp_path).run_dir
     run = fold(entry.event for entry in read(run_dir.journal))
     (incident,) = run.history.incidents
     assert (incident.kind, incident.culprit.host) == ("leader-lost", "host-0")
     assert incident.cause.endswith(HOW)
-    assert (incident.step, incident.saved) == (6, 0), "as metrics say, not the journal's last step"
+    assert (incident.step, incident.saved) == (6, 0), (
+        "from the metrics, which are newer than the journal"
+    )
     assert (run.scheduler.leader, run.scheduler.left_out) == ("host-1", ())
     assert backend.requeued == [()], "no host is excluded"
     assert not has_writer(run_dir.journal)
 
 
-def test_a_signal_that_the_former_leader_was_too_late_for_is_the_new_ones_to_decide(
+def test_the_new_leader_handles_a_signal_that_the_old_leader_did_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = Granting(cause="preempted")
+    backend = GrantingBackend(cause="preempted")
 
     async def script(run_dir: RunDir, agent: Agent) -> None:
-        await until(requeued(backend), "the queue")
+        await until(is_requeued(backend), "a requeue")
 
     assert (
-        taken_over(tmp_path, backend, monkeypatch, script, unheeded="SIGTERM")
-        == exit_codes.REQUEUED
+        take_over(tmp_path, backend, monkeypatch, script, unheeded="SIGTERM") == exit_codes.REQUEUED
     )
     found = events(a_place(tmp_path).run_dir)
     (began,) = [at for at, e in enumerate(found) if isinstance(e, LeaderStarted) and e.former]
-    asked = [at for at, e in enumerate(found) if isinstance(e, LeaveAsked)]
-    assert [found[at] for at in asked][-1].cause == "preempted"  # type: ignore[attr-defined]
-    assert min(asked) > began
+    requests = [at for at, e in enumerate(found) if isinstance(e, LeaveAsked)]
+    assert [found[at] for at in requests][-1].cause == "preempted"  # type: ignore[attr-defined]
+    assert min(requests) > began
 
 
-def test_it_lets_the_job_be_queued_again_where_no_agent_can_be_had_there(
+def test_the_job_is_requeued_if_no_agent_can_start_on_the_old_leaders_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = Granting(broken=True)
+    backend = GrantingBackend(broken=True)
 
     async def script(run_dir: RunDir, agent: Agent) -> None:
-        await until(requeued(backend), "the queue")
+        await until(is_requeued(backend), "a requeue")
 
-    assert taken_over(tmp_path, backend, monkeypatch, script) == exit_codes.REQUEUED
+    assert take_over(tmp_path, backend, monkeypatch, script) == exit_codes.REQUEUED
     assert backend.requeued == [("host-0",)]
 
 
-def test_an_agent_that_does_not_come_to_the_new_leader_is_lost(
+def test_an_agent_that_does_not_connect_to_the_new_leader_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was there under the former one."""
+    """It was registered with the old leader."""
     three = Allocation(id="7", restarts=0, hosts=(*HOSTS, "host-2"))
     monkeypatch.setattr("tests.failover.test_takeover.GRANTED", three)
     monkeypatch.setattr("tests.failover.test_takeover.HOSTS", three.hosts)
-    backend = Granting(cause="requeued")
+    backend = GrantingBackend(cause="requeued")
 
     async def script(run_dir: RunDir, agent: Agent) -> None:
         def lost() -> list[AgentLost]:
             return [e for e in events(run_dir) if isinstance(e, AgentLost)]
 
-        await until(lost, "its loss")
+        await until(lost, "the loss of its agent")
         assert [one.host for one in lost()] == ["host-2"]
         assert "did not connect to the new leader" in lost()[0].why
         await until(lambda: "host-2" in backend.replaced, "another agent there")
         signal_ourselves(signal.SIGTERM)
 
-    assert taken_over(tmp_path, backend, monkeypatch, script, 2.0) == exit_codes.REQUEUED
+    assert take_over(tmp_path, backend, monkeypatch, script, 2.0) == exit_codes.REQUEUED
 
 
-def test_of_two_that_claim_the_job_the_one_that_the_fence_does_not_name_follows_again(
+def test_of_two_agents_with_a_claim_the_one_that_is_not_in_the_fence_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Turns fail without file locks. The second agent changes nothing, and stays alive."""
-    backend = Granting()
+    """Without file locks two agents may have a claim. The second changes nothing and follows."""
+    backend = GrantingBackend()
 
     async def script(run_dir: RunDir, agent: Agent) -> None:
-        write_fence(run_dir.fence, Fence(leader="the other", attempt=1))
+        write_fence(run_dir.fence, Fence(leader="the other agent", attempt=1))
 
-    assert taken_over(tmp_path, backend, monkeypatch, script) is None
+    assert take_over(tmp_path, backend, monkeypatch, script) is None
     run_dir = a_place(tmp_path).run_dir
     started = [e for e in events(run_dir) if isinstance(e, LeaderStarted)]
     assert [event.host for event in started] == ["host-0"]
-    assert read_fence(run_dir.fence) == Fence(leader="the other", attempt=1)
+    assert read_fence(run_dir.fence) == Fence(leader="the other agent", attempt=1)
     assert backend.replaced == []
-    assert not has_writer(run_dir.journal), "the other can write it"
+    assert not has_writer(run_dir.journal), "the other agent can write it"

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from orchestrator.cli import cli
 from orchestrator.contract.checkpoint_interval import interval_of
-from tests.test_docs import ROOT
+from tests.repository.test_docs import ROOT
 
 SPEC = [str(ROOT / "examples/llama3-8b.yaml")]
 HOSTS = ["--inventory", str(ROOT / "examples/inventories/h100.yaml")]

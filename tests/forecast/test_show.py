@@ -6,7 +6,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from orchestrator.cli import cli
-from tests.test_docs import ROOT
+from tests.repository.test_docs import ROOT
 
 SPEC = str(ROOT / "examples/llama3-8b.yaml")
 

@@ -6,8 +6,8 @@
                                                           every call of `step` that tests make
 
 A recording is a journal (`*.jsonl`, `*.jsonl.gz`), or a tree of calls (`*.steps.gz`), in which each
-line names the line whose state it starts from. Both hold events and the actions decided on them. A
-tree also holds a short description of the state after each event, and `record` writes that of the
+line has the number of the line whose state it starts from. Both hold events and their actions. A
+tree also describes the state after each event in short; `record` writes this description of the
 last state of each journal into `ends.json`.
 """
 
@@ -41,7 +41,7 @@ Body = dict[str, Any]
 
 
 def describe(run: Run) -> Body:
-    """What a user can see of a state, in values that do not depend on how the state is stored."""
+    """The visible part of a state, in values that do not depend on how the state is stored."""
     return {
         "state": run.state,
         "stage": run.stage.title,
@@ -115,12 +115,12 @@ def _check_journal(path: Path, found: Checked, prose: bool) -> None:
 def _check_tree(path: Path, found: Checked, prose: bool) -> None:
     runs = [Run()]
     for number, line in enumerate(gzip.decompress(path.read_bytes()).splitlines(), 1):
-        told = json.loads(line)
-        run, actions = step(runs[told["from"]], decode(Event, told["event"]))
+        recorded = json.loads(line)
+        run, actions = step(runs[recorded["from"]], decode(Event, recorded["event"]))
         runs.append(run)
         where = f"{path}:{number}"
-        _compare(where, _bodies(actions), told["actions"], found, prose)
-        _compare(where, describe(run), told["after"], found, prose)
+        _compare(where, _bodies(actions), recorded["actions"], found, prose)
+        _compare(where, describe(run), recorded["after"], found, prose)
 
 
 def _bodies(actions: tuple[Action, ...]) -> list[Body]:
@@ -148,7 +148,7 @@ def without_prose(body: Any) -> Any:
 
 
 class Recorder:
-    """Takes the place of `step`, and keeps every call that starts from an empty state."""
+    """Replaces `step`, and records each call whose state leads back to an empty state."""
 
     def __init__(self, folder: Path, real: Callable[..., Any]) -> None:
         self.folder, self.real, self.count = folder, real, 0
@@ -191,7 +191,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
-    """Before anything imports `step`."""
+    """Replace `step` before any test module imports it."""
     folder: Path | None = early_config.known_args_namespace.record_steps
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,22 +1,22 @@
-"""Ranks that return 0 before the last step have not done the job."""
+"""Ranks that exit with code 0 before the last step have failed."""
 
 from typing import Any
 
 from orchestrator.contract.messages.actions import EndJob, StopAttempt
 from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit
 from orchestrator.diagnosis.logs.readings import End, read_exit
-from tests.job.supervise_stage import GLOO_CLOSED, Job
+from tests.job.job_driver import GLOO_CLOSED, Job
 
 
-def returns(job: Job, rank: int, step: int, **more: Any) -> Any:
+def exits_with_0(job: Job, rank: int, step: int, **more: Any) -> Any:
     reading = read_exit(End(exit_code=0, signal=None))
     values = {"exit_code": 0, "signal": None, "step": step, "reading": reading}
     return job.exits(rank, **values | more)
 
 
-def test_a_rank_that_returns_0_early_is_the_cause_and_ends_the_job() -> None:
+def test_a_rank_that_exits_early_with_0_is_the_cause_and_ends_the_job() -> None:
     job = Job().running()
-    (stop,) = returns(job, 2, step=3)
+    (stop,) = exits_with_0(job, 2, step=3)
     assert isinstance(stop, StopAttempt)
     job.raises(0, GLOO_CLOSED)
     (end,) = job.stops()
@@ -32,10 +32,10 @@ def test_a_rank_that_returns_0_early_is_the_cause_and_ends_the_job() -> None:
     )
 
 
-def test_where_all_return_0_early_no_rank_is_blamed() -> None:
+def test_if_all_ranks_exit_early_with_0_there_is_no_culprit() -> None:
     job = Job().running()
     for rank in range(4):
-        returns(job, rank, step=5)
+        exits_with_0(job, rank, step=5)
     (end,) = job.stops()
     (incident,) = job.run.history.incidents
     assert (incident.culprit, incident.failure) == (NOBODY, "ended-early")
@@ -44,9 +44,9 @@ def test_where_all_return_0_early_no_rank_is_blamed() -> None:
     assert "of 4 ranks: rank 0 after step 5, rank 1 after step 5" in incident.evidence.notes[0]
 
 
-def test_what_breaks_first_is_blamed_and_not_who_returned_after_it() -> None:
+def test_the_rank_that_failed_first_is_the_culprit() -> None:
     job = Job().running()
     job.exits(1)
-    returns(job, 2, step=3, stopped=True)
+    exits_with_0(job, 2, step=3, stopped=True)
     job.stops()
     assert job.run.history.incidents[0].culprit.rank == 1

@@ -1,4 +1,4 @@
-"""Laws of the supervisor, whatever happens: `Witness` checks them after each event."""
+"""Laws of the supervisor under random faults: `LawChecker` checks them after each event."""
 
 from random import Random
 
@@ -9,8 +9,8 @@ from orchestrator.contract.messages.actions import EndJob
 from orchestrator.contract.messages.events import CheckpointSaved, StepReached
 from orchestrator.job.stage import Running, Starting
 from orchestrator.job.transitions import fold
-from tests.job.supervise_cluster import Cluster
-from tests.job.supervise_stage import exited
+from tests.job.fake_cluster import Cluster
+from tests.job.job_driver import exited
 
 randoms = st.randoms(use_true_random=False)
 budgets = st.integers(0, 4)
@@ -18,15 +18,15 @@ budgets = st.integers(0, 4)
 
 @settings(deadline=None, max_examples=80)
 @given(randoms, st.integers(1, 3), st.integers(0, 2), budgets, st.integers(0, 80))
-def test_whatever_breaks_every_law_holds_and_every_job_ends(
+def test_under_random_failures_every_law_holds_and_every_job_ends(
     random: Random, hosts: int, spares: int, budget: int, turns: int
 ) -> None:
     cluster = Cluster(random, hosts, spares, max_restarts=budget)
     cluster.play(turns)
-    entries = cluster.witness.entries
+    entries = cluster.checker.entries
     assert sum(isinstance(a, EndJob) for entry in entries for a in entry.actions) == 1
 
-    # A restarted supervisor stands where the former one stood, wherever that was.
+    # A supervisor that replays the journal from any point reaches the same state.
     cut = random.randrange(len(entries) + 1)
     events = [entry.event for entry in entries]
     assert fold(events[cut:], fold(events[:cut])) == fold(events) == cluster.run
@@ -34,26 +34,26 @@ def test_whatever_breaks_every_law_holds_and_every_job_ends(
 
 @settings(deadline=None, max_examples=80)
 @given(randoms, st.integers(1, 4), st.integers(0, 2), budgets, st.integers(0, 80), st.booleans())
-def test_whatever_a_scheduler_does_every_law_holds_and_every_job_ends(
+def test_under_random_scheduler_events_every_law_holds_and_every_job_ends(
     random: Random, hosts: int, spares: int, budget: int, turns: int, shrink: bool
 ) -> None:
     more = {"max_restarts": budget, "shrink": shrink, "preflight": bool(turns % 2)}
     cluster = Cluster(random, hosts, spares, scheduled=True, **more)
     cluster.play(turns)
-    events = [entry.event for entry in cluster.witness.entries]
+    events = [entry.event for entry in cluster.checker.entries]
     cut = random.randrange(len(events) + 1)
     assert fold(events[cut:], fold(events[:cut])) == fold(events) == cluster.run
 
 
 @settings(deadline=None, max_examples=80)
 @given(randoms, st.integers(1, 4), st.integers(0, 2), budgets, st.integers(0, 80), st.booleans())
-def test_where_hosts_have_successors_every_law_holds_and_every_job_ends(
+def test_if_the_scheduler_replaces_hosts_every_law_holds_and_every_job_ends(
     random: Random, hosts: int, spares: int, budget: int, turns: int, shrink: bool
 ) -> None:
     more = {"max_restarts": budget, "shrink": shrink, "preflight": bool(turns % 2)}
     cluster = Cluster(random, hosts, spares, scheduled=True, successor_s=300.0, **more)
     cluster.play(turns)
-    events = [entry.event for entry in cluster.witness.entries]
+    events = [entry.event for entry in cluster.checker.entries]
     cut = random.randrange(len(events) + 1)
     assert fold(events[cut:], fold(events[:cut])) == fold(events) == cluster.run
 
@@ -75,8 +75,8 @@ def test_an_ended_job_may_be_resumed_and_ends_again(
         )
 
 
-def broken(budget: int, failures: int, *, saves: bool = False) -> Cluster:
-    """A quiet cluster where a rank of each of the first attempts is killed at its second step."""
+def job_with_failures(budget: int, failures: int, *, saves: bool = False) -> Cluster:
+    """A cluster in which a rank of each of the first `failures` attempts is killed."""
     cluster = Cluster(Random(0), max_restarts=budget)
     cluster.calm = True
     for _ in range(60 * (failures + 1)):
@@ -92,7 +92,7 @@ def broken(budget: int, failures: int, *, saves: bool = False) -> Cluster:
                 cluster.tell(CheckpointSaved(at=0.0, attempt=attempt, step=attempt))
             cluster.tell(exited(attempt % 4, attempt))
         else:
-            cluster.finishes()
+            cluster.end_quietly()
     raise AssertionError("the job does not end")
 
 
@@ -101,7 +101,7 @@ def broken(budget: int, failures: int, *, saves: bool = False) -> Cluster:
 def test_a_job_succeeds_if_and_only_if_its_failures_are_within_the_budget(
     budget: int, failures: int
 ) -> None:
-    run = broken(budget, failures).run
+    run = job_with_failures(budget, failures).run
     assert run.state == ("SUCCEEDED" if failures <= budget else "FAILED")
     assert run.history.restarts == min(failures, budget)
     assert len(run.history.incidents) == min(failures, budget + 1)
@@ -109,6 +109,6 @@ def test_a_job_succeeds_if_and_only_if_its_failures_are_within_the_budget(
 
 @settings(deadline=None, max_examples=12)
 @given(st.integers(1, 4), st.integers(0, 12))
-def test_a_job_that_advances_is_not_punished_for_its_age(budget: int, failures: int) -> None:
-    run = broken(budget, failures, saves=True).run
+def test_a_job_that_saves_checkpoints_never_spends_its_budget(budget: int, failures: int) -> None:
+    run = job_with_failures(budget, failures, saves=True).run
     assert (run.state, run.history.restarts) == ("SUCCEEDED", failures)

@@ -1,4 +1,4 @@
-"""What a job does about a host that is drained, by `cluster.slurm.on_drain`."""
+"""What a job does if a host is drained, for each value of `cluster.slurm.on_drain`."""
 
 from typing import Literal
 
@@ -11,11 +11,11 @@ from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.job.hosts.scheduler_notices import asked_about, heard, news
 from orchestrator.job.stage import Running
 from orchestrator.seams import HostNotice
-from tests.job.supervise_stage import Job, submitted
+from tests.job.job_driver import Job, submitted
 
 Policy = Literal["finish", "checkpoint_and_requeue", "at_next_checkpoint"]
 DRAINED = HostNotice("host-1", "ALLOCATED+DRAIN", "a fan", lets_finish=True)
-AT_IT = HostNotice("host-1", "MAINTENANCE", "reservation maint_1")
+MAINTENANCE = HostNotice("host-1", "MAINTENANCE", "reservation maint_1")
 
 
 def a_job(policy: Policy, spares: int = 0) -> Job:
@@ -24,8 +24,8 @@ def a_job(policy: Policy, spares: int = 0) -> Job:
     return Job(spares=spares, launch=slurm, backend="slurm").granted()
 
 
-def flag(job: Job, notice: HostNotice = DRAINED) -> tuple[Action, ...]:
-    """What the leader tells of it, where it is news."""
+def notice_arrives(job: Job, notice: HostNotice = DRAINED) -> tuple[Action, ...]:
+    """The leader reads `notice` from the scheduler; the job gets an event if it is new."""
     actions: tuple[Action, ...] = ()
     for event in news(job.run, asked_about(job.run), (), (notice,), job.now()):
         assert isinstance(event, HostFlagged)
@@ -33,10 +33,10 @@ def flag(job: Job, notice: HostNotice = DRAINED) -> tuple[Action, ...]:
     return actions
 
 
-def test_by_default_a_drained_host_is_kept_to_the_end() -> None:
+def test_by_default_a_drained_host_is_used_until_the_job_ends() -> None:
     assert SlurmSpec().on_drain == "finish"
     job = a_job("finish").running()
-    assert flag(job) == ()
+    assert notice_arrives(job) == ()
     assert (type(job.run.stage), job.run.hosts.exclude) == (Running, {})
     assert job.run.hosts.draining == {"host-1": "host-1 is ALLOCATED+DRAIN: a fan"}
     assert news(job.run, asked_about(job.run), heard((DRAINED,)), (DRAINED,), 9.0) == ()
@@ -44,26 +44,26 @@ def test_by_default_a_drained_host_is_kept_to_the_end() -> None:
     assert isinstance(job.run.stage, Running)
     (start,) = job.fails_once()
     assert isinstance(start, StartAttempt)
-    assert start.hosts == job.hosts, "an incident changes nothing: the allocation has it still"
+    assert start.hosts == job.hosts, "the host is still in the allocation, so a restart uses it"
 
 
-def test_a_drained_spare_is_not_used_any_more_and_one_that_is_needed_is() -> None:
+def test_a_drained_spare_is_excluded_but_a_drained_host_that_is_needed_is_used() -> None:
     job = a_job("finish", spares=1).running()
-    flag(job, replace(DRAINED, host="host-2"))
+    notice_arrives(job, replace(DRAINED, host="host-2"))
     assert list(job.run.hosts.exclude) == ["host-2"]
     job = a_job("finish")
     job.leads()
     job.registers("host-0")
-    assert flag(job) == ()
+    assert notice_arrives(job) == ()
     (start,) = job.registers("host-1")
     assert isinstance(start, StartAttempt)
 
 
 @pytest.mark.parametrize("policy", ["finish", "at_next_checkpoint"])
-def test_when_maintenance_begins_no_more_is_waited_for(policy: Policy) -> None:
+def test_the_job_leaves_at_once_when_maintenance_begins(policy: Policy) -> None:
     job = a_job(policy).running()
-    assert flag(job) == ()
-    (stop,) = flag(job, AT_IT)
+    assert notice_arrives(job) == ()
+    (stop,) = notice_arrives(job, MAINTENANCE)
     assert isinstance(stop, StopAttempt)
     assert job.run.hosts.draining == {}
     job.saves(7)
@@ -74,20 +74,20 @@ def test_when_maintenance_begins_no_more_is_waited_for(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("spares", [0, 1])
-def test_a_checkpoint_at_once_where_that_was_asked_for(spares: int) -> None:
+def test_checkpoint_and_requeue_stops_the_attempt_at_once(spares: int) -> None:
     job = a_job("checkpoint_and_requeue", spares).running()
-    (stop,) = flag(job)
+    (stop,) = notice_arrives(job)
     assert isinstance(stop, StopAttempt)
     job.saves(7)
-    (follows,) = job.stops()
-    assert isinstance(follows, StartAttempt if spares else Requeue)
+    (next_action,) = job.stops()
+    assert isinstance(next_action, StartAttempt if spares else Requeue)
 
 
-def test_at_the_next_checkpoint_where_that_was_asked_for() -> None:
+def test_at_next_checkpoint_waits_for_the_checkpoint() -> None:
     job = a_job("at_next_checkpoint").running()
-    assert flag(job) == ()
+    assert notice_arrives(job) == ()
     assert isinstance(job.run.stage, Running)
-    assert flag(job) == (), "it is known"
+    assert notice_arrives(job) == (), "the drain is known already"
     (stop,) = job.saves(10)
     assert isinstance(stop, StopAttempt)
     (requeue,) = job.stops()
@@ -96,10 +96,10 @@ def test_at_the_next_checkpoint_where_that_was_asked_for() -> None:
     assert "ALLOCATED+DRAIN: a fan" in requeue.reason
 
 
-def test_one_that_is_resumed_meanwhile_stays() -> None:
+def test_a_host_that_is_resumed_before_the_checkpoint_stays() -> None:
     for policy in ("finish", "at_next_checkpoint"):
         job = a_job(policy).running()
-        flag(job)
+        notice_arrives(job)
         (opened,) = news(job.run, asked_about(job.run), (), (), job.now())
         assert isinstance(opened, HostOpened)
         assert job.tell(opened) == ()
@@ -107,7 +107,7 @@ def test_one_that_is_resumed_meanwhile_stays() -> None:
         assert job.saves(10) == ()
 
 
-def test_a_host_that_is_gone_is_nothing_to_wait_for() -> None:
+def test_a_drained_host_that_is_down_stops_the_attempt_at_once() -> None:
     job = a_job("finish").running()
-    (stop,) = flag(job, HostNotice("host-1", "DOWN+DRAIN", "a fan"))
+    (stop,) = notice_arrives(job, HostNotice("host-1", "DOWN+DRAIN", "a fan"))
     assert isinstance(stop, StopAttempt)

@@ -1,4 +1,4 @@
-"""`step` decides today what it decided when the journals under `tests/captured` were written."""
+"""`step` still makes the decisions that are recorded in the journals under `tests/captured`."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_a_recording_of_simulated_jobs_gives_the_same_actions(tmp_path: Path) ->
     assert found.lines > 50
 
 
-def test_another_decision_is_found(tmp_path: Path) -> None:
+def test_a_changed_decision_is_reported(tmp_path: Path) -> None:
     (source,) = CAPTURED.glob("*.jsonl")
     lines = source.read_text().splitlines()
     at = next(n for n, line in enumerate(lines) if '"StartAttempt"' in line)

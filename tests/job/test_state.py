@@ -1,4 +1,4 @@
-"""A part of the state that is built for speed behaves as a plain dictionary."""
+"""`EndedHosts`, a map that shares memory between versions, behaves as a plain dictionary."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ from orchestrator.job.state import EndedHosts
 def test_each_version_of_ended_hosts_keeps_its_content(
     added: list[tuple[int, str, bool]],
 ) -> None:
-    """Also the versions from which several newer ones were made."""
+    """This includes versions from which several newer ones were made."""
     versions = [(EndedHosts(), dict[str, bool]())]
     for index, host, finished in added:
         known, plain = versions[index % len(versions)]

@@ -18,7 +18,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.job.stage import Ended, Stage, Submitted
 from orchestrator.job.transitions import STAGES, TABLE, no_effect, step
 from orchestrator.journal.supervisor import is_journalled
-from tests.job.supervise_stage import START, Job, host
+from tests.job.job_driver import START, Job, host
 
 BEFORE_A_LEADER = {"JobSubmitted", "LeaderStarted", "CancelRequested", "RunDirLost"}
 NOT_COUNTED = {"RankExited", "Tick", *(kind.__name__ for kind in get_args(Notice))}
@@ -47,11 +47,11 @@ def test_pairs_that_cannot_happen() -> None:
 
 @pytest.mark.parametrize("event", [Tick, RankExited, *get_args(Notice)])
 def test_events_that_are_not_journalled_have_a_handler_in_every_stage(event: type[Event]) -> None:
-    """A count is a change of state, and would have them journalled."""
+    """Counting them would change the state, and each change of state is journalled."""
     assert set(TABLE[event]) == {*STAGES}
 
 
-def test_late_news_changes_nothing() -> None:
+def test_late_events_change_nothing() -> None:
     job = Job().running()
     job.cancelled()
     job.stops()
@@ -67,15 +67,15 @@ def test_late_news_changes_nothing() -> None:
 def test_an_impossible_pair_is_counted_and_does_nothing_else() -> None:
     job = Job()
     assert isinstance(job.run.stage, Submitted)
-    came = AgentRegistered(
+    registered = AgentRegistered(
         at=START + 1, host=host(0), address="10.0.0.1", devices=2, pid=1, incarnation="a"
     )
-    run, actions = step(job.run, came)
+    run, actions = step(job.run, registered)
     assert actions == ()
     assert run.history.ignored == {"AgentRegistered in Submitted": 1}
     assert replace(run, history=job.run.history) == job.run
-    assert is_journalled(came, job.run, run), "the journal has a line of it"
-    run, _ = step(run, came)
+    assert is_journalled(registered, job.run, run), "the journal gets a line for it"
+    run, _ = step(run, registered)
     run, _ = step(run, RequeueRefused(at=START + 2, why="no"))
     assert run.history.ignored == {
         "AgentRegistered in Submitted": 2,

@@ -11,13 +11,13 @@ import orchestrator
 from orchestrator.contract.messages.actions import StartAttempt
 from orchestrator.contract.messages.events import HostStopped
 from orchestrator.job.failures.policy import default_rules
-from tests.job.supervise_stage import Job, exited, host
+from tests.job.job_driver import Job, exited, host
 
 ROOT = Path(orchestrator.__file__).parent
 MOST_FILES = 9
 
 
-class Walk:
+class CallTrace:
     """Files of `orchestrator` that were entered, and which file called into which."""
 
     def __init__(self) -> None:
@@ -49,17 +49,17 @@ def _file_of(frame: FrameType) -> str | None:
 
 def test_a_dead_rank_until_the_next_attempt() -> None:
     """A rank is killed, the agents stop the others, and the next attempt starts."""
-    default_rules()  # read once in the life of a process
-    job, walk = Job().running(), Walk()
+    default_rules()  # a process reads them once, before any failure
+    job, trace = Job().running(), CallTrace()
     killed = exited(1)  # as the agent of its host classified it
-    walk.follow(lambda: job.tell(killed))
+    trace.follow(lambda: job.tell(killed))
     for number in range(2):
         stopped = HostStopped(at=job.now(), attempt=1, host=host(number), finished=False)
-        walk.follow(lambda stopped=stopped: job.tell(stopped))  # type: ignore[misc]
+        trace.follow(lambda stopped=stopped: job.tell(stopped))  # type: ignore[misc]
     _, actions = job.all[-1]
     assert [type(action) for action in actions] == [StartAttempt]
-    sys.stdout.write("\n".join(walk.files) + "\n")
-    assert len(walk.files) <= MOST_FILES
+    sys.stdout.write("\n".join(trace.files) + "\n")
+    assert len(trace.files) <= MOST_FILES
     # No file calls back into a file that led to it; otherwise this raises CycleError.
-    order = [*TopologicalSorter(walk.calls).static_order()]
+    order = [*TopologicalSorter(trace.calls).static_order()]
     assert order[0] == "job/transitions.py"

@@ -1,4 +1,4 @@
-"""The journal: whole lines, one writer, and what a crash or a full disk leaves."""
+"""The journal: whole lines, one writer, and recovery after a crash or a full disk."""
 
 import errno
 import fcntl
@@ -31,11 +31,11 @@ from orchestrator.journal.journal import (
 )
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.system import SystemClock
-from tests.job.supervise_stage import Job, exited, raised, submitted
+from tests.job.job_driver import Job, exited, raised, submitted
 
 
 class FakeClock:
-    """Time passes only by sleeping."""
+    """A clock that only `sleep` advances."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -228,13 +228,11 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     return disk
 
 
-@pytest.mark.parametrize("trouble", ["room", "write", "fsync"])
-def test_a_failed_write_of_a_line_leaves_no_trace(
-    journal: Journal, disk: Disk, trouble: str
-) -> None:
+@pytest.mark.parametrize("fault", ["room", "write", "fsync"])
+def test_a_failed_write_of_a_line_leaves_no_trace(journal: Journal, disk: Disk, fault: str) -> None:
     journal.append(tick(1))
     before = journal.path.read_bytes()
-    disk.broken, disk.room = {trouble}, 10 if trouble == "room" else None
+    disk.broken, disk.room = {fault}, 10 if fault == "room" else None
     for _ in range(2):
         with pytest.raises(OSError, match=r"part of a line|failed"):
             journal.append(tick(2))
@@ -245,18 +243,18 @@ def test_a_failed_write_of_a_line_leaves_no_trace(
 
 
 BATCH = [(tick(n), (STOP,) if n == 4 else ()) for n in range(2, 5)]
-"""The last has an action, as `Supervisor.take` has it."""
+"""Only the last event has an action, as in a batch of `Supervisor.take`."""
 
 
 def test_several_lines_are_written_in_one_write(path: Path, clock: FakeClock, disk: Disk) -> None:
-    asked = []
-    with Journal(path, clock, guard=lambda: asked.append("whether it may")) as journal:
+    checks = []
+    with Journal(path, clock, guard=lambda: checks.append("checked")) as journal:
         journal.append(tick(1))
         disk.calls.clear()
-        asked.clear()
+        checks.clear()
         written = journal.extend(BATCH)
         assert [entry.seq for entry in written] == [2, 3, 4]
-        assert (asked, disk.calls) == (["whether it may"], ["write", "fsync"])
+        assert (checks, disk.calls) == (["checked"], ["write", "fsync"])
         assert read(path)[1:] == written
         assert journal.append(tick(5)).seq == 5
     assert [entry.seq for entry in read(path)] == [1, 2, 3, 4, 5]
@@ -265,10 +263,10 @@ def test_several_lines_are_written_in_one_write(path: Path, clock: FakeClock, di
 def test_after_a_crash_the_complete_lines_are_kept(path: Path, clock: FakeClock) -> None:
     with Journal(path, clock) as journal:
         journal.append(tick(1))
-        begun = len(path.read_bytes())
+        size_before = len(path.read_bytes())
         journal.extend(BATCH)
     data = path.read_bytes()
-    for length in range(begun, len(data) + 1):
+    for length in range(size_before, len(data) + 1):
         path.write_bytes(data[:length])
         whole = data[:length].count(b"\n")
         assert [entry.seq for entry in read(path)] == [1, 2, 3, 4][:whole]
@@ -308,7 +306,7 @@ def test_zeros_further_back_than_one_write_are_damage(path: Path, clock: FakeClo
 
 
 @pytest.mark.parametrize("hole", [0, 1, 255, 256, 400])
-def test_the_end_of_a_large_journal_is_enough(
+def test_only_the_end_of_a_large_journal_is_read_for_repair(
     path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, hole: int
 ) -> None:
     """For any size of the part that is read first, and any start of the zeros."""
@@ -318,7 +316,7 @@ def test_the_end_of_a_large_journal_is_enough(
     for length in (1, 100, 5_000, 1 << 30):
         monkeypatch.setattr(log, "LEAST_READ", length)
         path.write_bytes(data)
-        if hole > MOST_LINES:  # that is damage, and stays
+        if hole > MOST_LINES:  # zeros this far back are damage and are kept
             with Journal(path, clock) as journal:
                 assert (journal.seq, journal.size) == (600, len(data))
             continue
@@ -327,14 +325,14 @@ def test_the_end_of_a_large_journal_is_enough(
         assert path.read_bytes() == data[: complete_length(data)]
 
 
-@pytest.mark.parametrize("trouble", ["room", "write", "fsync"])
+@pytest.mark.parametrize("fault", ["room", "write", "fsync"])
 def test_a_failed_write_of_several_lines_leaves_none(
-    journal: Journal, disk: Disk, trouble: str
+    journal: Journal, disk: Disk, fault: str
 ) -> None:
     journal.append(tick(1))
     before = journal.path.read_bytes()
-    disk.broken = {trouble}
-    disk.room = 2 * len(before) if trouble == "room" else None
+    disk.broken = {fault}
+    disk.room = 2 * len(before) if fault == "room" else None
     with pytest.raises(OSError, match=r"part of a line|failed"):
         journal.extend(BATCH)
     assert journal.path.read_bytes() == before
@@ -343,7 +341,7 @@ def test_a_failed_write_of_several_lines_leaves_none(
 
 
 def test_a_file_that_reached_its_size_limit_stays_as_it_was(journal: Journal) -> None:
-    """The kernel itself takes ten bytes of the line and refuses the rest."""
+    """The kernel writes ten bytes of the line and refuses the rest."""
     journal.append(tick(1))
     before = journal.path.read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -415,13 +413,13 @@ def test_a_replaced_writer_leaves_the_file_as_it_is(tmp_path: Path) -> None:
 
 def test_entries_of_a_kind_and_an_attempt_are_found(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    said = '{"kind":"RankExited","attempt":1,'
+    text = '{"kind":"RankExited","attempt":1,'
     events: list[Event] = [
         submitted(2),
         exited(0, 1),
         exited(1, 12),
-        raised(2, said, 2),
-        CancelRequested(at=3.0, by=said),
+        raised(2, text, 2),
+        CancelRequested(at=3.0, by=text),
     ]
     lines = [to_line(Entry(seq=seq, event=one, actions=())) for seq, one in enumerate(events, 1)]
     path.write_bytes(b"".join(lines) + lines[1][:-1])
@@ -433,10 +431,10 @@ def test_entries_of_a_kind_and_an_attempt_are_found(tmp_path: Path) -> None:
 
 def test_an_action_for_the_next_attempt_does_not_select_the_line(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    gone, order = exited(0, 1), StopAttempt(attempt=2, grace_s=3.0, reason="the next one")
-    path.write_bytes(to_line(Entry(seq=1, event=gone, actions=(order,))))
+    exit_event, order = exited(0, 1), StopAttempt(attempt=2, grace_s=3.0, reason="the next one")
+    path.write_bytes(to_line(Entry(seq=1, event=exit_event, actions=(order,))))
     assert not list(entries_of(path, RankExited, attempt=2))
-    assert [entry.event for entry in entries_of(path, RankExited, attempt=1)] == [gone]
+    assert [entry.event for entry in entries_of(path, RankExited, attempt=1)] == [exit_event]
 
 
 def test_entries_after_zeros_are_not_found(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.backends.handover import handover_of
 CLOCK = TurnedClock()
 
 
-def of(run_dir: RunDir, launch: int = 1, **more: Any) -> Handover:
+def handover(run_dir: RunDir, launch: int = 1, **more: Any) -> Handover:
     plan = LaunchPlan(
         job="job",
         run_dir=str(run_dir.path),
@@ -40,7 +40,7 @@ def run_dir(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path / "job")
 
 
-def end(run_dir: RunDir) -> None:
+def end_job(run_dir: RunDir) -> None:
     with Journal(run_dir.journal, CLOCK) as journal:
         supervisor = Supervisor(journal)
         supervisor.feed(LeaderStarted(at=CLOCK.now(), host="node-0", pid=1))
@@ -48,7 +48,7 @@ def end(run_dir: RunDir) -> None:
 
 
 def test_the_first_launch_writes_all_files_and_its_start_time(run_dir: RunDir) -> None:
-    run = begin(run_dir, of(run_dir), CLOCK, token=True)
+    run = begin(run_dir, handover(run_dir), CLOCK, token=True)
     assert run.job is not None
     assert (run.job.at, run.job.resume, run.job.plan_number) == (CLOCK.now(), False, 1)
     assert run_dir.spec.read_text() == "name: job\n"
@@ -58,40 +58,42 @@ def test_the_first_launch_writes_all_files_and_its_start_time(run_dir: RunDir) -
 
 
 def test_a_secret_passed_to_pods_is_written_to_no_file(run_dir: RunDir) -> None:
-    begin(run_dir, of(run_dir), CLOCK, token=False)
+    begin(run_dir, handover(run_dir), CLOCK, token=False)
     assert not run_dir.token.exists()
 
 
 def test_the_same_launch_again_is_a_restart_that_writes_nothing(run_dir: RunDir) -> None:
-    begin(run_dir, of(run_dir), CLOCK, token=True)
+    begin(run_dir, handover(run_dir), CLOCK, token=True)
     before = {path: path.read_bytes() for path in run_dir.path.glob("*") if path.is_file()}
-    begin(run_dir, of(run_dir), TurnedClock(CLOCK.now() + 60), token=True)
+    begin(run_dir, handover(run_dir), TurnedClock(CLOCK.now() + 60), token=True)
     assert {path: path.read_bytes() for path in before} == before
-    end(run_dir)
-    assert begin(run_dir, of(run_dir), CLOCK, token=True).ending == "CANCELLED"
+    end_job(run_dir)
+    assert begin(run_dir, handover(run_dir), CLOCK, token=True).ending == "CANCELLED"
 
 
 def test_a_launch_differs_from_another_submission_with_its_number(run_dir: RunDir) -> None:
     """All requested values count: hosts are in the launch, a learning rate only in the spec."""
-    asked = of(run_dir)
-    assert is_same_launch(run_dir, asked, begin(run_dir, asked, CLOCK, token=True))
-    end(run_dir)
-    resumed = of(run_dir, 2, resume=True)
+    wanted = handover(run_dir)
+    assert is_same_launch(run_dir, wanted, begin(run_dir, wanted, CLOCK, token=True))
+    end_job(run_dir)
+    resumed = handover(run_dir, 2, resume=True)
     run = begin(run_dir, resumed, CLOCK, token=True)
     assert is_same_launch(run_dir, resumed, run)
-    assert is_same_launch(run_dir, resumed, replay(run_dir)), "as it is read from the journal, too"
+    assert is_same_launch(run_dir, resumed, replay(run_dir)), (
+        "also when it is read from the journal"
+    )
     fewer = replace(resumed.job, launch=replace(resumed.launch, hosts=()))
     assert not is_same_launch(run_dir, replace(resumed, job=fewer), run)
     assert not is_same_launch(run_dir, replace(resumed, spec="name: job\ntrain: {lr: 2}\n"), run)
     run_dir.spec.unlink()
-    assert is_same_launch(run_dir, resumed, run), "nothing is known against it"
+    assert is_same_launch(run_dir, resumed, run), "no file shows a difference"
 
 
-def test_resuming_goes_on_in_the_same_journal_with_another_plan(run_dir: RunDir) -> None:
-    begin(run_dir, of(run_dir), CLOCK, token=True)
-    end(run_dir)
+def test_resuming_uses_the_same_journal_with_another_plan(run_dir: RunDir) -> None:
+    begin(run_dir, handover(run_dir), CLOCK, token=True)
+    end_job(run_dir)
     token = run_dir.token.read_text()
-    run = begin(run_dir, of(run_dir, 2, resume=True), CLOCK, token=True)
+    run = begin(run_dir, handover(run_dir, 2, resume=True), CLOCK, token=True)
     assert run.job is not None
     assert (run.ending, run.job.launch.launch, run.job.resume) == (None, 2, True)
     assert current_launch(run_dir) == Launched(backend=run.job.backend, launch=run.job.launch)
@@ -101,9 +103,9 @@ def test_resuming_goes_on_in_the_same_journal_with_another_plan(run_dir: RunDir)
 
 
 def test_a_new_run_archives_the_old_one(run_dir: RunDir) -> None:
-    begin(run_dir, of(run_dir), CLOCK, token=True)
-    end(run_dir)
-    run = begin(run_dir, replace(of(run_dir, 2), new=True), CLOCK, token=True)
+    begin(run_dir, handover(run_dir), CLOCK, token=True)
+    end_job(run_dir)
+    run = begin(run_dir, replace(handover(run_dir, 2), new=True), CLOCK, token=True)
     assert run.job is not None
     assert (run.job.launch.launch, run.job.resume, run.job.plan_number) == (2, False, 1)
     (old,) = (run_dir.path.parent / ARCHIVE).iterdir()
@@ -111,7 +113,7 @@ def test_a_new_run_archives_the_old_one(run_dir: RunDir) -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "launch", "resume", "words"),
+    ("existing", "launch", "resume", "message"),
     [
         (3, 2, True, "an old manifest was applied"),
         (None, 2, True, "no run to resume"),
@@ -119,14 +121,14 @@ def test_a_new_run_archives_the_old_one(run_dir: RunDir) -> None:
     ],
 )
 def test_other_launches_are_refused_with_a_fix(
-    run_dir: RunDir, there: int | None, launch: int, resume: bool, words: str
+    run_dir: RunDir, existing: int | None, launch: int, resume: bool, message: str
 ) -> None:
-    if there is not None:
-        begin(run_dir, of(run_dir, there), CLOCK, token=True)
-    with pytest.raises(JobError, match=words) as refused:
-        begin(run_dir, of(run_dir, launch, resume=resume), CLOCK, token=True)
+    if existing is not None:
+        begin(run_dir, handover(run_dir, existing), CLOCK, token=True)
+    with pytest.raises(JobError, match=message) as refused:
+        begin(run_dir, handover(run_dir, launch, resume=resume), CLOCK, token=True)
     assert "resume" in refused.value.fix
-    assert run_dir.journal.exists() == (there is not None)
+    assert run_dir.journal.exists() == (existing is not None)
 
 
 def test_a_mounted_folder_is_read_without_kubernetes_own_files(tmp_path: Path) -> None:
@@ -135,23 +137,23 @@ def test_a_mounted_folder_is_read_without_kubernetes_own_files(tmp_path: Path) -
     assert read_folder(tmp_path) == {"spec.yaml": b"name: job\n"}
 
 
-@pytest.mark.parametrize("left", ["checkpoints/step-20", "metrics.jsonl"])
-def test_files_without_a_journal_are_refused_or_archived(run_dir: RunDir, left: str) -> None:
-    (run_dir.path / left).mkdir(parents=True)
+@pytest.mark.parametrize("file", ["checkpoints/step-20", "metrics.jsonl"])
+def test_files_without_a_journal_are_refused_or_archived(run_dir: RunDir, file: str) -> None:
+    (run_dir.path / file).mkdir(parents=True)
     for resume in (False, True):
         with pytest.raises(JobError, match=r"no journal\.jsonl: ndctl does not know which run"):
-            begin(run_dir, of(run_dir, resume=resume), CLOCK, token=True)
-    run = begin(run_dir, replace(of(run_dir), new=True), CLOCK, token=True)
+            begin(run_dir, handover(run_dir, resume=resume), CLOCK, token=True)
+    run = begin(run_dir, replace(handover(run_dir), new=True), CLOCK, token=True)
     assert run.job is not None
     (old,) = (run_dir.path.parent / ARCHIVE).iterdir()
-    assert (old / left).exists()
-    assert not (run_dir.path / left).exists()
+    assert (old / file).exists()
+    assert not (run_dir.path / file).exists()
 
 
 def test_a_name_that_differs_only_in_case_is_refused(run_dir: RunDir) -> None:
-    begin(run_dir, of(run_dir), CLOCK, token=True)
+    begin(run_dir, handover(run_dir), CLOCK, token=True)
     other = RunDir(run_dir.path.with_name("Job"))
     with pytest.raises(JobError, match="job Job differs from job in ") as refused:
-        begin(other, of(other), CLOCK, token=True)
+        begin(other, handover(other), CLOCK, token=True)
     assert "--set name=" in refused.value.fix
     assert not other.path.exists()

@@ -21,13 +21,13 @@ from orchestrator.journal.journal import Entry, Journal, Place, last_before, to_
 from orchestrator.journal.snapshot import Unfit, from_bytes, to_bytes
 from orchestrator.journal.supervisor import NOTHING, Folded, Supervisor
 from orchestrator.system import SystemClock
-from tests.job.supervise_cluster import Cluster
-from tests.job.supervise_stage import Job
+from tests.job.fake_cluster import Cluster
+from tests.job.job_driver import Job
 
 MAKER = "these sources"
 
 
-def again(run: Run) -> Run:
+def round_trip(run: Run) -> Run:
     return decode(Run, json.loads(json.dumps(encode(run))))
 
 
@@ -61,10 +61,10 @@ def test_snapshot_and_later_lines_give_the_fold_of_the_whole_journal(
     cluster = Cluster(random, hosts, spares, shrink=shrink, preflight=bool(turns % 2), **kind)
     cluster.play(turns)
     run, folded = Run(), NOTHING
-    cut, data = random.randrange(len(cluster.witness.entries)), b""
-    for number, entry in enumerate(cluster.witness.entries):
+    cut, data = random.randrange(len(cluster.checker.entries)), b""
+    for number, entry in enumerate(cluster.checker.entries):
         run, _ = step(run, entry.event)
-        assert same(again(run), run)
+        assert same(round_trip(run), run)
         data += to_line(entry)
         if number == cut:
             folded = Folded(run=run, place=Place(lines=number + 1, offset=len(data)))
@@ -75,7 +75,7 @@ def test_snapshot_and_later_lines_give_the_fold_of_the_whole_journal(
     known = from_bytes(to_bytes(folded, MAKER, before), MAKER, before)
     assert same(known.run, folded.run)
     resumed = known.run
-    for entry in cluster.witness.entries[known.place.lines :]:
+    for entry in cluster.checker.entries[known.place.lines :]:
         resumed, actions = step(resumed, entry.event)
         assert actions == entry.actions
     assert same(resumed, run)
@@ -96,14 +96,14 @@ def test_hangs_stragglers_and_evidence_are_kept() -> None:
         lost_tokens_per_second=3.0,
     )
     job.tell(slow)
-    assert again(job.run).attempt.stragglers == {1: slow}
+    assert round_trip(job.run).attempt.stragglers == {1: slow}
     job.hangs(behind=(1,))
     job.shows("host-0")
-    assert same(again(job.run), job.run)
+    assert same(round_trip(job.run), job.run)
     job.judged(1)
     job.stops()
     assert job.run.history.incidents
-    assert same(again(job.run), job.run)
+    assert same(round_trip(job.run), job.run)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def run_dir(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path)
 
 
-def told(run_dir: RunDir, job: Job, since: int = 0) -> Folded:
+def feed(run_dir: RunDir, job: Job, since: int = 0) -> Folded:
     with Journal(run_dir.journal, SystemClock()) as journal:
         supervisor = Supervisor(journal, known=snapshot.load(run_dir))
         for event, _ in job.all[since:]:
@@ -120,19 +120,19 @@ def told(run_dir: RunDir, job: Job, since: int = 0) -> Folded:
 
 
 def a_job(run_dir: RunDir) -> tuple[Job, Folded]:
-    """With a snapshot in the middle of its journal."""
+    """A job with a snapshot in the middle of its journal."""
     job = Job(spares=1).running()
-    folded = told(run_dir, job)
+    folded = feed(run_dir, job)
     snapshot.write(run_dir, folded, lambda: None)
-    told_so_far = len(job.all)
+    fed = len(job.all)
     job.saves(20)
     job.fails_once()
-    told(run_dir, job, told_so_far)
+    feed(run_dir, job, fed)
     return job, folded
 
 
-def led(run_dir: RunDir) -> tuple[Run, int]:
-    """What a new leader believes, and how many lines it folded."""
+def new_leader(run_dir: RunDir) -> tuple[Run, int]:
+    """The state of a new leader, and the number of lines that it replayed."""
     with Journal(run_dir.journal, SystemClock()) as journal:
         known = snapshot.load(run_dir)
         supervisor = Supervisor(journal, known=known)
@@ -141,7 +141,7 @@ def led(run_dir: RunDir) -> tuple[Run, int]:
 
 def test_a_new_leader_folds_what_came_after_the_snapshot(run_dir: RunDir) -> None:
     job, folded = a_job(run_dir)
-    run, lines = led(run_dir)
+    run, lines = new_leader(run_dir)
     assert same(run, job.run)
     assert lines == len(job.all) - folded.place.lines
     at = last_before(run_dir.journal, folded.place)
@@ -156,7 +156,7 @@ def test_an_incomplete_line_after_the_snapshot_is_ignored(run_dir: RunDir) -> No
     line = to_line(Entry(seq=len(job.all) + 1, event=job.all[-1][0], actions=()))
     for tail in (line[:1], line[:-1], line[:9] + bytes(30), line[:9] + bytes(30) + line[40:]):
         run_dir.journal.write_bytes(whole + tail)
-        assert same(led(run_dir)[0], job.run)
+        assert same(new_leader(run_dir)[0], job.run)
         assert run_dir.journal.read_bytes() == whole
 
 
@@ -165,7 +165,7 @@ def test_a_crash_may_cut_the_journal_up_to_the_snapshot(run_dir: RunDir) -> None
     data = run_dir.journal.read_bytes()
     for size in (*range(folded.place.offset, len(data), 97), len(data)):
         run_dir.journal.write_bytes(data[:size])
-        run, lines = led(run_dir)
+        run, lines = new_leader(run_dir)
         known = data[:size].count(b"\n")
         assert lines == known - folded.place.lines
         expected = Run()
@@ -177,15 +177,15 @@ def test_a_crash_may_cut_the_journal_up_to_the_snapshot(run_dir: RunDir) -> None
 def damaged(data: bytes, journal: bytes) -> dict[str, tuple[bytes, bytes]]:
     """Snapshot and journal, each of which does not fit the other."""
     head, _, rest = data.partition(b"\n")
-    said = json.loads(head)
+    head_values = json.loads(head)
 
-    def saying(**more: object) -> bytes:
-        return json.dumps(said | more).encode() + b"\n" + rest
+    def with_head(**more: object) -> bytes:
+        return json.dumps(head_values | more).encode() + b"\n" + rest
 
     def at(**more: object) -> bytes:
-        return saying(place=said["place"] | more)
+        return with_head(place=head_values["place"] | more)
 
-    offset = said["place"]["offset"]
+    offset = head_values["place"]["offset"]
     flipped = rest.replace(b'"number":1', b'"number":2', 1)
     assert flipped != rest
     return {
@@ -194,8 +194,8 @@ def damaged(data: bytes, journal: bytes) -> dict[str, tuple[bytes, bytes]]:
         "a list": (b"[]\n" + rest, journal),
         "without its head": (rest, journal),
         "a flipped digit": (head + b"\n" + flipped, journal),
-        "of another ndctl": (saying(made_by="others"), journal),
-        "of another form": (saying(v=2), journal),
+        "of another ndctl": (with_head(made_by="others"), journal),
+        "of another form": (with_head(v=2), journal),
         "of a later place": (at(offset=offset + 100), journal),
         "of a place within a line": (at(offset=offset - 1), journal),
         "of a place before the first": (at(offset=-5), journal),
@@ -210,19 +210,19 @@ def damaged(data: bytes, journal: bytes) -> dict[str, tuple[bytes, bytes]]:
 DAMAGES = sorted(damaged(b'{"place":{"offset":1}}\n{"number":1}\n', b""))
 
 
-@pytest.mark.parametrize("what", DAMAGES)
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_an_invalid_snapshot_is_ignored(
-    run_dir: RunDir, what: str, caplog: pytest.LogCaptureFixture
+    run_dir: RunDir, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     a_job(run_dir)
-    written, journal = damaged(run_dir.state.read_bytes(), run_dir.journal.read_bytes())[what]
+    written, journal = damaged(run_dir.state.read_bytes(), run_dir.journal.read_bytes())[damage]
     run_dir.journal.write_bytes(journal)
     run_dir.state.unlink()
-    expected = led(run_dir)
+    expected = new_leader(run_dir)
     assert not caplog.messages
     run_dir.state.write_bytes(written)
     with caplog.at_level(logging.INFO):
-        assert led(run_dir) == expected
+        assert new_leader(run_dir) == expected
     assert "folding the whole journal" in caplog.text
 
 
@@ -253,7 +253,7 @@ def test_a_replaced_leader_leaves_the_snapshot_as_it_is(run_dir: RunDir) -> None
 
 
 def test_other_sources_give_another_digest(tmp_path: Path) -> None:
-    """A copy of them that differs in one byte says something else."""
+    """A copy of the sources that differs in one line has another digest."""
     root = Path(snapshot.__file__).parent.parent
     copy = tmp_path / "orchestrator"
     for part in snapshot.DECIDE:
@@ -270,7 +270,7 @@ def test_other_sources_give_another_digest(tmp_path: Path) -> None:
 def test_the_digest_is_that_of_the_sources_at_start(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also a leader that finds no snapshot: an upgrade may come before it writes one."""
+    """Also without a snapshot: the sources may be upgraded before the leader writes one."""
     snapshot.made_by.cache_clear()
     assert snapshot.load(run_dir) is NOTHING
     before = snapshot.digest(Path(snapshot.__file__).parent.parent)

@@ -18,7 +18,7 @@ from orchestrator.job.stage import Diagnosing
 from orchestrator.journal.journal import Decided, Entry, Journal, read
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.system import SystemClock
-from tests.job.supervise_stage import START, Job, exited
+from tests.job.job_driver import START, Job, exited
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
         yield journal
 
 
-def told(job: Job, supervisor: Supervisor) -> Supervisor:
+def feed_all(job: Job, supervisor: Supervisor) -> Supervisor:
     for event, actions in job.all:
         assert supervisor.feed(event) == actions
     assert supervisor.run == job.run
@@ -35,7 +35,7 @@ def told(job: Job, supervisor: Supervisor) -> Supervisor:
 
 
 def test_event_and_actions_are_on_disk_before_they_are_returned(journal: Journal) -> None:
-    supervisor = told(Job().running(), Supervisor(journal))
+    supervisor = feed_all(Job().running(), Supervisor(journal))
     event = exited(1)
     actions = supervisor.feed(event)
     assert [type(action) for action in actions] == [StopAttempt]
@@ -45,24 +45,24 @@ def test_event_and_actions_are_on_disk_before_they_are_returned(journal: Journal
 
 def test_a_tick_without_effect_is_not_journalled(journal: Journal) -> None:
     job = Job().running()
-    supervisor = told(job, Supervisor(journal))
+    supervisor = feed_all(job, Supervisor(journal))
     known = len(read(journal.path))
     assert supervisor.feed(Tick(at=START + 1000)) == ()
     assert len(read(journal.path)) == known
-    quiet: list[Event] = [
+    without_effect: list[Event] = [
         HealthChanged(at=START, attempt=1, ranks=((0, 0),), health="slow", age_s=3.0),
         exited(1, attempt=0),
     ]
-    for event in quiet:
+    for event in without_effect:
         assert supervisor.feed(event) == ()
-    assert [entry.event for entry in read(journal.path)[known:]] == quiet
+    assert [entry.event for entry in read(journal.path)[known:]] == without_effect
     assert supervisor.run == job.run
 
 
 def test_exits_of_stopped_ranks_are_journalled_only_if_they_change_the_state(
     journal: Journal,
 ) -> None:
-    supervisor = told(Job().running(), Supervisor(journal))
+    supervisor = feed_all(Job().running(), Supervisor(journal))
     supervisor.feed(CancelRequested(at=START + 60, by="me"))
     known, before = len(read(journal.path)), supervisor.run
     assert supervisor.feed(exited(0, at=START + 61, stopped=True)) == ()
@@ -75,7 +75,7 @@ def test_exits_of_stopped_ranks_are_journalled_only_if_they_change_the_state(
 def test_a_tick_that_decides_is_journalled(journal: Journal) -> None:
     job = Job()
     job.leads()
-    supervisor = told(job, Supervisor(journal))
+    supervisor = feed_all(job, Supervisor(journal))
     (end,) = supervisor.feed(Tick(at=job.at + 600))
     assert isinstance(end, EndJob)
     assert read(journal.path)[-1].actions == (end,)
@@ -87,7 +87,7 @@ def test_a_restarted_supervisor_has_the_same_state(journal: Journal, tmp_path: P
     job.fails_once()
     job.trains(first=20)
     job.hangs()
-    supervisor = told(job, Supervisor(journal))
+    supervisor = feed_all(job, Supervisor(journal))
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(journal.path.read_bytes())
     with Journal(copy, SystemClock()) as again:
@@ -98,7 +98,7 @@ def test_a_restarted_supervisor_has_the_same_state(journal: Journal, tmp_path: P
 def test_without_a_journal_line_nothing_is_decided(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    supervisor = told(Job().running(), Supervisor(journal))
+    supervisor = feed_all(Job().running(), Supervisor(journal))
     before = supervisor.run
 
     def full(decided: Decided) -> tuple[Entry, ...]:
@@ -113,7 +113,7 @@ def test_without_a_journal_line_nothing_is_decided(
     assert isinstance(stop, StopAttempt)
 
 
-STORM: list[Event] = [
+EVENTS: list[Event] = [
     *(exited(rank, at=START + 50, stopped=True) for rank in (2, 3)),
     Tick(at=START + 51),
     HostStopped(at=START + 52, attempt=1, host="host-1", finished=False),
@@ -128,19 +128,19 @@ def test_events_are_taken_together_up_to_the_first_with_an_action(
     journal: Journal,
 ) -> None:
     job = Job().running()
-    supervisor = told(job, Supervisor(journal))
+    supervisor = feed_all(job, Supervisor(journal))
     supervisor.feed(exited(0))
     known, writes = len(read(journal.path)), []
     extend = journal.extend
     journal.extend = lambda decided: writes.append(len(decided)) or extend(decided)  # type: ignore[method-assign, func-returns-value]
-    count, actions = supervisor.take(STORM)
+    count, actions = supervisor.take(EVENTS)
     assert [type(action) for action in actions] == [StartAttempt]
-    assert STORM[count - 1] == STORM[4], "the last host has stopped"
+    assert EVENTS[count - 1] == EVENTS[4], "the last host has stopped"
     lines = read(journal.path)[known:]
-    assert [entry.event for entry in lines] == [*STORM[:2], *STORM[3:5]], "the tick told nothing"
+    assert [entry.event for entry in lines] == [*EVENTS[:2], *EVENTS[3:5]], "the tick had no effect"
     assert [entry.actions for entry in lines] == [(), (), (), actions]
     assert writes == [4], "one write"
-    assert supervisor.take(STORM[count:]) == (2, ())
+    assert supervisor.take(EVENTS[count:]) == (2, ())
 
 
 def test_events_taken_together_are_decided_like_single_ones(
@@ -160,5 +160,5 @@ def test_events_taken_together_are_decided_like_single_ones(
     assert together.run == job.run
     assert done == [action for _, actions in job.all for action in actions]
     with Journal(tmp_path / "one-by-one.jsonl", SystemClock()) as other:
-        told(job, Supervisor(other))
+        feed_all(job, Supervisor(other))
         assert other.path.read_bytes() == journal.path.read_bytes()

@@ -1,4 +1,4 @@
-"""The real leader and a real journal on a local port, with agents that the test plays."""
+"""Runs the real leader with a real journal on a local port; the test plays its agents."""
 
 import asyncio
 import contextlib
@@ -54,25 +54,25 @@ T = TypeVar("T")
 PIN = aiohttp.Fingerprint(SECRET.fingerprint)
 NAME = "the-leader"
 SILENT_S = 60.0
-"""After which these leaders give up an agent: those that tests play do not speak by themselves."""
-LOOKS = 2 * DETECT_S
-"""Time enough for a leader to look again, and too little for it to think that it stood still."""
+"""Silence after which these leaders lose an agent. Agents of a test send nothing by themselves."""
+CHECK_S = 2 * DETECT_S
+"""Enough time for one more check by the leader, too little to look like a pause of the leader."""
 
 
 @dataclass
 class FakeAgent:
-    """One host's side of the conversation."""
+    """The agent of one host, as the leader sees it."""
 
     host: str
     ws: aiohttp.ClientWebSocketResponse
     pid: int
 
-    async def say(self, *reports: Report) -> None:
+    async def send(self, *reports: Report) -> None:
         for report in reports:
             await self.ws.send_str(json.dumps(encode_tagged(report)))
 
     async def register(self, launch: int = LAUNCH) -> None:
-        await self.say(
+        await self.send(
             Register(
                 agent=AgentRegistered(
                     host=self.host,
@@ -92,8 +92,8 @@ class FakeAgent:
         order: Order = decode(Order, json.loads(message.data))
         return order
 
-    async def hear(self, kind: type[T]) -> T:
-        """The next order, which must be of this kind; pulses do not count."""
+    async def expect(self, kind: type[T]) -> T:
+        """The next order other than a pulse; it must be of this kind."""
         while True:
             order = await self.next_order()
             if isinstance(order, Pulse):
@@ -102,14 +102,14 @@ class FakeAgent:
             assert isinstance(order, kind), order
             return order
 
-    async def is_closed(self) -> None:
+    async def wait_closed(self) -> None:
         while (message := await self.ws.receive(timeout=WAIT_S)).type is aiohttp.WSMsgType.TEXT:
             assert isinstance(decode(Order, json.loads(message.data)), Pulse)
 
 
 @dataclass
-class Led:
-    """A job that is being led."""
+class LedJob:
+    """A job and its running leader."""
 
     leader: Leader
     run_dir: RunDir
@@ -118,13 +118,13 @@ class Led:
     backend: FakeBackend
     clock: LoopClock
     task: "asyncio.Task[EndJob | Requeue]"
-    looks: int = 0
-    """How often the leader has looked who is silent."""
+    checks: int = 0
+    """How often the leader has checked for silent agents."""
 
     def events(self, kind: type[T]) -> list[T]:
         return [e.event for e in read(self.run_dir.journal) if isinstance(e.event, kind)]
 
-    async def happens(self, kind: type[T], count: int = 1) -> T:
+    async def wait_for_event(self, kind: type[T], count: int = 1) -> T:
         found: T = (await until(lambda: self.events(kind)[count - 1 :], kind.__name__))[0]
         return found
 
@@ -134,7 +134,7 @@ class Led:
         return FakeAgent(host, ws, pid)
 
     async def proof(self, path: str, launch: int = LAUNCH, **claim: str) -> dict[str, str]:
-        """The headers that the leader admits on the connection on which it was asked last."""
+        """Headers with a proof for the nonce that the leader sent last on this connection."""
         ask = self.session.get if path == AGENT_PATH else self.session.post
         async with ask(self.url + path, ssl=PIN) as answer:
             assert answer.status == 401
@@ -148,22 +148,22 @@ class Led:
         await agent.register()
         return agent
 
-    async def started(self, attempt: int = 1) -> tuple[FakeAgent, FakeAgent]:
-        """Two agents that have been told to start."""
+    async def start_both(self, attempt: int = 1) -> tuple[FakeAgent, FakeAgent]:
+        """Connect two agents and start an attempt on both."""
         zero, one = await self.agent("host-0"), await self.agent("host-1")
-        await go(zero, one, attempt)
+        await start_attempt(zero, one, attempt)
         return zero, one
 
-    async def pass_time(self, *speaking: FakeAgent) -> None:
-        """As much as lies between two looks of the leader or more, in which these agents speak."""
+    async def pass_time(self, *senders: FakeAgent) -> None:
+        """Let the leader check once more; `senders` send a digest before it does."""
         connections = self.leader.sessions.by_host
-        for agent in speaking:
+        for agent in senders:
             before = connections[agent.host].heard
-            await agent.say(Digest(attempt=0, ranks=()))
-            await until(partial(_later, connections[agent.host], before), "its word")
-        looks = self.looks
-        self.clock.put_forward(LOOKS)
-        await until(lambda: self.looks > looks, "a look")
+            await agent.send(Digest(attempt=0, ranks=()))
+            await until(partial(_heard_after, connections[agent.host], before), "its digest")
+        checks = self.checks
+        self.clock.put_forward(CHECK_S)
+        await until(lambda: self.checks > checks, "a check by the leader")
 
     async def post(self, headers: dict[str, str], body: bytes = b'{"by": "me"}') -> int:
         headers = {"Content-Type": "application/json", **headers}
@@ -171,7 +171,9 @@ class Led:
         async with self.session.post(url, data=body, headers=headers, ssl=PIN) as answer:
             return answer.status
 
-    async def cancels(self, body: bytes = b'{"by": "me"}', kind: str = "application/json") -> int:
+    async def request_cancel(
+        self, body: bytes = b'{"by": "me"}', kind: str = "application/json"
+    ) -> int:
         return await self.post({**await self.proof(CANCEL_PATH), "Content-Type": kind}, body)
 
     async def end(self) -> EndJob:
@@ -180,16 +182,16 @@ class Led:
         return ending
 
 
-async def go(first: FakeAgent, second: FakeAgent, attempt: int) -> tuple[Start, Start]:
-    assert (await first.hear(OfferPort)).attempt == attempt
-    await first.say(Port(attempt=attempt, port=20_000 + attempt))
-    return await first.hear(Start), await second.hear(Start)
+async def start_attempt(first: FakeAgent, second: FakeAgent, attempt: int) -> tuple[Start, Start]:
+    assert (await first.expect(OfferPort)).attempt == attempt
+    await first.send(Port(attempt=attempt, port=20_000 + attempt))
+    return await first.expect(Start), await second.expect(Start)
 
 
 @contextlib.asynccontextmanager
-async def led(
+async def run_leader(
     folder: Path, clock: LoopClock, allocation: Allocation | None = None, **more: Any
-) -> AsyncIterator[Led]:
+) -> AsyncIterator[LedJob]:
     run_dir = RunDir(folder)
     guard = partial(check_leader, run_dir.fence, NAME)
     with Journal(run_dir.journal, clock, guard=guard) as journal:
@@ -207,26 +209,26 @@ async def led(
             try:
                 where = await until(lambda: leader_of(run_dir, Term(LAUNCH)), "leader.json")
                 url = f"https://{where['address']}:{where['port']}"
-                job = Led(leader, run_dir, session, url, backend, clock, task)
-                vars(leader)["_look"] = partial(_counted, job, leader._look)
+                job = LedJob(leader, run_dir, session, url, backend, clock, task)
+                vars(leader)["_look"] = partial(_count_checks, job, leader._look)
                 yield job
             finally:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
 
-def _later(connection: AgentSession, than: float) -> bool:
+def _heard_after(connection: AgentSession, than: float) -> bool:
     return connection.heard > than
 
 
-def _counted(job: Led, look: Callable[[], None]) -> None:
-    job.looks += 1
-    look()
+def _count_checks(job: LedJob, check: Callable[[], None]) -> None:
+    job.checks += 1
+    check()
 
 
-def play(folder: Path, script: Callable[[Led], Awaitable[T]], **more: Any) -> T:
+def run_script(folder: Path, script: Callable[[LedJob], Awaitable[T]], **more: Any) -> T:
     async def run(clock: LoopClock) -> T:
-        async with led(folder, clock, **more) as job:
+        async with run_leader(folder, clock, **more) as job:
             return await asyncio.wait_for(script(job), WAIT_S)
 
     return run_with_clock(run)

@@ -1,3 +1,5 @@
+"""Sessions of agents: which are silent, the current connection, repeated orders."""
+
 import asyncio
 import json
 from typing import Any, cast
@@ -32,8 +34,8 @@ START = Start(
 )
 
 
-class Line:
-    """A WebSocket that keeps what is sent, and breaks when told to."""
+class FakeWebSocket:
+    """A WebSocket that records what is sent, and that a test can break."""
 
     def __init__(self) -> None:
         self.sent: list[Order] = []
@@ -46,8 +48,8 @@ class Line:
 
 
 def ws() -> web.WebSocketResponse:
-    line: web.WebSocketResponse = cast(Any, Line())
-    return line
+    socket: web.WebSocketResponse = cast(Any, FakeWebSocket())
+    return socket
 
 
 def register(host: str = "host-0", pid: int = 1) -> Register:
@@ -61,138 +63,140 @@ def clock() -> TurnedClock:
 
 
 @pytest.fixture
-def connections(clock: TurnedClock) -> AgentSessions:
+def sessions(clock: TurnedClock) -> AgentSessions:
     return AgentSessions(1, TIMEOUT, clock)
 
 
-def test_an_agent_is_silent_after_the_timeout_and_told_of_once(
-    connections: AgentSessions, clock: TurnedClock
+def test_an_agent_is_silent_after_the_timeout_and_reported_once(
+    sessions: AgentSessions, clock: TurnedClock
 ) -> None:
-    connections.admit(register(), ws())
+    sessions.admit(register(), ws())
     clock.sleep(TIMEOUT)
-    assert connections.forget_silent() == []
+    assert sessions.forget_silent() == []
     clock.sleep(0.5)
-    (silence,) = connections.forget_silent()
+    (silence,) = sessions.forget_silent()
     assert (silence.host, silence.why) == ("host-0", "it was silent for 10.5 s")
-    assert connections.forget_silent() == []
-    assert connections.open == 0
+    assert sessions.forget_silent() == []
+    assert sessions.open == 0
 
 
-def test_a_broken_connection_has_less_time(connections: AgentSessions, clock: TurnedClock) -> None:
-    connection, _ = connections.admit(register(), ws())
-    connections.admit(register("host-1"), ws())
-    connection.ws = None
-    assert connections.open == 1
+def test_a_broken_connection_has_a_shorter_timeout(
+    sessions: AgentSessions, clock: TurnedClock
+) -> None:
+    session, _ = sessions.admit(register(), ws())
+    sessions.admit(register("host-1"), ws())
+    session.ws = None
+    assert sessions.open == 1
     clock.sleep(RECONNECT_S)
-    assert connections.forget_silent() == []
+    assert sessions.forget_silent() == []
     clock.sleep(0.1)
-    (silence,) = connections.forget_silent()
+    (silence,) = sessions.forget_silent()
     assert silence.host == "host-0"
     assert "did not reconnect within 2.1 s" in silence.why
 
 
-def test_how_long_a_host_is_silent_is_known_of_those_given_up_and_of_strangers(
-    connections: AgentSessions, clock: TurnedClock
+def test_the_silence_of_lost_and_of_unknown_hosts_is_known(
+    sessions: AgentSessions, clock: TurnedClock
 ) -> None:
     clock.sleep(3.0)
-    assert connections.silent_for("host-0") == 3.0
-    connections.admit(register(), ws())
+    assert sessions.silent_for("host-0") == 3.0
+    sessions.admit(register(), ws())
     clock.sleep(TIMEOUT + 1.0)
-    connections.forget_silent()
+    sessions.forget_silent()
     clock.sleep(2.0)
-    assert connections.silent_for("host-0") == TIMEOUT + 3.0
-    connections.admit(register(pid=2), ws())
-    assert connections.silent_for("host-0") == 0.0
+    assert sessions.silent_for("host-0") == TIMEOUT + 3.0
+    sessions.admit(register(pid=2), ws())
+    assert sessions.silent_for("host-0") == 0.0
 
 
-def test_the_leaders_own_standstill_is_no_silence(
-    connections: AgentSessions, clock: TurnedClock
+def test_a_pause_of_the_leader_itself_is_no_silence_of_agents(
+    sessions: AgentSessions, clock: TurnedClock
 ) -> None:
-    connections.admit(register(), ws())
+    sessions.admit(register(), ws())
     clock.sleep(TIMEOUT + 30)
-    connections.excuse(30.0)
-    assert connections.forget_silent() == []
+    sessions.excuse(30.0)
+    assert sessions.forget_silent() == []
     clock.sleep(0.1)
-    assert len(connections.forget_silent()) == 1
+    assert len(sessions.forget_silent()) == 1
 
 
-def test_only_the_newest_line_of_an_agent_is_its_line(connections: AgentSessions) -> None:
+def test_only_the_newest_connection_of_an_agent_is_current(sessions: AgentSessions) -> None:
     old, new = ws(), ws()
-    connection, is_new = connections.admit(register(), old)
+    session, is_new = sessions.admit(register(), old)
     assert is_new
-    assert connections.knows(connection, old)
-    again, is_new = connections.admit(register(), new)
-    assert (again is connection, is_new) == (True, False)
-    assert not connections.knows(connection, old)
-    other, is_new = connections.admit(register(pid=2), old)
+    assert sessions.knows(session, old)
+    again, is_new = sessions.admit(register(), new)
+    assert (again is session, is_new) == (True, False)
+    assert not sessions.knows(session, old)
+    other, is_new = sessions.admit(register(pid=2), old)
     assert is_new
-    assert not connections.knows(connection, new)
-    assert connections.knows(other, old)
+    assert not sessions.knows(session, new)
+    assert sessions.knows(other, old)
 
 
-def test_orders_of_the_present_attempt_are_said_again_after_a_reconnection(
-    connections: AgentSessions,
+def test_orders_of_the_present_attempt_are_sent_again_after_a_reconnection(
+    sessions: AgentSessions,
 ) -> None:
     stop = Stop(attempt=1, grace_s=1.0)
-    connections.admit(register(), ws())
+    sessions.admit(register(), ws())
     for order in (OfferPort(attempt=1), START, stop):
-        connections.order("host-0", order)
-    connections.order("nobody-here", stop)
-    connection, _ = connections.admit(register(), ws())
-    assert [connection.orders.get_nowait() for _ in range(2)] == [START, stop]
-    assert connection.orders.empty()
+        sessions.order("host-0", order)
+    sessions.order("nobody-here", stop)
+    session, _ = sessions.admit(register(), ws())
+    assert [session.orders.get_nowait() for _ in range(2)] == [START, stop]
+    assert session.orders.empty()
 
 
-def test_orders_are_sent_and_pulses_between_them_until_the_line_breaks(
-    connections: AgentSessions, monkeypatch: pytest.MonkeyPatch
+def test_orders_and_pulses_are_sent_until_the_connection_breaks(
+    sessions: AgentSessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.leader.agent_sessions.PULSE_S", 0.01)
 
     async def run() -> None:
-        line = ws()
-        connection, _ = connections.admit(register(), line)
-        connections.order("host-0", START)
-        speaking = asyncio.create_task(connections.speak(connection, line))
-        sent = cast(Line, line).sent
+        socket = ws()
+        session, _ = sessions.admit(register(), socket)
+        sessions.order("host-0", START)
+        speaking = asyncio.create_task(sessions.speak(session, socket))
+        sent = cast(FakeWebSocket, socket).sent
         while len(sent) < 3:
             await asyncio.sleep(0.005)
         assert sent[0] == START
         assert sent[1:] == [Pulse(launch=1)] * len(sent[1:])
-        cast(Line, line).broken = True
+        cast(FakeWebSocket, socket).broken = True
         await asyncio.wait_for(speaking, 5.0)
 
     asyncio.run(run())
 
 
-def test_an_old_line_takes_no_orders_from_the_new_one(
-    connections: AgentSessions, monkeypatch: pytest.MonkeyPatch
+def test_an_old_connection_takes_no_orders_from_the_new_one(
+    sessions: AgentSessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.leader.agent_sessions.PULSE_S", 0.01)
 
     async def run() -> None:
         old, new = ws(), ws()
-        connection, _ = connections.admit(register(), old)
-        speaking = asyncio.create_task(connections.speak(connection, old))
+        session, _ = sessions.admit(register(), old)
+        speaking = asyncio.create_task(sessions.speak(session, old))
         await asyncio.sleep(0)
-        connections.admit(register(), new)
+        sessions.admit(register(), new)
         await asyncio.sleep(0.03)
-        connections.order("host-0", Leave(reason="over"))
+        sessions.order("host-0", Leave(reason="over"))
         await asyncio.sleep(0.03)
         speaking.cancel()
-        assert not any(isinstance(order, Leave) for order in cast(Line, old).sent)
-        assert connection.orders.get_nowait() == Leave(reason="over")
+        assert not any(isinstance(order, Leave) for order in cast(FakeWebSocket, old).sent)
+        assert session.orders.get_nowait() == Leave(reason="over")
 
     asyncio.run(run())
 
 
-def test_hosts_are_heard_while_each_speaks_every_few_pulses(
-    connections: AgentSessions, clock: TurnedClock
+def test_hosts_are_heard_while_each_sends_something_every_few_pulses(
+    sessions: AgentSessions, clock: TurnedClock
 ) -> None:
-    zero, _ = connections.admit(register("host-0"), ws())
-    connections.admit(register("host-1"), ws())
-    assert connections.hears(("host-0", "host-1"))
-    assert not connections.hears(("host-0", "host-2")), "it never came"
+    zero, _ = sessions.admit(register("host-0"), ws())
+    sessions.admit(register("host-1"), ws())
+    assert sessions.hears(("host-0", "host-1"))
+    assert not sessions.hears(("host-0", "host-2")), "host-2 never registered"
     clock.sleep(HEARD_S + 0.5)
     zero.heard = clock.monotonic()
-    assert connections.hears(("host-0",))
-    assert not connections.hears(("host-0", "host-1"))
+    assert sessions.hears(("host-0",))
+    assert not sessions.hears(("host-0", "host-1"))

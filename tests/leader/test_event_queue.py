@@ -1,4 +1,4 @@
-"""Many events at once: few writes, and each action done before what comes after it is decided."""
+"""Many events become few writes, and an action is done before later events are decided."""
 
 import asyncio
 import threading
@@ -15,36 +15,36 @@ from orchestrator.simulation.clock import Timeline
 from orchestrator.simulation.processes.loop import VirtualLoop
 from orchestrator.system import SystemClock
 from tests.agent.world import WAIT_S
-from tests.job.supervise_stage import START, Job, exited
+from tests.job.job_driver import START, Job, exited
 
 HANG = HangDetected(
     at=START + 99, attempt=1, phase="train", step=3, stalled_s=9.0, limit_s=8.0, behind=()
 )
 
 
-class Watched(Journal):
-    """Remembers how many lines each write had; a write takes until it may go on."""
+class SlowJournal(Journal):
+    """Records the number of lines of each write; a write waits until `may_finish` is set."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, SystemClock())
         self.writes: list[int] = []
-        self.writing, self.goes_on = threading.Event(), threading.Event()
+        self.writing, self.may_finish = threading.Event(), threading.Event()
 
     def extend(self, decided: Decided) -> tuple[Entry, ...]:
         self.writes.append(len(decided))
         self.writing.set()
-        assert self.goes_on.wait(WAIT_S)
+        assert self.may_finish.wait(WAIT_S)
         return super().extend(decided)
 
 
-def late(number: int) -> Event:
-    """News of an attempt that is over decides nothing."""
+def late_event(number: int) -> Event:
+    """An event of an old attempt, which causes no action."""
     return exited(0, attempt=0, at=START + number)
 
 
-def deciding(journal: Watched, done: list[tuple[type[Action], type[Stage]]]) -> EventQueue:
-    """Of a job that trains; notes what is performed, and what the state is meanwhile."""
-    journal.goes_on.set()
+def event_queue(journal: SlowJournal, done: list[tuple[type[Action], type[Stage]]]) -> EventQueue:
+    """The queue of a job that trains. `done` records each performed action and the stage then."""
+    journal.may_finish.set()
     supervisor = Supervisor(journal)
     for event, _ in Job().running().all:
         supervisor.feed(event)
@@ -56,66 +56,66 @@ def deciding(journal: Watched, done: list[tuple[type[Action], type[Stage]]]) -> 
     return EventQueue(supervisor, perform)
 
 
-def test_what_comes_while_the_disk_writes_is_the_next_write(tmp_path: Path) -> None:
+def test_events_that_arrive_during_a_write_are_the_next_write(tmp_path: Path) -> None:
     done: list[tuple[type[Action], type[Stage]]] = []
 
-    async def storm(journal: Watched) -> list[Event]:
-        one = deciding(journal, done)
+    async def send_events(journal: SlowJournal) -> list[Event]:
+        queue = event_queue(journal, done)
         known = len(read(journal.path))
-        journal.goes_on.clear()
+        journal.may_finish.clear()
         journal.writing.clear()
-        events = [*(late(n) for n in range(MOST_LINES)), HANG]
-        one.happened(events[0])
-        first = asyncio.create_task(one.decide())
+        events = [*(late_event(n) for n in range(MOST_LINES)), HANG]
+        queue.happened(events[0])
+        first = asyncio.create_task(queue.decide())
         await asyncio.to_thread(journal.writing.wait, WAIT_S)
         for event in events[1:]:
-            one.happened(event)
-        journal.goes_on.set()
+            queue.happened(event)
+        journal.may_finish.set()
         await first
-        await one.decide()
-        told = [entry.event for entry in read(journal.path)[known:]]
-        assert told == events
-        return told
+        await queue.decide()
+        journalled = [entry.event for entry in read(journal.path)[known:]]
+        assert journalled == events
+        return journalled
 
-    with Watched(tmp_path / "journal.jsonl") as journal:
-        asyncio.run(storm(journal))
+    with SlowJournal(tmp_path / "journal.jsonl") as journal:
+        asyncio.run(send_events(journal))
         assert journal.writes == [1, MOST_LINES]
     assert done == [(GatherEvidence, Diagnosing)]
 
 
-def test_no_write_has_more_lines_than_the_next_leader_expects(tmp_path: Path) -> None:
-    async def storm(journal: Watched) -> None:
-        one = deciding(journal, [])
+def test_no_write_has_more_lines_than_most_lines(tmp_path: Path) -> None:
+    async def send_events(journal: SlowJournal) -> None:
+        queue = event_queue(journal, [])
         for number in range(2 * MOST_LINES + 1):
-            one.happened(late(number))
+            queue.happened(late_event(number))
         for _ in range(3):
-            await one.decide()
+            await queue.decide()
 
-    with Watched(tmp_path / "journal.jsonl") as journal:
-        asyncio.run(storm(journal))
+    with SlowJournal(tmp_path / "journal.jsonl") as journal:
+        asyncio.run(send_events(journal))
         assert journal.writes == [MOST_LINES, MOST_LINES, 1]
 
 
-def test_what_comes_behind_an_action_is_decided_when_it_was_done(tmp_path: Path) -> None:
+def test_events_after_an_action_are_decided_when_the_action_is_done(tmp_path: Path) -> None:
     done: list[tuple[type[Action], type[Stage]]] = []
 
-    async def both(journal: Watched) -> None:
-        one = deciding(journal, done)
-        for event in (late(1), HANG, late(2), exited(1, at=START + 100)):
-            one.happened(event)
-        await one.decide()
+    async def send_events(journal: SlowJournal) -> None:
+        queue = event_queue(journal, done)
+        for event in (late_event(1), HANG, late_event(2), exited(1, at=START + 100)):
+            queue.happened(event)
+        await queue.decide()
         assert journal.writes == [2]
         assert done == [(GatherEvidence, Diagnosing)]
-        await one.decide()
+        await queue.decide()
         assert journal.writes == [2, 2]
 
-    with Watched(tmp_path / "journal.jsonl") as journal:
-        asyncio.run(both(journal))
+    with SlowJournal(tmp_path / "journal.jsonl") as journal:
+        asyncio.run(send_events(journal))
     assert [kind for kind, _ in done] == [GatherEvidence, StopAttempt, JudgeHang]
 
 
 def test_a_write_that_took_long_is_reported_once(tmp_path: Path) -> None:
-    """On a virtual loop: the storage of the journal fails for 12 s."""
+    """On a virtual event loop, the storage of the journal fails for 12 s."""
     timeline = Timeline()
     full_until = 12.0
 

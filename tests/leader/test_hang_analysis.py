@@ -1,4 +1,4 @@
-"""What the leader makes of the evidence of all hosts."""
+"""The leader's analysis of a hang, from the evidence of all hosts."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from orchestrator.leader.storage import LeaderFiles
 from orchestrator.seams import HostNotice
 from tests.agent.world import FakeBackend, TurnedClock, a_job
 from tests.e2e.job import ROOT
-from tests.job.supervise_stage import found
+from tests.job.job_driver import found
 
 FLIGHT = ROOT / "tests" / "captured" / "flight"
 STUCK = (
@@ -34,24 +34,24 @@ STUCK = (
     '  File "/x/trainer/step.py", line 9 in run',
     '  File "<x>", line 1 in <module>',
 )
-AWAY = (*STUCK[:1], '  File "/x/trainer/data/loader.py", line 40 in of_step', *STUCK[2:])
+ELSEWHERE = (*STUCK[:1], '  File "/x/trainer/data/loader.py", line 40 in of_step', *STUCK[2:])
 
 
 def evidence(
     host: str, *ranks: int, dumps: Mapping[str, str] | None = None, **more: Any
 ) -> Evidence:
-    seen = tuple(found(rank, stack=STUCK) for rank in ranks)
-    event = EvidenceGathered(attempt=1, host=host, ranks=seen, **more)
+    rank_evidence = tuple(found(rank, stack=STUCK) for rank in ranks)
+    event = EvidenceGathered(attempt=1, host=host, ranks=rank_evidence, **more)
     return Evidence(event=event, dumps=dumps or {})
 
 
-def reduced(path: Path, rank: int) -> dict[str, str]:
+def summary_of(path: Path, rank: int) -> dict[str, str]:
     return {str(rank): to_text(condense(rank, parse(path.read_bytes())))}
 
 
-def test_dumps_of_hosts_make_a_scene_and_what_is_missing_is_told() -> None:
+def test_dumps_of_all_hosts_are_merged_and_missing_ones_are_listed() -> None:
     parts = [
-        evidence("host-0", 0, dumps=reduced(FLIGHT / "trace_0", 0)),
+        evidence("host-0", 0, dumps=summary_of(FLIGHT / "trace_0", 0)),
         evidence("host-1", 1, dumps={"1": "no dump"}, missing={"kernel log": "not permitted"}),
     ]
     scene, lost = scene_of(parts)
@@ -64,20 +64,20 @@ def test_dumps_of_hosts_make_a_scene_and_what_is_missing_is_told() -> None:
     assert f"missing: {lost[0]}" in judged.signs
 
 
-def test_a_verdict_shows_the_stack_that_differs_however_many_ranks_there_are() -> None:
+def test_the_stack_that_differs_is_shown_among_hundreds_of_ranks() -> None:
     ranks = [evidence(f"host-{host}", *range(8 * host, 8 * host + 8)) for host in range(64)]
     odd = Evidence(
-        event=EvidenceGathered(attempt=1, host="host-64", ranks=(found(512, stack=AWAY),))
+        event=EvidenceGathered(attempt=1, host="host-64", ranks=(found(512, stack=ELSEWHERE),))
     )
     judged = judgement(scene_of([*ranks, odd])[0], at=9.0, attempt=1)
     assert (judged.verdict, judged.ranks, judged.hosts) == ("alone", (512,), ())
     assert len(judged.stacks) == SHOWN_STACKS
-    assert judged.stacks["512"] == AWAY
+    assert judged.stacks["512"] == ELSEWHERE
     assert judged.num_stacks == 513
 
 
 @pytest.mark.parametrize("many", [1, 100])
-def test_missing_evidence_is_told_but_does_not_grow_without_bound(many: int) -> None:
+def test_missing_evidence_is_listed_up_to_a_limit(many: int) -> None:
     lost = [f"dump of rank {rank}: gone" for rank in range(many)]
     signs = judgement(scene_of([])[0], at=9.0, attempt=1, missing=lost).signs
     assert "missing: dump of rank 0: gone" in signs
@@ -85,12 +85,12 @@ def test_missing_evidence_is_told_but_does_not_grow_without_bound(many: int) -> 
     assert len(signs) < 12
 
 
-def test_a_rank_whose_gil_is_held_is_named_for_sure_by_what_it_gives_and_what_not() -> None:
-    """It gives its stack and no dump, and its peers wait in what it may be missing in."""
+def test_a_rank_that_gives_a_stack_but_withholds_its_dump_is_named_with_its_host() -> None:
+    """Its GIL is held, so it has a stack but no dump. Its peers wait in a collective."""
     text = (FLIGHT / "trace_0").read_bytes()
     dumps = {str(rank): to_text(condense(rank, parse(text))) for rank in (0, 1, 3)}
-    seen = [found(rank, stack=STUCK) for rank in (0, 1, 3)]
-    ranks = (*seen, found(2, stack=AWAY, process_state="R"))
+    rank_evidence = [found(rank, stack=STUCK) for rank in (0, 1, 3)]
+    ranks = (*rank_evidence, found(2, stack=ELSEWHERE, process_state="R"))
     for withheld, sure in (((2,), True), ((), False)):
         event = EvidenceGathered(attempt=1, host="host-0", ranks=ranks, withheld=withheld)
         part = Evidence(event=event, dumps=dumps)
@@ -114,7 +114,7 @@ def test_a_rank_whose_gil_is_held_is_named_for_sure_by_what_it_gives_and_what_no
         ),
     ],
 )
-def test_what_a_scheduler_says_of_the_hosts_is_among_the_signs_and_kept(
+def test_the_scheduler_state_of_the_hosts_is_in_the_signs_and_in_a_file(
     tmp_path: Path, backend: FakeBackend, hosts: dict[str, str], sign: str
 ) -> None:
     job, run_dir, clock = a_job(tmp_path), RunDir(tmp_path), TurnedClock()
@@ -130,10 +130,10 @@ def test_what_a_scheduler_says_of_the_hosts_is_among_the_signs_and_kept(
     judge = HangAnalysis(job, lambda: run, LeaderFiles(run_dir, clock), backend, clock)
     for rank, host in enumerate(names):
         judge.hear(evidence(host, rank))
-    told: list[Event] = []
-    asyncio.run(judge.judge(1, told.append, clock.now))
-    (judged,) = told
+    events: list[Event] = []
+    asyncio.run(judge.judge(1, events.append, clock.now))
+    (judged,) = events
     assert isinstance(judged, HangJudged)
     assert sign in judged.signs
-    kept = json.loads((run_dir.traces(1) / "scheduler.json").read_text())
-    assert kept["hosts"] == hosts
+    saved = json.loads((run_dir.traces(1) / "scheduler.json").read_text())
+    assert saved["hosts"] == hosts

@@ -1,4 +1,4 @@
-"""A job that is led: who is let in, what is ordered, how it ends."""
+"""The leader of a job: which agents it admits, what it orders, how the job ends."""
 
 import asyncio
 import json
@@ -36,31 +36,39 @@ from orchestrator.contract.messages.events import (
 from orchestrator.journal.journal import read
 from orchestrator.leader.leader_server import LeaderServer
 from tests.agent.world import LAUNCH, SECRET, WAIT_S, until
-from tests.leader.leader_world import SILENT_S, FakeAgent, Led, exited, go, play, stopped
+from tests.leader.leader_world import (
+    SILENT_S,
+    FakeAgent,
+    LedJob,
+    exited,
+    run_script,
+    start_attempt,
+    stopped,
+)
 
 INIT_S = 20.0
-"""That ranks may take to begin: longer than they do here, on any machine."""
+"""`init_timeout`, longer than ranks take to start here on any machine."""
 
 
-def test_an_agent_of_another_launch_is_sent_away(tmp_path: Path) -> None:
-    async def script(job: Led) -> None:
+def test_an_agent_of_another_launch_is_refused(tmp_path: Path) -> None:
+    async def script(job: LedJob) -> None:
         agent = await job.connect("host-0", launch=LAUNCH - 1)
         await agent.register(launch=LAUNCH - 1)
-        await agent.is_closed()
+        await agent.wait_closed()
         assert agent.ws.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION
         assert job.events(AgentRegistered) == []
 
-    play(tmp_path, script)
+    run_script(tmp_path, script)
 
 
 def test_two_agents_start_together_each_with_its_node_rank(tmp_path: Path) -> None:
-    async def script(job: Led) -> tuple[Start, Start]:
+    async def script(job: LedJob) -> tuple[Start, Start]:
         one = await job.agent("host-1")
-        await job.happens(AgentRegistered)
+        await job.wait_for_event(AgentRegistered)
         zero = await job.agent("host-0")
-        return await go(zero, one, 1)
+        return await start_attempt(zero, one, 1)
 
-    first, second = play(tmp_path, script)
+    first, second = run_script(tmp_path, script)
     assert (first.node_rank, second.node_rank) == (0, 1)
     for start in (first, second):
         assert (start.attempt, start.nodes, start.ranks_per_host) == (1, 2, 1)
@@ -68,65 +76,65 @@ def test_two_agents_start_together_each_with_its_node_rank(tmp_path: Path) -> No
         assert start.config == str(tmp_path / "trainer-1.json")
 
 
-def test_an_agent_that_finds_the_leader_at_once_comes_after_its_beginning(
+def test_an_agent_that_connects_at_once_is_journalled_after_the_leader_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The leader's own agent does, while that is still telling where it listens."""
+    """The agent in the leader's process connects while the leader still writes its address."""
 
     registered = threading.Event()
 
-    def slowly(*where: Any) -> None:
+    def announce_slowly(*where: Any) -> None:
         announce(*where)
         assert registered.wait(WAIT_S)
 
-    monkeypatch.setattr("orchestrator.leader.storage.announce", slowly)
+    monkeypatch.setattr("orchestrator.leader.storage.announce", announce_slowly)
 
-    async def script(job: Led) -> None:
+    async def script(job: LedJob) -> None:
         await job.agent("host-0")
         await until(lambda: job.leader.sessions.by_host, "the agent")
         registered.set()
-        await job.happens(AgentRegistered)
+        await job.wait_for_event(AgentRegistered)
         assert [type(entry.event) for entry in read(job.run_dir.journal)] == [
             JobSubmitted,
             LeaderStarted,
             AgentRegistered,
         ]
 
-    play(tmp_path, script)
+    run_script(tmp_path, script)
 
 
-def test_a_rank_that_dies_stops_all_and_the_next_attempt_follows(tmp_path: Path) -> None:
-    async def script(job: Led) -> None:
-        zero, one = await job.started()
-        await zero.say(
+def test_a_rank_that_dies_stops_all_and_the_next_attempt_starts(tmp_path: Path) -> None:
+    async def script(job: LedJob) -> None:
+        zero, one = await job.start_both()
+        await zero.send(
             TrainingResumed(attempt=1, step=0),
             CheckpointSaved(attempt=1, step=4),
         )
-        await one.say(exited(1, "host-1"))
+        await one.send(exited(1, "host-1"))
         for agent in (zero, one):
-            assert (await agent.hear(Stop)).attempt == 1
-        await zero.say(stopped("host-0"))
-        await one.say(exited(1, "host-1"), stopped("host-1"))
-        first, _ = await go(zero, one, 2)
+            assert (await agent.expect(Stop)).attempt == 1
+        await zero.send(stopped("host-0"))
+        await one.send(exited(1, "host-1"), stopped("host-1"))
+        first, _ = await start_attempt(zero, one, 2)
         assert (first.attempt, first.master_port) == (2, 20_002)
         run = job.leader.supervisor.run
         assert [incident.kind for incident in run.history.incidents] == ["rank-killed"]
         assert (run.history.restarts, run.progress.saved) == (1, 4)
 
-    play(tmp_path, script)
+    run_script(tmp_path, script)
 
 
-def test_a_job_that_ends_lets_every_agent_go(tmp_path: Path) -> None:
-    async def script(job: Led) -> EndJob:
-        zero, one = await job.started()
-        await zero.say(stopped("host-0", finished=True))
-        await one.say(stopped("host-1", finished=True))
+def test_a_job_that_ends_orders_every_agent_to_leave(tmp_path: Path) -> None:
+    async def script(job: LedJob) -> EndJob:
+        zero, one = await job.start_both()
+        await zero.send(stopped("host-0", finished=True))
+        await one.send(stopped("host-1", finished=True))
         for agent in (zero, one):
-            assert "all ranks finished" in (await agent.hear(Leave)).reason
+            assert "all ranks finished" in (await agent.expect(Leave)).reason
             await agent.ws.close()
         return await job.end()
 
-    assert play(tmp_path, script).state == "SUCCEEDED"
+    assert run_script(tmp_path, script).state == "SUCCEEDED"
     assert json.loads((tmp_path / "leader.json").read_text()) == {
         "launch": LAUNCH,
         "restarts": 0,
@@ -134,49 +142,49 @@ def test_a_job_that_ends_lets_every_agent_go(tmp_path: Path) -> None:
     }
 
 
-def test_an_agent_that_does_not_leave_holds_the_leader_up_only_a_little(
+def test_an_agent_that_does_not_leave_delays_the_leader_only_a_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.leader.leader.FAREWELL_S", SILENT_S)
     monkeypatch.setattr("orchestrator.leader.leader_server.CLOSE_S", 0.2)
 
-    async def script(job: Led) -> EndJob:
-        zero, _ = await job.started()
-        assert await job.cancels() == 202
-        await zero.hear(Stop)
-        await zero.say(stopped("host-0"), stopped("host-1"))
-        await zero.hear(Leave)
+    async def script(job: LedJob) -> EndJob:
+        zero, _ = await job.start_both()
+        assert await job.request_cancel() == 202
+        await zero.expect(Stop)
+        await zero.send(stopped("host-0"), stopped("host-1"))
+        await zero.expect(Leave)
         late = await job.agent("host-7")
-        await late.hear(Leave)
+        await late.expect(Leave)
         assert not job.task.done()
         job.clock.put_forward(SILENT_S)
         return await job.end()
 
-    assert play(tmp_path, script).state == "CANCELLED"
+    assert run_script(tmp_path, script).state == "CANCELLED"
 
 
-def test_cancel_stops_the_ranks_with_time_for_a_checkpoint(tmp_path: Path) -> None:
-    async def script(job: Led) -> EndJob:
-        zero, one = await job.started()
+def test_a_cancel_request_stops_the_ranks_with_time_for_a_checkpoint(tmp_path: Path) -> None:
+    async def script(job: LedJob) -> EndJob:
+        zero, one = await job.start_both()
         for body in (b"{", b"[]", b""):
-            assert await job.cancels(body) == 400
-        assert await job.cancels() == 202
+            assert await job.request_cancel(body) == 400
+        assert await job.request_cancel() == 202
         for agent in (zero, one):
-            stop = await agent.hear(Stop)
+            stop = await agent.expect(Stop)
             assert (stop.attempt, stop.grace_s) == (1, 5.0)
-            await agent.say(stopped(agent.host))
+            await agent.send(stopped(agent.host))
         for agent in (zero, one):
-            await agent.hear(Leave)
+            await agent.expect(Leave)
             await agent.ws.close()
         return await job.end()
 
-    ending = play(tmp_path, script)
+    ending = run_script(tmp_path, script)
     assert (ending.state, ending.reason) == ("CANCELLED", "cancelled by me")
 
 
 def test_the_first_step_is_recorded_from_the_digest(tmp_path: Path) -> None:
     def digest(rank: int, attempt: int) -> Digest:
-        word = RankDigest(
+        digest_of = RankDigest(
             rank=rank,
             pid=1,
             step=1,
@@ -187,39 +195,41 @@ def test_the_first_step_is_recorded_from_the_digest(tmp_path: Path) -> None:
             tokens_per_second=7.0,
             memory_bytes=None,
         )
-        return Digest(attempt=attempt, ranks=(word,))
+        return Digest(attempt=attempt, ranks=(digest_of,))
 
-    async def script(job: Led) -> str:
-        zero, _ = await job.started()
-        await zero.say(digest(0, attempt=7), digest(0, attempt=1))
+    async def script(job: LedJob) -> str:
+        zero, _ = await job.start_both()
+        await zero.send(digest(0, attempt=7), digest(0, attempt=1))
         await until(lambda: job.leader.supervisor.run.attempt.step == 1, "the step")
         return job.leader.supervisor.run.state
 
-    assert play(tmp_path, script) == "RUNNING"
+    assert run_script(tmp_path, script) == "RUNNING"
 
 
-def test_a_hang_is_looked_into_before_it_is_stopped(tmp_path: Path) -> None:
-    async def script(job: Led) -> None:
-        zero, one = await job.started()
-        await stands_still(job, zero, one)
+def test_evidence_of_a_hang_is_gathered_before_ranks_stop(tmp_path: Path) -> None:
+    async def script(job: LedJob) -> None:
+        zero, one = await job.start_both()
+        await wait_for_hang(job, zero, one)
         for agent in (zero, one):
-            assert (await agent.hear(Gather)).attempt == 1
+            assert (await agent.expect(Gather)).attempt == 1
         for agent in (zero, one):
-            await agent.say(Evidence(event=EvidenceGathered(attempt=1, host=agent.host, ranks=())))
+            await agent.send(Evidence(event=EvidenceGathered(attempt=1, host=agent.host, ranks=())))
         for agent in (zero, one):
-            assert (await agent.hear(Stop)).attempt == 1
+            assert (await agent.expect(Stop)).attempt == 1
 
-    play(tmp_path, script, init_timeout=INIT_S)
+    run_script(tmp_path, script, init_timeout=INIT_S)
 
 
-async def stands_still(job: Led, *agents: FakeAgent) -> None:
-    """Until the leader has found out that its attempt does."""
+async def wait_for_hang(job: LedJob, *agents: FakeAgent) -> None:
+    """Let time pass until the leader detects a hang."""
     while not job.events(HangDetected):
         await job.pass_time(*agents)
 
 
-def test_an_attempt_goes_on_whose_ranks_move_while_it_is_looked_into(tmp_path: Path) -> None:
-    def word(rank: int) -> RankDigest:
+def test_an_attempt_continues_if_its_ranks_make_progress_during_the_diagnosis(
+    tmp_path: Path,
+) -> None:
+    def digest_of(rank: int) -> RankDigest:
         return RankDigest(
             rank=rank,
             pid=1,
@@ -232,35 +242,38 @@ def test_an_attempt_goes_on_whose_ranks_move_while_it_is_looked_into(tmp_path: P
             memory_bytes=None,
         )
 
-    async def script(job: Led) -> tuple[list[str], int]:
-        zero, one = await job.started()
-        await stands_still(job, zero, one)
+    async def script(job: LedJob) -> tuple[list[str], int]:
+        zero, one = await job.start_both()
+        await wait_for_hang(job, zero, one)
         for agent in (zero, one):
-            await agent.hear(Gather)
-        await zero.say(Evidence(event=EvidenceGathered(attempt=1, host="host-0", ranks=())))
-        await one.say(
-            Digest(attempt=1, ranks=(word(1),)),
+            await agent.expect(Gather)
+        await zero.send(Evidence(event=EvidenceGathered(attempt=1, host="host-0", ranks=())))
+        await one.send(
+            Digest(attempt=1, ranks=(digest_of(1),)),
             Evidence(event=EvidenceGathered(attempt=1, host="host-1", ranks=())),
         )
-        over = await job.happens(HangOver)
+        over = await job.wait_for_event(HangOver)
         assert (over.rank, over.step, over.phase) == (1, 1, "train")
-        await until(lambda: job.leader.supervisor.run.state == "RUNNING", "going on")
+        await until(lambda: job.leader.supervisor.run.state == "RUNNING", "the attempt to continue")
         await until(lambda: len(job.events(EvidenceGathered)) == 2, "the evidence of both")
         kinds = [type(action).__name__ for e in read(job.run_dir.journal) for action in e.actions]
         return kinds, len(job.leader.supervisor.run.history.incidents)
 
-    assert play(tmp_path, script, init_timeout=INIT_S) == (["StartAttempt", "GatherEvidence"], 0)
+    assert run_script(tmp_path, script, init_timeout=INIT_S) == (
+        ["StartAttempt", "GatherEvidence"],
+        0,
+    )
 
 
-def test_the_leader_takes_the_port_that_it_is_told_unless_another_has_it(tmp_path: Path) -> None:
-    async def nothing(register: Register, ws: Line) -> None:
-        raise AssertionError("no agent comes")
+def test_the_leader_uses_the_wanted_port_unless_it_is_taken(tmp_path: Path) -> None:
+    async def no_agent(register: Register, ws: Line) -> None:
+        raise AssertionError("no agent connects")
 
     async def script() -> list[int]:
         wanted = free_port("127.0.0.1")
-        both = [LeaderServer(SECRET, LAUNCH, nothing, str) for _ in range(2)]
-        found = [await one.open("127.0.0.1", wanted, tmp_path) for one in both]
-        for one in both:
+        servers = [LeaderServer(SECRET, LAUNCH, no_agent, str) for _ in range(2)]
+        found = [await one.open("127.0.0.1", wanted, tmp_path) for one in servers]
+        for one in servers:
             await one.close()
         return [wanted, *found]
 

@@ -1,4 +1,4 @@
-"""A process that leads also runs the agent of its host, and both end together."""
+"""The leader's process also runs the agent of its host, and both end together."""
 
 import asyncio
 from types import SimpleNamespace
@@ -25,23 +25,23 @@ LEFT = Requeue(exclude=(), reason="2 of 4 hosts are left", whole=True)
 def test_an_agent_that_was_ordered_to_exit_may_do_so_before_its_leader(
     code: int, expected: int
 ) -> None:
-    """The leader still waits for slow agents. Seen: the exit of the first one counted as a loss,
-    with an exit code that operators take for final."""
+    """The leader still waits for slow agents. Once, the exit of the first agent counted as a loss,
+    with an exit code that the Kubernetes operator treats as final."""
 
-    async def both() -> int:
-        told = asyncio.Event()
+    async def run_both() -> int:
+        ordered = asyncio.Event()
 
         async def serves() -> Requeue:
-            told.set()
+            ordered.set()
             for _ in range(10):
                 await asyncio.sleep(0)
             return LEFT
 
         async def follows() -> int:
-            await told.wait()
+            await ordered.wait()
             return code
 
         agent: Any = SimpleNamespace(leave=lambda code: None)
         return await _run_both(serves(), agent, asyncio.create_task(follows()))
 
-    assert asyncio.run(both()) == expected
+    assert asyncio.run(run_both()) == expected

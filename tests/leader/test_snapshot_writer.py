@@ -19,8 +19,8 @@ from orchestrator.journal.supervisor import NOTHING, Supervisor
 from orchestrator.leader.records.snapshot_writer import CALM, SnapshotWriter
 from orchestrator.system import SystemClock
 from tests.agent.world import until
-from tests.job.supervise_stage import Job
-from tests.leader.leader_world import Led, play
+from tests.job.job_driver import Job
+from tests.leader.leader_world import LedJob, run_script
 
 
 @pytest.fixture
@@ -34,80 +34,80 @@ def supervisor(run_dir: RunDir) -> Iterator[Supervisor]:
         yield Supervisor(journal)
 
 
-def feed(supervisor: Supervisor, job: Job, told: int = 0) -> int:
-    for event, _ in job.all[told:]:
+def feed(supervisor: Supervisor, job: Job, fed: int = 0) -> int:
+    for event, _ in job.all[fed:]:
         supervisor.feed(event)
     return len(job.all)
 
 
-def remember(remembering: SnapshotWriter) -> None:
-    asyncio.run(remembering.remember(remembering.supervisor.folded))
+def write(writer: SnapshotWriter) -> None:
+    asyncio.run(writer.remember(writer.supervisor.folded))
 
 
-def test_it_is_due_after_so_many_lines_when_nothing_is_urgent(
+def test_a_snapshot_is_due_after_enough_lines_if_nothing_is_urgent(
     supervisor: Supervisor, run_dir: RunDir
 ) -> None:
     job = Job().running()
-    told = feed(supervisor, job)
-    remembering = SnapshotWriter(supervisor, run_dir, lambda: None, every=told + 2)
-    assert not remembering.is_due()
+    fed = feed(supervisor, job)
+    writer = SnapshotWriter(supervisor, run_dir, lambda: None, every=fed + 2)
+    assert not writer.is_due()
     job.steps(2)
     job.exits(1)
-    told = feed(supervisor, job, told)
+    fed = feed(supervisor, job, fed)
     assert isinstance(supervisor.run.stage, Stopping)
     assert not isinstance(supervisor.run.stage, CALM)
-    assert not remembering.is_due(), "hosts are to be told to stop"
+    assert not writer.is_due(), "the order to stop comes first"
     job.stops()
     job.trains()
-    told = feed(supervisor, job, told)
-    assert remembering.is_due()
-    remember(remembering)
-    assert not remembering.is_due()
+    fed = feed(supervisor, job, fed)
+    assert writer.is_due()
+    write(writer)
+    assert not writer.is_due()
     assert snapshot.load(run_dir) == supervisor.folded
-    for number in range(3, 3 + remembering.every):
-        assert not remembering.is_due()
+    for number in range(3, 3 + writer.every):
+        assert not writer.is_due()
         job.steps(number)
-        told = feed(supervisor, job, told)
-    assert remembering.is_due()
+        fed = feed(supervisor, job, fed)
+    assert writer.is_due()
 
 
-def refuses(code: int) -> Callable[[], None]:
+def failing_guard(code: int) -> Callable[[], None]:
     def guard() -> None:
-        raise OSError(code, "the disk does not take it")
+        raise OSError(code, "the disk refuses it")
 
     return guard
 
 
-def test_a_disk_that_does_not_take_it_hinders_no_leader(
+def test_a_failed_write_does_not_stop_the_leader(
     supervisor: Supervisor, run_dir: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = feed(supervisor, Job().running())
-    remembering = SnapshotWriter(supervisor, run_dir, refuses(errno.ENOSPC), every=told)
+    fed = feed(supervisor, Job().running())
+    writer = SnapshotWriter(supervisor, run_dir, failing_guard(errno.ENOSPC), every=fed)
     with caplog.at_level(logging.WARNING):
-        remember(remembering)
+        write(writer)
     assert "failed to write snapshot: [Errno 28]" in caplog.text
-    assert not remembering.is_due(), "not tried again with every line"
+    assert not writer.is_due(), "the write is not repeated at every line"
     assert snapshot.load(run_dir) is NOTHING
 
 
-def test_a_leader_whose_time_is_over_leaves_the_next_ones_snapshot(
+def test_a_replaced_leader_does_not_overwrite_the_next_snapshot(
     supervisor: Supervisor, run_dir: RunDir
 ) -> None:
     job = Job().running()
-    told = feed(supervisor, job)
+    fed = feed(supervisor, job)
     guard = partial(check_leader, run_dir.fence, "me")
-    remembering = SnapshotWriter(supervisor, run_dir, guard, every=1)
-    remember(remembering)
+    writer = SnapshotWriter(supervisor, run_dir, guard, every=1)
+    write(writer)
     before = run_dir.state.read_bytes()
     write_fence(run_dir.fence, Fence(leader="another", attempt=1))
     job.steps(2)
-    feed(supervisor, job, told)
-    remember(remembering)
+    feed(supervisor, job, fed)
+    write(writer)
     assert run_dir.state.read_bytes() == before
 
 
-def test_a_leader_writes_it_down_between_two_decisions(tmp_path: Path) -> None:
-    async def script(job: Led) -> None:
+def test_a_leader_writes_a_snapshot_between_two_decisions(tmp_path: Path) -> None:
+    async def script(job: LedJob) -> None:
         job.leader.snapshots.every = 1
         await job.agent("host-1")
         run_dir = job.run_dir
@@ -116,7 +116,7 @@ def test_a_leader_writes_it_down_between_two_decisions(tmp_path: Path) -> None:
             return snapshot.load(run_dir).place.lines == len(read(run_dir.journal)) == 3
 
         await until(is_known, "a snapshot of three lines")
-        whole = fold(entry.event for entry in read(run_dir.journal))
-        assert snapshot.load(run_dir).run == whole
+        replayed = fold(entry.event for entry in read(run_dir.journal))
+        assert snapshot.load(run_dir).run == replayed
 
-    play(tmp_path, script)
+    run_script(tmp_path, script)

@@ -1,4 +1,4 @@
-"""A file of strikes sheds what nobody needs, and nothing else, whenever it is killed."""
+"""Compaction of the strike file drops lines that have no effect, and survives a kill."""
 
 import fcntl
 import os
@@ -49,56 +49,56 @@ def pinned(at: float, use: Literal["never", "always"] = "never") -> Pinned:
     return Pinned(at=at, host="node1", use=use, by="ann", reason="her reasons")
 
 
-def test_a_strike_stays_until_it_counts_nothing() -> None:
+def test_a_strike_is_kept_until_its_weight_is_zero() -> None:
     young = strike(NOW - KEPT_S + 1)
     assert kept(strike(OLD), young) == [young]
 
 
-def test_of_a_host_that_is_left_out_those_stay_that_say_how_long(
+def test_strikes_that_decide_how_long_a_host_is_excluded_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(strike_compaction, "KEPT_S", DAY)
     many = [strike(NOW - 1.2 * DAY - n) for n in range(4)]
     assert fold(many, NOW)[0].excluded_until is not None
     assert kept(*many) == many
-    assert kept(*many, now=NOW + 2 * DAY) == [], "it is used again"
+    assert kept(*many, now=NOW + 2 * DAY) == [], "the host is used again"
     month = [strike(NOW - 30 * DAY), *(strike(NOW - n) for n in range(2))]
     assert fold(month, NOW)[0].excluded_until is not None
-    assert kept(*month) == month[1:], "these two alone say as much"
+    assert kept(*month) == month[1:], "these two alone exclude it as long"
 
 
-def test_that_a_host_was_slow_once_is_not_forgotten() -> None:
-    """The next time counts a whole strike."""
+def test_the_first_straggler_strike_of_a_host_is_kept() -> None:
+    """After it, the next straggler strike has full weight."""
     slow = [strike(OLD - n, kind=STRAGGLER) for n in range(3)]
     assert kept(*slow) == [slow[0]]
     again = strike(NOW, kind=STRAGGLER)
     assert fold([*kept(*slow), again], NOW)[0].score == pytest.approx(1.0, abs=1e-4)
 
 
-def test_what_a_person_said_holds_as_long_as_it_may() -> None:
+def test_pins_and_clearances_are_kept_as_long_as_they_have_an_effect() -> None:
     cleared, unpinned = (
         Cleared(at=OLD, host="node1", by="a"),
         Unpinned(at=OLD, host="node1", by="a"),
     )
     assert kept(pinned(OLD)) == [pinned(OLD)]
     assert kept(pinned(OLD), unpinned, strike(OLD), cleared) == []
-    lately: list[Line] = [replace(cleared, at=NOW - DAY), replace(unpinned, at=NOW - DAY)]
-    assert kept(*lately) == lately, "a leader may tell later of what was before"
-    assert kept(strike(NOW - 2 * DAY), *lately) == lately
+    recent: list[Line] = [replace(cleared, at=NOW - DAY), replace(unpinned, at=NOW - DAY)]
+    assert kept(*recent) == recent, "a leader may write an older strike later"
+    assert kept(strike(NOW - 2 * DAY), *recent) == recent
 
 
-def test_lines_that_only_another_ndctl_can_read_stay_and_torn_ones_go() -> None:
+def test_lines_of_another_version_are_kept_and_torn_lines_are_dropped() -> None:
     other = b'{"warned":{"at":1,"host":"node1"}}'
     assert list(needed([b'{"strike":{"at', other, b"", b"[]", b"7"], NOW)) == [other]
 
 
-def test_what_is_told_twice_is_kept_once() -> None:
+def test_equal_lines_are_kept_once() -> None:
     assert kept(strike(), strike()) == [strike()]
 
 
 hosts = st.sampled_from(["node1", "node2"])
 times = st.floats(NOW - 3 * KEPT_S, NOW)
-said: st.SearchStrategy[Line] = st.one_of(
+any_line: st.SearchStrategy[Line] = st.one_of(
     st.builds(strike, times, hosts, st.sampled_from(["host-lost", STRAGGLER])),
     st.builds(lambda at, host: Cleared(at=at, host=host, by="ann"), times, hosts),
     st.builds(lambda at, host: Unpinned(at=at, host=host, by="ann"), times, hosts),
@@ -107,15 +107,15 @@ said: st.SearchStrategy[Line] = st.one_of(
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.lists(said, max_size=25), st.lists(said, max_size=5), st.floats(0, 20 * DAY))
-def test_who_is_left_out_is_the_same_with_and_without(
-    before: list[Line], lately: list[Line], later: float
+@given(st.lists(any_line, max_size=25), st.lists(any_line, max_size=5), st.floats(0, 20 * DAY))
+def test_compaction_does_not_change_which_hosts_are_excluded(
+    before: list[Line], recent: list[Line], later: float
 ) -> None:
-    """Now and later, also with what is told later."""
-    rest = [replace(line, at=max(line.at, NOW - DAY)) for line in lately]
+    """Now and later, and with lines that are written later."""
+    rest = [replace(line, at=max(line.at, NOW - DAY)) for line in recent]
     now = NOW + later
 
-    def standing(lines: list[Line]) -> dict[str, tuple[object, float]]:
+    def scores(lines: list[Line]) -> dict[str, tuple[object, float]]:
         return {
             found.host: (found.pin, round(found.score, 2))
             for found in fold(lines, now)
@@ -127,7 +127,7 @@ def test_who_is_left_out_is_the_same_with_and_without(
         pairs = [(one.get(host, (None, 0.0)), other.get(host, (None, 0.0))) for host in hosts]
         return all(a[0] == b[0] and abs(a[1] - b[1]) <= 0.02 for a, b in pairs)
 
-    assert near(standing([*kept(*before), *rest]), standing([*before, *rest]))
+    assert near(scores([*kept(*before), *rest]), scores([*before, *rest]))
     assert kept(*kept(*before)) == kept(*before)
 
 
@@ -142,7 +142,7 @@ def a_file(root: Path, old: int = 50) -> Path:
     return path
 
 
-def test_a_large_file_becomes_a_short_one_that_is_shared_as_it_was(tmp_path: Path) -> None:
+def test_a_large_file_is_shortened_and_keeps_its_permissions(tmp_path: Path) -> None:
     tmp_path.chmod(0o2775)
     path = a_file(tmp_path)
     size = path.stat().st_size
@@ -156,7 +156,7 @@ def test_a_large_file_becomes_a_short_one_that_is_shared_as_it_was(tmp_path: Pat
     assert [p.name for p in path.parent.iterdir()] == ["tb.jsonl"]
 
 
-def test_where_little_would_go_nothing_is_written(tmp_path: Path) -> None:
+def test_nothing_is_written_if_few_lines_would_be_dropped(tmp_path: Path) -> None:
     path = path_of(tmp_path, "tb")
     for n in range(9):
         record(path, strike(NOW - n))
@@ -166,7 +166,7 @@ def test_where_little_would_go_nothing_is_written(tmp_path: Path) -> None:
     assert path.stat() == before
 
 
-def test_nothing_is_replaced_while_someone_appends(tmp_path: Path) -> None:
+def test_the_file_is_not_replaced_while_another_process_appends(tmp_path: Path) -> None:
     path = a_file(tmp_path)
     before = path.read_bytes()
     with path.open("rb") as other:
@@ -182,7 +182,7 @@ def test_nothing_is_replaced_while_someone_appends(tmp_path: Path) -> None:
     [(os, "fsync"), (strike_compaction, "share"), (Path, "replace")],
     ids=lambda where: where[1],
 )
-def test_whenever_it_is_killed_nothing_is_lost(tmp_path: Path, at: tuple[Any, str]) -> None:
+def test_nothing_is_lost_if_the_compaction_is_killed(tmp_path: Path, at: tuple[Any, str]) -> None:
     path = a_file(tmp_path)
     before = path.read_bytes()
     child = os.fork()
@@ -193,7 +193,7 @@ def test_whenever_it_is_killed_nothing_is_lost(tmp_path: Path, at: tuple[Any, st
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert path.read_bytes() == before
     record(path, strike(NOW + 1))
-    assert shed(path, NOW, large_bytes=1), "what it left behind hinders nobody"
+    assert shed(path, NOW, large_bytes=1), "the temporary file of the killed process does no harm"
     assert recall(path) == (strike(), strike(NOW + 1))
 
 
@@ -213,7 +213,7 @@ def _sheds(path: Path, done: Path) -> None:
 
 
 @pytest.mark.process
-def test_of_lines_that_are_appended_meanwhile_none_is_lost(tmp_path: Path) -> None:
+def test_lines_appended_during_the_compaction_are_kept(tmp_path: Path) -> None:
     path, done, context = a_file(tmp_path), tmp_path / "done", get_context("fork")
     shedder = context.Process(target=_sheds, args=(path, done))
     writers = [context.Process(target=_appends, args=(path, f"job-{i}")) for i in range(3)]
@@ -230,7 +230,7 @@ def test_of_lines_that_are_appended_meanwhile_none_is_lost(tmp_path: Path) -> No
     assert len(found) < 600, "it was shortened again and again"
 
 
-def test_a_leader_whose_strike_finds_it_large_shortens_it(
+def test_a_leader_compacts_the_file_if_it_is_large_after_a_strike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = path_of(tmp_path, "tb")

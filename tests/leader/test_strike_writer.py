@@ -1,4 +1,4 @@
-"""Which incidents are written down against hosts, for the jobs that come after."""
+"""Which incidents become strikes of a host, for later jobs."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from orchestrator.diagnosis.cause.verdict import Culprit, Evidence
 from orchestrator.host_strikes import Strike
 from orchestrator.job.incident import Incident
 from orchestrator.leader.records.strike_writer import new_strikes, record
-from tests.job.supervise_stage import Job
+from tests.job.job_driver import Job
 
 
 def an_incident(kind: str, host: str | None, signal: str | None = None) -> Incident:
@@ -18,17 +18,17 @@ def an_incident(kind: str, host: str | None, signal: str | None = None) -> Incid
         at=1_700_000_000.0,
         attempt=2,
         kind=kind,
-        cause="what was seen",
+        cause="a cause",
         culprit=Culprit(host=host),
         evidence=Evidence(signal=signal),
         id=1,
         step=3,
         detected_after_s=0.1,
-        action="what was done",
+        action="an action",
     )
 
 
-def test_only_what_a_host_is_to_blame_for_counts_and_only_once() -> None:
+def test_only_incidents_whose_culprit_is_a_host_are_strikes_and_only_once() -> None:
     before = Job().running().run
     after = replace(
         before,
@@ -53,18 +53,18 @@ def test_only_what_a_host_is_to_blame_for_counts_and_only_once() -> None:
     assert new_strikes(after, after) == []
 
 
-def told_by_kernel(job: Job, line: str) -> None:
-    told = EvidenceGathered(
+def kernel_logs(job: Job, line: str) -> None:
+    evidence = EvidenceGathered(
         at=job.now(), attempt=1, host="host-1", ranks=(), kernel=(line,), unasked=True
     )
-    job.tell(told)
+    job.tell(evidence)
 
 
-def test_a_broken_gpu_is_held_against_its_host_however_its_rank_ended() -> None:
+def test_a_broken_gpu_is_a_strike_whether_its_rank_raised_or_aborted() -> None:
     raising, aborting = (Job(spares=1).running() for _ in range(2))
     raising.raises(2, "CUDA error: uncorrectable ECC error encountered")
     aborting.exits(2, signal=6)
-    told_by_kernel(aborting, "[51.0] NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.")
+    kernel_logs(aborting, "[51.0] NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.")
     for job in (raising, aborting):
         before = job.run
         job.stops()
@@ -72,16 +72,16 @@ def test_a_broken_gpu_is_held_against_its_host_however_its_rank_ended() -> None:
         assert strike.host == "host-1"
 
 
-def test_a_want_of_memory_is_not_held_against_the_host_on_which_it_killed() -> None:
+def test_a_rank_killed_for_memory_is_no_strike_of_its_host() -> None:
     job = Job().running()
     before = job.run
     job.exits(2)
-    told_by_kernel(job, "[51.0] Memory cgroup out of memory: Killed process 7 (python)")
+    kernel_logs(job, "[51.0] Memory cgroup out of memory: Killed process 7 (python)")
     job.stops()
     assert new_strikes(before, job.run) == []
 
 
-def test_a_disk_that_does_not_take_a_strike_stops_nobody(tmp_path: Path) -> None:
+def test_a_failed_write_of_a_strike_raises_nothing(tmp_path: Path) -> None:
     before = Job().running().run
     (strike,) = new_strikes(
         before,

@@ -1,4 +1,4 @@
-"""What a host says of itself and its ranks, also where its storage does not answer."""
+"""Evidence of a host and its ranks, also if its storage hangs."""
 
 import asyncio
 import json
@@ -22,8 +22,8 @@ from tests.agent.world import WAIT_S, LoopClock, TurnedClock, a_place, a_start, 
 GONE = 2_000_000_000
 
 
-def ended(tmp_path: Path) -> tuple[Attempt, RankExited, Path]:
-    """A rank of an attempt that has failed, and where its log is."""
+def failed_rank(tmp_path: Path) -> tuple[Attempt, RankExited, Path]:
+    """An attempt, the exit of its rank that failed, and the path of the rank's log."""
     place = a_place(tmp_path)
     attempt = Attempt(a_start(place, "pass"), place, SystemClock())
     attempt.hear(RankStarted(attempt=1, rank=0, local_rank=0, pid=GONE))
@@ -33,38 +33,38 @@ def ended(tmp_path: Path) -> tuple[Attempt, RankExited, Path]:
     return attempt, exited, attempt.log_dir / "rank-0.log"
 
 
-def test_the_end_of_its_log_is_told_with_the_end_of_a_rank(tmp_path: Path) -> None:
-    attempt, exited, log = ended(tmp_path)
+def test_the_exit_of_a_rank_has_the_last_lines_of_its_log(tmp_path: Path) -> None:
+    attempt, exited, log = failed_rank(tmp_path)
     log.write_text("step 1\nbad data\n")
     assert asyncio.run(with_last_lines(attempt, exited)).log_tail == ("step 1", "bad data")
 
 
-def test_a_log_that_does_not_answer_holds_nobody_up_and_is_named(
+def test_a_log_that_cannot_be_read_in_time_is_named_and_blocks_nothing(
     tmp_path: Path,
 ) -> None:
-    """To open a pipe that nobody writes to takes for ever."""
-    attempt, exited, log = ended(tmp_path)
+    """The log is a pipe without a writer, which blocks on open."""
+    attempt, exited, log = failed_rank(tmp_path)
     os.mkfifo(log)
 
-    async def look(clock: LoopClock) -> RankExited:
+    async def collect(clock: LoopClock) -> RankExited:
         attempt.clock = clock
         telling = asyncio.create_task(with_last_lines(attempt, exited, WAIT_S))
         await asyncio.sleep(0)
-        clock.put_forward(WAIT_S)  # the agent does other things meanwhile
-        told = await telling
-        os.close(os.open(log, os.O_WRONLY))  # the thread that reads may go
-        return told
+        clock.put_forward(WAIT_S)  # the agent's loop is free meanwhile
+        reported = await telling
+        os.close(os.open(log, os.O_WRONLY))  # lets the reading thread end
+        return reported
 
-    told = run_with_clock(look)
-    assert "timed out after" in told.log_tail[0]
-    assert str(log) in told.log_tail[0]
-    assert told.detected_after_s >= exited.detected_after_s + WAIT_S, (
-        "that it ended is not told as later than it was"
+    reported = run_with_clock(collect)
+    assert "timed out after" in reported.log_tail[0]
+    assert str(log) in reported.log_tail[0]
+    assert reported.detected_after_s >= exited.detected_after_s + WAIT_S, (
+        "the time of the exit does not move by the wait"
     )
 
 
-def fallen(pids: Mapping[int, int], limit_s: float) -> HostProbe:
-    """A GPU has fallen off the bus, and the driver says more of each channel."""
+def gpu_lost(pids: Mapping[int, int], limit_s: float) -> HostProbe:
+    """The kernel log of a lost GPU: one Xid 79, then one Xid 45 for each channel."""
     xid = "NVRM: Xid (PCI:0000:1b:00):"
     now = SystemClock().monotonic() + 1
     first = f"[{now:.6f}] {xid} 79, GPU has fallen off the bus."
@@ -73,30 +73,30 @@ def fallen(pids: Mapping[int, int], limit_s: float) -> HostProbe:
     )
 
 
-def running(tmp_path: Path) -> Attempt:
+def running_attempt(tmp_path: Path) -> Attempt:
     place = a_place(tmp_path)
     attempt = Attempt(a_start(place, "pass"), place, SystemClock())
     attempt.hear(RankStarted(attempt=1, rank=0, local_rank=0, pid=GONE))
     return attempt
 
 
-def test_what_the_kernel_said_first_is_told_however_much_it_said_after(tmp_path: Path) -> None:
-    attempt = running(tmp_path)
+def test_the_first_kernel_line_is_kept_if_many_follow(tmp_path: Path) -> None:
+    attempt = running_attempt(tmp_path)
     traces = attempt.place.run_dir.traces(1)
     traces.mkdir(parents=True)
 
-    async def look() -> tuple[str, ...]:
-        found = await gather(attempt, 0.1, fallen)
+    async def collect() -> tuple[str, ...]:
+        found = await gather(attempt, 0.1, gpu_lost)
         await keep(attempt, found)
         return found.evidence.event.kernel
 
-    kernel = asyncio.run(look())
+    kernel = asyncio.run(collect())
     assert "79, GPU has fallen off the bus" in kernel[0]
-    (kept,) = map(json.loads, (traces / "host-host-0.jsonl").read_text().splitlines())
-    assert len(kept["probes"]["kernel"]) == KERNEL_LINES
+    (saved,) = map(json.loads, (traces / "host-host-0.jsonl").read_text().splitlines())
+    assert len(saved["probes"]["kernel"]) == KERNEL_LINES
 
 
-def test_a_rank_that_was_ended_for_its_memory_is_told_where_nobody_may_read_the_kernels_log(
+def test_an_oom_kill_is_reported_even_if_the_kernel_log_is_unreadable(
     tmp_path: Path,
 ) -> None:
     place, counts = a_place(tmp_path), iter((4, 5))
@@ -111,8 +111,8 @@ DAY_S = 86_400.0
 REMAPPED = "NVRM: Xid (PCI:0000:3b:00): 63, pid=1, Row Remapper: New row marked for remapping"
 
 
-def days_long(tmp_path: Path, kills: Count = lambda: None) -> tuple[Attempt, TurnedClock]:
-    """An attempt whose rank has trained for nine days, and did its last step just now."""
+def trained_for_days(tmp_path: Path, kills: Count = lambda: None) -> tuple[Attempt, TurnedClock]:
+    """An attempt whose rank has trained for nine days and has just done a step."""
     clock = TurnedClock(5_000.0)
     place = a_place(tmp_path)
     attempt = Attempt(a_start(place, "pass"), place, clock, kills)
@@ -129,33 +129,33 @@ def kernel_of(attempt: Attempt, lines: tuple[str, ...] = ()) -> tuple[str, ...]:
     return found.evidence.event.kernel
 
 
-def test_what_the_kernel_said_days_before_an_incident_is_not_told_of_it(tmp_path: Path) -> None:
-    attempt, clock = days_long(tmp_path)
+def test_kernel_lines_from_days_before_an_incident_are_not_reported(tmp_path: Path) -> None:
+    attempt, clock = trained_for_days(tmp_path)
     old = f"[{clock.monotonic() - 8 * DAY_S:.6f}] {REMAPPED}"
-    near = f"[{clock.monotonic() - 60:.6f}] {REMAPPED}"
+    recent = f"[{clock.monotonic() - 60:.6f}] {REMAPPED}"
     assert kernel_of(attempt, (old,)) == ()
-    assert kernel_of(attempt, (old, near)) == (near,)
+    assert kernel_of(attempt, (old, recent)) == (recent,)
 
 
-def test_what_the_kernel_said_as_ranks_came_to_stand_still_is_told_however_long_ago(
+def test_kernel_lines_from_the_start_of_a_standstill_are_reported(
     tmp_path: Path,
 ) -> None:
-    """NCCL's watchdog ends them 10 to 60 minutes later; that this host slept meanwhile, or had no
-    processor for them, changes nothing."""
-    attempt, clock = days_long(tmp_path)
+    """NCCL's watchdog aborts ranks 10 to 60 minutes later. A pause of the host, or a lack of
+    processors in between, does not matter."""
+    attempt, clock = trained_for_days(tmp_path)
     then = f"[{clock.monotonic() + 1:.6f}] {REMAPPED}"
     clock.sleep(3_600.0)
     attempt.excuse(3_500.0)
     assert kernel_of(attempt, (then,)) == (then,)
 
 
-def test_a_process_that_was_ended_for_memory_days_before_is_not_why_a_rank_is_now(
+def test_an_oom_kill_from_days_before_is_not_reported(
     tmp_path: Path,
 ) -> None:
-    """As a worker of a data loader, for which the loader made another one."""
-    many = [4]
-    attempt, clock = days_long(tmp_path, lambda: many[0])
-    many[0] = 5
+    """For example, the kernel killed a worker of the data loader, and the loader replaced it."""
+    kills = [4]
+    attempt, clock = trained_for_days(tmp_path, lambda: kills[0])
+    kills[0] = 5
     clock.sleep(60.0)
     attempt.digest()
     assert kernel_of(attempt) == (
@@ -164,19 +164,19 @@ def test_a_process_that_was_ended_for_memory_days_before_is_not_why_a_rank_is_no
     clock.sleep(DAY_S)
     attempt.hear(Beat(attempt=1, rank=0, step=10, phase="train"))
     assert kernel_of(attempt) == ()
-    many[0] = 7
+    kills[0] = 7
     assert kernel_of(attempt) == (
         "memory cgroup: oom_kill 5 -> 7: the kernel killed 2 processes of this group",
     )
 
 
-def test_a_host_whose_storage_hangs_tells_what_it_knows_all_the_same(
+def test_a_host_whose_storage_hangs_reports_what_it_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    goes_on = threading.Event()
+    released = threading.Event()
 
     def hangs(*_: object) -> None:
-        goes_on.wait(WAIT_S)
+        released.wait(WAIT_S)
 
     for module, name in (
         (rank_evidence, "_sizes"),
@@ -184,19 +184,21 @@ def test_a_host_whose_storage_hangs_tells_what_it_knows_all_the_same(
         (evidence_collector, "_write"),
     ):
         monkeypatch.setattr(module, name, hangs)
-    attempt = running(tmp_path)
+    attempt = running_attempt(tmp_path)
 
-    async def look() -> tuple[str, ...]:
-        found = await gather(attempt, 0.1, fallen)
+    async def collect() -> tuple[str, ...]:
+        found = await gather(attempt, 0.1, gpu_lost)
         await keep(attempt, found, 0.1)
-        told = found.evidence.event
-        assert [(one.rank, one.process_state) for one in told.ranks] == [(0, "gone")]
-        assert (told.withheld, told.unread) == ((), (0,)), "the journal and the verdict have it"
-        assert all("timed out" in why for why in told.missing.values())
-        assert set(told.missing) == {"dump of rank 0", "stack of rank 0"}
-        return told.kernel
+        reported = found.evidence.event
+        assert [(one.rank, one.process_state) for one in reported.ranks] == [(0, "gone")]
+        assert (reported.withheld, reported.unread) == ((), (0,)), (
+            "it is in the journal and in the verdict"
+        )
+        assert all("timed out" in why for why in reported.missing.values())
+        assert set(reported.missing) == {"dump of rank 0", "stack of rank 0"}
+        return reported.kernel
 
-    assert "79, GPU has fallen off the bus" in asyncio.run(look())[0]
+    assert "79, GPU has fallen off the bus" in asyncio.run(collect())[0]
     assert "storage timed out" in caplog.messages[-1]
-    assert not goes_on.is_set(), "nobody waited for it"
-    goes_on.set()
+    assert not released.is_set(), "no task waited for the storage"
+    released.set()

@@ -1,4 +1,4 @@
-"""Flight-recorder dumps, asked of real processes that answer as the trainer's ranks do."""
+"""Flight recorder dumps, requested from real processes that answer like the trainer's ranks."""
 
 import asyncio
 import errno
@@ -52,16 +52,16 @@ def asking(tmp_path: Path) -> Asking:
 
 
 class Ranks:
-    """Processes that answer, or do not."""
+    """Processes that play ranks; `behaviour` says whether and how they answer."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.children: list[subprocess.Popen[bytes]] = []
 
-    def start(self, rank: int, how: str) -> int:
+    def start(self, rank: int, behaviour: str) -> int:
         dump = str(FLIGHT / "trace_0")
         child = subprocess.Popen(
-            [sys.executable, "-S", "-c", RANK, str(rank), str(self.folder), how, dump],
+            [sys.executable, "-c", RANK, str(rank), str(self.folder), behaviour, dump],
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
@@ -80,8 +80,8 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
         child.communicate(timeout=WAIT_S)
 
 
-async def answered(pids: dict[int, int], asking: Asking, clock: LoopClock) -> Dumps:
-    """What there is when all have answered who can and their time is over, not ours to read."""
+async def gather_with_clock(pids: dict[int, int], asking: Asking, clock: LoopClock) -> Dumps:
+    """Advance the clock only after each rank that can answer has written its dump."""
     gathering = asyncio.create_task(gather_dumps(pids, {}, asking, WAIT_S))
     dumps = [asking.traces / f"flight-{rank}" for rank in (0, 1, 4)]
     await until(lambda: all(dump.exists() for dump in dumps), "the answers")
@@ -95,18 +95,21 @@ async def answered(pids: dict[int, int], asking: Asking, clock: LoopClock) -> Du
 
 
 @pytest.mark.process
-def test_ranks_answer_from_wherever_they_are_but_not_without_the_gil(
-    asking: Asking, ranks: Ranks
+def test_ranks_answer_in_any_state_except_while_the_gil_is_held_or_they_are_stopped(
+    asking: Asking, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The clock jumps forward by WAIT_S, perhaps while a dump is read.
+    monkeypatch.setattr(flight_recorder, "READ_S", 3 * WAIT_S)
     pids = {
-        rank: ranks.start(rank, how) for rank, how in enumerate(("waits", "loop", "gil", "waits"))
+        rank: ranks.start(rank, behaviour)
+        for rank, behaviour in enumerate(("waits", "loop", "gil", "waits"))
     }
     os.kill(pids[3], signal.SIGSTOP)
     pids[4] = ranks.start(4, "early")
-    found = run_with_clock(partial(answered, pids, asking))
+    found = run_with_clock(partial(gather_with_clock, pids, asking))
     assert set(found.reduced) == {0, 1, 4}
     assert from_text(found.reduced[0]).waits
-    assert not from_text(found.reduced[4]).seats, "it has called nothing, and says so"
+    assert not from_text(found.reduced[4]).seats, "its dump shows that it has called no collective"
     assert found.missing == {
         2: "no answer within 240 s: its GIL is held, or its disk is blocked",
         3: "the process is stopped (state T)",
@@ -114,7 +117,7 @@ def test_ranks_answer_from_wherever_they_are_but_not_without_the_gil(
     assert (asking.traces / "flight-0").read_bytes() == (FLIGHT / "trace_0").read_bytes()
 
 
-def test_what_a_watchdog_wrote_of_a_rank_that_has_ended_is_read(asking: Asking) -> None:
+def test_a_dump_that_a_watchdog_wrote_for_an_ended_rank_is_read(asking: Asking) -> None:
     (asking.traces / "flight-0").write_bytes((FLIGHT / "trace_1").read_bytes())
     (asking.traces / "flight-1").write_bytes(b"half of a dump")
     with (asking.traces / "flight-2").open("wb") as file:
@@ -129,34 +132,34 @@ def test_what_a_watchdog_wrote_of_a_rank_that_has_ended_is_read(asking: Asking) 
 
 
 @pytest.fixture
-def hung() -> Iterator[threading.Event]:
-    """Blocked storage: set it when the test is over."""
-    goes_on = threading.Event()
-    yield goes_on
-    assert not goes_on.is_set(), "no reader waited for it"
-    goes_on.set()
+def storage_hangs() -> Iterator[threading.Event]:
+    """Storage that blocks until the test is over."""
+    released = threading.Event()
+    yield released
+    assert not released.is_set(), "no reader waited for it"
+    released.set()
 
 
-def test_storage_that_does_not_answer_is_not_waited_for_and_no_rank_is_blamed(
-    asking: Asking, hung: threading.Event, monkeypatch: pytest.MonkeyPatch
+def test_hanging_storage_blocks_nothing_and_names_no_rank(
+    asking: Asking, storage_hangs: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(flight_recorder, "_stamp", lambda asking, rank: hung.wait(WAIT_S))
+    monkeypatch.setattr(flight_recorder, "_stamp", lambda asking, rank: storage_hangs.wait(WAIT_S))
     found = asyncio.run(gather_dumps({0: os.getpid()}, {1: "exit code 1"}, asking, 0.1))
-    mute = f"reading {asking.traces} timed out"
-    assert (found.reduced, found.missing) == ({}, {0: mute, 1: mute})
-    assert found.withheld == (), "for all that is known it may have answered"
+    timed_out = f"reading {asking.traces} timed out"
+    assert (found.reduced, found.missing) == ({}, {0: timed_out, 1: timed_out})
+    assert found.withheld == (), "the rank may have answered"
 
 
-def test_storage_that_stops_answering_is_not_taken_for_a_rank_that_does_not(
-    asking: Asking, hung: threading.Event, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+def test_storage_that_starts_to_hang_is_not_taken_for_a_rank_that_does_not_answer(
+    asking: Asking, storage_hangs: threading.Event, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flight_recorder, "READ_S", 0.1)
-    asked: list[int] = []
+    stamped: list[int] = []
 
     def stamp(asking: Asking, rank: int) -> None:
-        asked.append(rank)
-        if len(asked) > 1:
-            hung.wait(WAIT_S)
+        stamped.append(rank)
+        if len(stamped) > 1:
+            storage_hangs.wait(WAIT_S)
 
     monkeypatch.setattr(flight_recorder, "_stamp", stamp)
     found = asyncio.run(gather_dumps({0: ranks.start(0, "waits")}, {}, asking, 0.2))
@@ -164,10 +167,10 @@ def test_storage_that_stops_answering_is_not_taken_for_a_rank_that_does_not(
     assert found.withheld == ()
 
 
-def test_a_dump_that_cannot_be_read_keeps_nobody_from_reading_the_others(
+def test_an_unreadable_dump_does_not_prevent_reading_the_others(
     asking: Asking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To open a pipe that nobody writes to would take for ever."""
+    """One dump is a pipe without a writer, which would block on open."""
     os.mkfifo(asking.traces / "flight-0")
     with (asking.traces / "flight-1").open("wb") as file:
         file.truncate(MOST_BYTES + 1)
@@ -187,7 +190,7 @@ def test_a_dump_that_cannot_be_read_keeps_nobody_from_reading_the_others(
 
 
 @pytest.mark.process
-def test_nccls_monitor_is_asked_at_its_pipe(asking: Asking, ranks: Ranks) -> None:
+def test_the_monitor_of_nccl_is_asked_by_its_pipe(asking: Asking, ranks: Ranks) -> None:
     pipe = nccl_pipe(str(asking.socket), 1, 0)
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -198,6 +201,6 @@ def test_nccls_monitor_is_asked_at_its_pipe(asking: Asking, ranks: Ranks) -> Non
         os.close(reader)
 
 
-def test_nobody_to_ask_is_answered_at_once(asking: Asking) -> None:
+def test_without_ranks_the_answer_comes_at_once(asking: Asking) -> None:
     found = asyncio.run(asyncio.wait_for(gather_dumps({}, {}, asking, 1e6), WAIT_S))
     assert (found.reduced, found.missing) == ({}, {})

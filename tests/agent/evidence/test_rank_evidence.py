@@ -1,3 +1,5 @@
+"""Evidence of a rank: last log lines, process state, kernel function, stacks, lock holders."""
+
 import asyncio
 import os
 import signal
@@ -22,7 +24,7 @@ from orchestrator.agent.evidence.rank_evidence import (
 )
 from tests.agent.world import WAIT_S, wait_for
 
-ANSWERS = """
+ANSWERING_RANK = """
 import faulthandler, signal, sys, time
 faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], "a"), all_threads=True)
 print("ready", flush=True)
@@ -39,12 +41,12 @@ def test_the_last_lines_of_a_log_are_its_end(tmp_path: Path) -> None:
     assert last_lines(log, 1) == ("line 9999",)
 
 
-def test_a_log_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
+def test_a_missing_log_has_no_lines(tmp_path: Path) -> None:
     assert last_lines(tmp_path / "none.log") == ()
     assert last_lines(tmp_path) == ()
 
 
-def test_a_log_with_bytes_that_are_no_text_is_shown_all_the_same(tmp_path: Path) -> None:
+def test_a_log_with_invalid_text_is_shown(tmp_path: Path) -> None:
     log = tmp_path / "rank.log"
     log.write_bytes(b"\xff\xfe\x00 end")
     assert last_lines(log) == ("\ufffd\ufffd\x00 end",)
@@ -60,7 +62,7 @@ def test_a_signal_to_a_process_that_has_ended_is_no_error() -> None:
 
 
 @pytest.mark.process
-def test_the_state_of_a_process_is_linuxs_letter() -> None:
+def test_the_state_of_a_process_is_the_letter_of_linux() -> None:
     child = subprocess.Popen(["sleep", "600"])
     try:
         wait_for(lambda: process_state(child.pid) == "S", "S")
@@ -75,13 +77,13 @@ def test_the_state_of_a_process_is_linuxs_letter() -> None:
     assert process_state(os.getpid()) == "R"
 
 
-IN_THE_KERNEL = "import ctypes, time; ctypes.CDLL(None).vfork(); time.sleep(600)"
+WAITS_IN_KERNEL = "import ctypes, time; ctypes.CDLL(None).vfork(); time.sleep(600)"
 """The parent waits in the kernel for its child, which sleeps."""
 
 
 @pytest.mark.process
-def test_a_process_that_waits_in_the_kernel_says_where() -> None:
-    child = subprocess.Popen([sys.executable, "-c", IN_THE_KERNEL], start_new_session=True)
+def test_the_kernel_function_in_which_a_process_waits_is_found() -> None:
+    child = subprocess.Popen([sys.executable, "-c", WAITS_IN_KERNEL], start_new_session=True)
     try:
         wait_for(lambda: process_state(child.pid) == "D", "D")
         assert "clone" in place_in_kernel(child.pid) or "vfork" in place_in_kernel(child.pid)
@@ -92,10 +94,10 @@ def test_a_process_that_waits_in_the_kernel_says_where() -> None:
 
 
 @pytest.mark.process
-def test_whoever_has_a_file_open_is_found(tmp_path: Path) -> None:
+def test_processes_that_have_a_file_open_are_found(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     with lock.open("w") as file:
-        assert holders(lock) == [], "oneself does not count"
+        assert holders(lock) == [], "the own process does not count"
         child = subprocess.Popen(["sleep", "600"], stdout=file)
         try:
             wait_for(lambda: holders(lock) == [child.pid], "the child")
@@ -105,12 +107,12 @@ def test_whoever_has_a_file_open_is_found(tmp_path: Path) -> None:
     assert holders(lock) == []
 
 
-BUSY = """
+REOPENS_FILES = """
 import os, sys
 def some():
     return [os.open(os.devnull, os.O_RDONLY) for _ in range(200)]
 others = some()
-lock = open(sys.argv[1])  # the last one that is looked at
+lock = open(sys.argv[1])  # the last file that is checked
 while True:
     for fd in others:
         os.close(fd)
@@ -119,10 +121,10 @@ while True:
 
 
 @pytest.mark.process
-def test_one_that_closes_other_files_while_it_is_looked_at_is_found(tmp_path: Path) -> None:
+def test_a_process_that_closes_other_files_meanwhile_is_found(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.touch()
-    child = subprocess.Popen([sys.executable, "-c", BUSY, str(lock)])
+    child = subprocess.Popen([sys.executable, "-c", REOPENS_FILES, str(lock)])
     try:
         wait_for(lambda: holders(lock) == [child.pid], "the child")
         assert [holders(lock) for _ in range(20)] == [[child.pid]] * 20
@@ -132,14 +134,14 @@ def test_one_that_closes_other_files_while_it_is_looked_at_is_found(tmp_path: Pa
 
 
 @pytest.mark.process
-def test_stacks_come_from_ranks_that_can_answer_and_nobody_else_is_waited_for(
+def test_stacks_come_from_ranks_that_can_answer_without_waiting_for_others(
     tmp_path: Path,
 ) -> None:
     before = "an older stack\n"
     (tmp_path / "rank-0.stacks").write_text(before)
     children = [
         subprocess.Popen(
-            [sys.executable, "-S", "-c", ANSWERS, str(tmp_path / f"rank-{rank}.stacks")],
+            [sys.executable, "-S", "-c", ANSWERING_RANK, str(tmp_path / f"rank-{rank}.stacks")],
             stdout=subprocess.PIPE,
         )
         for rank in range(2)
@@ -163,39 +165,39 @@ def test_stacks_come_from_ranks_that_can_answer_and_nobody_else_is_waited_for(
     assert len(stacks[0]) <= STACK_LINES
 
 
-def test_stacks_that_cannot_be_read_are_missing_with_why(
+def test_unreadable_stacks_are_missing_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is stale, one is on a disk that hangs: to open a pipe takes for ever."""
+    """One file is missing, and one is a pipe without a writer, which blocks like a hanging disk."""
     monkeypatch.setattr(rank_evidence, "READ_S", 1.0)
-    looks: list[Path] = []
+    calls: list[Path] = []
 
     def sizes(traces: Path, ranks: Iterable[int]) -> dict[int, int]:
-        looks.append(traces)
-        return dict.fromkeys(ranks, min(len(looks), 2))
+        calls.append(traces)
+        return dict.fromkeys(ranks, min(len(calls), 2))
 
     monkeypatch.setattr(rank_evidence, "_sizes", sizes)
     os.mkfifo(tmp_path / "rank-1.stacks")
     (tmp_path / "rank-2.stacks").write_text("x here it is")
     missing: dict[int, str] = {}
     gone = [(rank, 2_000_000_000 + rank) for rank in range(3)]
-    told = asyncio.run(gather_stacks(gone, tmp_path, 0.5, missing))
-    assert told == {2: (" here it is",)}
+    stacks = asyncio.run(gather_stacks(gone, tmp_path, 0.5, missing))
+    assert stacks == {2: (" here it is",)}
     assert missing[0].startswith("cannot be read: [Errno 2]")
     assert missing[1] == f"reading {tmp_path} timed out"
 
 
-def test_storage_that_does_not_answer_holds_up_no_stacks(
+def test_hanging_storage_does_not_block_the_collection_of_stacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goes_on = threading.Event()
-    monkeypatch.setattr(rank_evidence, "_sizes", lambda traces, ranks: goes_on.wait(WAIT_S))
+    released = threading.Event()
+    monkeypatch.setattr(rank_evidence, "_sizes", lambda traces, ranks: released.wait(WAIT_S))
     missing: dict[int, str] = {}
     assert asyncio.run(gather_stacks([(0, 2_000_000_000)], tmp_path, 0.1, missing)) == {}
     assert missing == {0: f"reading {tmp_path} timed out"}
-    assert not goes_on.is_set()
-    goes_on.set()
+    assert not released.is_set()
+    released.set()
 
 
-def test_nobody_to_ask_is_answered_soon(tmp_path: Path) -> None:
+def test_without_ranks_the_answer_comes_at_once(tmp_path: Path) -> None:
     assert asyncio.run(asyncio.wait_for(gather_stacks([], tmp_path, 1e6), WAIT_S)) == {}

@@ -1,4 +1,4 @@
-"""What the control group tells of processes that were ended for want of memory."""
+"""Counters of the control group: processes killed for memory, and CPU throttling."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def mount(kind: str, at: str = "", top: str = "/", more: str = "") -> str:
     return MOUNT.format(kind=kind, at=at, top=top, more=more)
 
 
-def test_a_step_of_slurm_below_version_2(tmp_path: Path) -> None:
+def test_a_slurm_step_with_cgroup_v2(tmp_path: Path) -> None:
     group = "system.slice/slurmstepd.scope/job_7/step_0/user/task_0"
     root = machine(
         tmp_path,
@@ -43,7 +43,7 @@ def test_a_step_of_slurm_below_version_2(tmp_path: Path) -> None:
     assert oom_kills(root) == 2
 
 
-def test_a_mount_may_have_any_bytes_in_its_name(tmp_path: Path) -> None:
+def test_the_name_of_a_mount_may_have_any_bytes(tmp_path: Path) -> None:
     root = machine(tmp_path, "0::/\n", mount("cgroup2"), **{"memory.events": V2.format(1)})
     info = root / "proc/self/mountinfo"
     info.write_bytes(b"40 22 0:9 / /mnt/caf\xe9 rw - tmpfs tmpfs rw\n" + info.read_bytes())
@@ -55,7 +55,7 @@ def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
     assert oom_kills(root) == 1
 
 
-def test_a_container_of_version_1_has_its_group_under_the_hosts_name(tmp_path: Path) -> None:
+def test_a_container_with_cgroup_v1_finds_its_group_by_the_host_path(tmp_path: Path) -> None:
     pod = "/kubepods/burstable/pod1/abc"
     mounts = mount("cgroup", "/cpu", pod, ",cpu") + mount("cgroup", "/memory", pod, ",memory")
     root = machine(
@@ -64,10 +64,10 @@ def test_a_container_of_version_1_has_its_group_under_the_hosts_name(tmp_path: P
         mounts + mount("cgroup2", "/unified"),
         **{"memory/memory.oom_control": V1.format(3)},
     )
-    assert oom_kills(root) == 3, "version 2 is there as well, and has no controller of memory"
+    assert oom_kills(root) == 3, "cgroup v2 is mounted too, but without the memory controller"
 
 
-def test_where_nothing_can_be_read_nothing_is_known(tmp_path: Path) -> None:
+def test_unreadable_counters_are_unknown(tmp_path: Path) -> None:
     assert oom_kills(tmp_path) is None
     root = machine(tmp_path, "0::/a\n", mount("cgroup2"), **{"a/memory.events": "oom_kill many\n"})
     assert oom_kills(root) is None
@@ -77,13 +77,13 @@ CPU_V2 = "usage_usec 812\nuser_usec 9\nnr_periods 40\nnr_throttled {}\nthrottled
 CPU_V1 = "nr_periods 40\nnr_throttled {}\nthrottled_time 5\n"
 
 
-def test_a_group_is_throttled_also_by_the_limit_of_one_around_it(tmp_path: Path) -> None:
+def test_throttling_by_an_outer_group_counts(tmp_path: Path) -> None:
     files = {"pod/cpu.stat": CPU_V2.format(30), "pod/job/cpu.stat": CPU_V2.format(2)}
     root = machine(tmp_path, "0::/pod/job\n", mount("cgroup2"), **files)
     assert throttlings(root) == 32
 
 
-def test_throttling_below_version_1(tmp_path: Path) -> None:
+def test_throttling_with_cgroup_v1(tmp_path: Path) -> None:
     mounts = mount("cgroup", "/cpu", more=",cpu,cpuacct") + mount("cgroup2", "/unified")
     files = {"cpu/a/cpu.stat": CPU_V1.format(7), "unified/cpu.stat": "usage_usec 9\n"}
     root = machine(tmp_path, "1:cpu,cpuacct:/a\n0::/\n", mounts, **files)
@@ -91,7 +91,7 @@ def test_throttling_below_version_1(tmp_path: Path) -> None:
     assert throttlings(tmp_path / "nowhere") is None
 
 
-def test_only_what_grew_since_then_counts() -> None:
+def test_only_growth_since_the_given_time_counts() -> None:
     counts = iter((4, 4, 9, 9))
     counted = Counted(lambda: next(counts), 0.0)
     assert not counted.grew(0.0, 20.0)
@@ -100,7 +100,7 @@ def test_only_what_grew_since_then_counts() -> None:
     assert not Counted(lambda: None, 0.0).grew(0.0, 20.0)
 
 
-def test_what_happened_since_is_told_as_the_kernel_would() -> None:
+def test_new_oom_kills_become_a_line_that_is_classified() -> None:
     (line,) = told(1, 3)
     assert line == "memory cgroup: oom_kill 1 -> 3: the kernel killed 2 processes of this group"
     found = classify(FailureSigns(lines=(line,)))
@@ -109,14 +109,14 @@ def test_what_happened_since_is_told_as_the_kernel_would() -> None:
     assert told(1, 1) == told(None, 3) == told(3, None) == ()
 
 
-EATS = """
+ALLOCATES = """
 import sys
 sys.stdin.read(1)
 held = []
 while True:
     held.append(bytearray(1 << 20))
 """
-COUNTS = """
+COUNTER = """
 import os, subprocess, sys
 from orchestrator.agent.processes.cgroups import oom_kills
 open(sys.argv[1], "w").write(str(os.getpid()))
@@ -128,7 +128,7 @@ print(before, eats.returncode, oom_kills())
 
 @pytest.fixture
 def small_group() -> Iterator[Path]:
-    """A real group of 100 MiB."""
+    """A real control group with a limit of 100 MiB."""
     for top, limit in (
         (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
         (Path("/sys/fs/cgroup"), "memory.max"),
@@ -150,8 +150,8 @@ def small_group() -> Iterator[Path]:
 
 
 @pytest.mark.process
-def test_a_process_that_the_kernel_ends_for_its_memory_is_counted(small_group: Path) -> None:
-    argv = [sys.executable, "-c", COUNTS, str(small_group / "cgroup.procs"), EATS]
+def test_a_process_that_the_kernel_kills_for_memory_is_counted(small_group: Path) -> None:
+    argv = [sys.executable, "-c", COUNTER, str(small_group / "cgroup.procs"), ALLOCATES]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
     before, code, after = map(int, done.stdout.split())
     assert (code, after) == (-9, before + 1)

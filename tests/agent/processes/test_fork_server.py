@@ -1,4 +1,4 @@
-"""Real processes, as cheap as they come: `sh` and `sleep` where torchrun and the ranks are."""
+"""The fork server with real, cheap processes: `sh` and `sleep` instead of torchrun and ranks."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.messages.events import RankExited
 from orchestrator.posix.locks import is_free
 from orchestrator.run_module import command
-from tests.agent.kept import Host, listening
+from tests.agent.watched_host import Host, listening_host
 from tests.agent.world import WAIT_S, a_place, a_start, is_gone, kill, wait_for
 
 pytestmark = pytest.mark.process
@@ -34,7 +34,7 @@ LAUNCHER = command(sys.executable, "orchestrator.agent.processes.fork_server")
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
-    with listening(tmp_path) as host:
+    with listening_host(tmp_path) as host:
         yield host
 
 
@@ -47,7 +47,7 @@ def attempt(host: Host, *command: str, given: str = "") -> Try:
     return Try(command=command, environ=host.environ, title="check", given=given)
 
 
-def said(host: Host) -> str:
+def log_text(host: Host) -> str:
     return (host.folder / "torchrun.log").read_text()
 
 
@@ -57,7 +57,7 @@ def launcher(host: Host, *modules: str, parent: int | None = None) -> list[str]:
 
 
 def order(host: Host, *orders: LaunchOrder, modules: tuple[str, ...] = ()) -> list[Ended]:
-    """Give orders to a launcher; how each ended."""
+    """Send orders to a fork server; returns how each ended."""
     lines = "".join(json.dumps(encode_tagged(one)) + "\n" for one in orders)
     done = subprocess.run(
         launcher(host, *modules),
@@ -69,8 +69,8 @@ def order(host: Host, *orders: LaunchOrder, modules: tuple[str, ...] = ()) -> li
         check=False,
     )
     assert done.returncode == 0
-    said = map(json.loads, done.stdout.splitlines())
-    answers: list[LaunchAnswer] = [decode(LaunchAnswer, one) for one in said]
+    log_text = map(json.loads, done.stdout.splitlines())
+    answers: list[LaunchAnswer] = [decode(LaunchAnswer, one) for one in log_text]
     return [answer for answer in answers if isinstance(answer, Ended)]
 
 
@@ -88,8 +88,8 @@ class Chain:
 
 
 @contextmanager
-def chain(host: Host) -> Iterator[Chain]:
-    """agent (sh) -> launcher -> torchrun (sh) -> keeper -> child (sleep)."""
+def process_chain(host: Host) -> Iterator[Chain]:
+    """agent (sh) -> fork server -> torchrun (sh) -> rank watcher -> child (sleep)."""
     script = f"{shlex.join(host.rank('sleep', '600'))} & wait"
     told = host.folder / "order"
     told.write_text(json.dumps(encode_tagged(run(host, "sh", "-c", script))) + "\n")
@@ -97,7 +97,7 @@ def chain(host: Host) -> Iterator[Chain]:
     waits = f"{shlex.join([*LAUNCHER, *place])} --parent $$ < {told} & wait"
     agent = subprocess.Popen(["sh", "-c", waits], env=host.environ)
     try:
-        child = host.hear_start().pid
+        child = host.receive_start().pid
         keeper = parent_of(child)
         torchrun = parent_of(keeper)
         yield Chain(agent.pid, parent_of(torchrun), torchrun, keeper, child)
@@ -112,10 +112,8 @@ def parent_of(pid: int) -> int:
 
 
 @pytest.mark.parametrize("victim", ["agent", "launcher", "torchrun", "keeper", "child"])
-def test_nothing_below_a_killed_process_survives_and_the_lock_is_free(
-    host: Host, victim: str
-) -> None:
-    with chain(host) as processes:
+def test_all_processes_below_a_killed_one_end_and_the_lock_is_free(host: Host, victim: str) -> None:
+    with process_chain(host) as processes:
         assert parent_of(processes.launcher) == processes.agent
         assert not is_free(host.lock)
         kill(getattr(processes, victim))
@@ -124,11 +122,11 @@ def test_nothing_below_a_killed_process_survives_and_the_lock_is_free(
             wait_for(partial(is_gone, pid), f"the end of the {name}")
         wait_for(lambda: is_free(host.lock), "the lock")
         if victim == "child":
-            assert host.hear() == RankExited(attempt=4, rank=2, exit_code=None, signal=9)
+            assert host.receive() == RankExited(attempt=4, rank=2, exit_code=None, signal=9)
 
 
 def ignored(status: str) -> set[int]:
-    """Numbers of the signals in the mask of a /proc/PID/status."""
+    """Numbers of the ignored signals in a /proc/PID/status."""
     line = next(line for line in status.splitlines() if line.startswith("SigIgn:"))
     mask = int(line.split()[1], 16)
     return {number for number in signal.valid_signals() if mask >> (number - 1) & 1}
@@ -137,35 +135,35 @@ def ignored(status: str) -> set[int]:
 FROM_A_SCHEDULER = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 
 
-def test_what_a_scheduler_sends_to_all_processes_does_not_end_torchrun(host: Host) -> None:
+def test_signals_that_a_scheduler_sends_to_all_processes_do_not_end_torchrun(host: Host) -> None:
     order(host, run(host, "cat", "/proc/self/status"))
-    assert ignored(said(host)) >= FROM_A_SCHEDULER
+    assert ignored(log_text(host)) >= FROM_A_SCHEDULER
 
 
-def test_a_rank_below_it_can_be_ended_by_sigterm_all_the_same(host: Host) -> None:
-    # The shell in between is torchrun: what is ignored there, it hands down.
+def test_sigterm_ends_a_rank_below_torchrun(host: Host) -> None:
+    # The shell plays torchrun. A child inherits the signals that its parent ignores.
     script = shlex.join(host.rank("cat", "/proc/self/status"))
     order(host, run(host, "sh", "-c", f"NDCTL_TORCHRUN_PID=$$ {script} & wait"))
     found = ignored(host.log.read_text())
     assert found & FROM_A_SCHEDULER == {signal.SIGUSR1, signal.SIGUSR2}
 
 
-def test_a_module_runs_in_the_process_that_has_imported_what_it_needs(
+def test_a_module_runs_in_a_process_with_its_imports_done(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And is none the wiser: its arguments, its environment and its exit code are its own."""
+    """It still has its own arguments, environment, standard input and exit code."""
     program = "import os, sys\nprint('cmath' in sys.modules, sys.argv[1:], os.environ['RANK'])\n"
     (host.folder / "program.py").write_text(f"{program}print(sys.stdin.read())\nsys.exit(7)\n")
     monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
     asked = run(host, *command(sys.executable, "program"), "--now")
     assert order(host, asked, modules=("cmath",)) == [ended(7)]
-    assert said(host) == "True ['--now'] 2\n\n"
+    assert log_text(host) == "True ['--now'] 2\n\n"
 
 
-def test_where_an_import_has_begun_a_gpus_driver_the_program_begins_afresh(
+def test_if_an_import_initialised_a_gpu_driver_the_program_starts_in_a_new_interpreter(
     host: Host, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The driver would refuse to work in a forked process."""
+    """The driver does not work in a forked process."""
     device = host.folder / "uvm"
     device.touch()
     (host.folder / "touching.py").write_text(
@@ -179,30 +177,32 @@ def test_where_an_import_has_begun_a_gpus_driver_the_program_begins_afresh(
     assert order(host, asked, modules=("cmath",)) == [ended(0)]
     capfd.readouterr()
     assert order(host, asked, asked, modules=("cmath", "touching")) == [ended(0)] * 2
-    assert said(host) == "True\nFalse\nFalse\n"
+    assert log_text(host) == "True\nFalse\nFalse\n"
     told = capfd.readouterr().err
     assert told.count(f"a package initialised a GPU driver ({device})") == 1
 
 
-def test_a_library_that_counts_gpus_by_nvml_leaves_forks_able_to_use_cuda() -> None:
-    """Seen on an H200: each restart imported for 11 s, because /dev/nvidiactl was open."""
+def test_nvml_does_not_count_as_an_initialised_driver() -> None:
+    """On an H200, each restart imported for 11 s, because NVML had opened /dev/nvidiactl."""
     assert "/dev/nvidiactl" not in exec_in_fork.DRIVERS
     assert "/dev/nvidia-uvm" in exec_in_fork.DRIVERS
 
 
-def test_what_an_import_prints_is_no_answer(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_an_import_is_not_taken_for_an_answer(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (host.folder / "banner.py").write_text(
         "import os\nprint('Welcome!')\nos.write(1, b'from C as well\\n')\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
     assert order(host, run(host, "true"), modules=("banner",)) == [ended(0)]
-    assert said(host) == ""
+    assert log_text(host) == ""
 
 
-def test_files_that_an_import_opened_stay_open_and_ends_of_pipes_do_not(
+def test_files_that_an_import_opened_stay_open_but_pipes_do_not(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As torch opens TORCH_LOGS_OUT, for good."""
+    """Torch, for example, opens TORCH_LOGS_OUT once and keeps it open."""
     log = host.folder / "library.log"
     (host.folder / "library.py").write_text(
         f"import os\nlog = open({str(log)!r}, 'w')\nread, write = os.pipe()\n"
@@ -214,7 +214,7 @@ def test_files_that_an_import_opened_stay_open_and_ends_of_pipes_do_not(
     monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
     asked = run(host, *command(sys.executable, "program"))
     assert order(host, asked, modules=("library",)) == [ended(0)]
-    assert said(host) == "/dev/null /dev/null\n"
+    assert log_text(host) == "/dev/null /dev/null\n"
     assert log.read_text() == "still here"
 
 
@@ -230,7 +230,7 @@ os.abort()
 """
 
 
-def test_a_rank_that_the_real_torchrun_forked_is_a_program_of_its_own(
+def test_a_rank_forked_by_the_real_torchrun_looks_like_a_new_process(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (host.folder / "program.py").write_text(PROGRAM)
@@ -250,17 +250,19 @@ def test_a_rank_that_the_real_torchrun_forked_is_a_program_of_its_own(
     )
 
 
-def test_what_a_module_raises_is_in_the_log(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_of_a_module_is_in_the_log(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (host.folder / "program.py").write_text("raise ValueError('no port')\n")
     monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
     assert order(host, run(host, *command(sys.executable, "program"))) == [ended(1)]
-    assert said(host).endswith("ValueError: no port\n")
+    assert log_text(host).endswith("ValueError: no port\n")
 
 
-def test_after_an_import_that_failed_the_program_begins_afresh(
+def test_after_a_failed_import_the_program_starts_in_a_new_interpreter(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As torch does, whose second import in one process fails of something else."""
+    """A second import of torch in the same process fails with a different, misleading error."""
     (host.folder / "library.py").write_text("raise OSError('libcuda.so.1: no such file')\n")
     (host.folder / "program.py").write_text(
         "import sys\nprint('cmath' in sys.modules, flush=True)\nimport library\n"
@@ -269,19 +271,19 @@ def test_after_an_import_that_failed_the_program_begins_afresh(
     program = command(sys.executable, "program")
     asked = (attempt(host, *program), run(host, *program))
     tried, ran = order(host, *asked, modules=("cmath", "library"))
-    assert (tried.code, tried.out) == (1, "True\n"), "of the first module no second was needed"
+    assert (tried.code, tried.out) == (1, "True\n"), "the first module was imported once"
     assert tried.err.endswith("OSError: libcuda.so.1: no such file\n")
     assert ran.code == 1
-    assert said(host).startswith("False\n")
-    assert said(host).endswith("OSError: libcuda.so.1: no such file\n")
+    assert log_text(host).startswith("False\n")
+    assert log_text(host).endswith("OSError: libcuda.so.1: no such file\n")
 
 
-def test_a_program_that_does_not_exist_is_told_as_127(host: Host) -> None:
+def test_a_program_that_does_not_exist_exits_with_127(host: Host) -> None:
     assert order(host, run(host, "no-such-program-here")) == [ended(127)]
-    assert "failed to start no-such-program-here" in said(host)
+    assert "failed to start no-such-program-here" in log_text(host)
 
 
-def test_one_order_after_the_other_is_answered_and_the_launcher_lives_on(host: Host) -> None:
+def test_orders_are_answered_one_after_the_other(host: Host) -> None:
     script = "cat; echo badly >&2; exit $RANK"
     orders = (
         attempt(host, "sh", "-c", script, given="x" * 200_000),
@@ -295,17 +297,17 @@ def test_one_order_after_the_other_is_answered_and_the_launcher_lives_on(host: H
         ended(5),
         ended(0),
     ]
-    assert said(host) == "at last\nand again\n"
+    assert log_text(host) == "at last\nand again\n"
 
 
-def test_a_log_that_cannot_be_written_is_an_answer(host: Host) -> None:
+def test_a_log_that_cannot_be_written_is_reported(host: Host) -> None:
     (host.folder / "torchrun.log").mkdir()
     first, second = order(host, run(host, "true"), attempt(host, "true"))
     assert (first.code, second.code) == (1, 0)
     assert "Is a directory" in first.err
 
 
-def test_a_launcher_that_waits_holds_no_lock_and_what_it_tries_does(host: Host) -> None:
+def test_a_waiting_fork_server_holds_no_lock_but_a_try_does(host: Host) -> None:
     agent = subprocess.Popen(
         launcher(host), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=host.environ, text=True
     )
@@ -322,11 +324,11 @@ def test_a_launcher_that_waits_holds_no_lock_and_what_it_tries_does(host: Host) 
     wait_for(lambda: not is_free(host.lock), "the second try")
     kill(agent.pid)
     agent.communicate(timeout=WAIT_S)
-    wait_for(lambda: is_free(host.lock), "the end of what was tried")
+    wait_for(lambda: is_free(host.lock), "the end of the try")
 
 
-def test_what_a_killed_torchrun_leaves_is_buried_before_the_next_order(host: Host) -> None:
-    """In a pod nobody else would: there the agent is the first process."""
+def test_processes_left_by_a_program_are_reaped_before_the_next_order(host: Host) -> None:
+    """In a pod there is no init process that would reap them."""
     process = subprocess.Popen(
         launcher(host), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=host.environ, text=True
     )
@@ -337,13 +339,13 @@ def test_what_a_killed_torchrun_leaves_is_buried_before_the_next_order(host: Hos
     def tell(order: LaunchOrder) -> LaunchAnswer:
         told.write(json.dumps(encode_tagged(order)) + "\n")
         told.flush()
-        answers.readline()  # that it has begun
+        answers.readline()  # the answer that the program started
         answer: LaunchAnswer = decode(LaunchAnswer, json.loads(answers.readline()))
         return answer
 
-    said = tell(attempt(host, "sh", "-c", "sleep 600 >&2 & echo $!"))
-    assert isinstance(said, Ended)
-    left = int(said.out)
+    log_text = tell(attempt(host, "sh", "-c", "sleep 600 >&2 & echo $!"))
+    assert isinstance(log_text, Ended)
+    left = int(log_text.out)
     assert parent_of(left) == process.pid
     kill(left)
     wait_for(lambda: process_state(left) == "Z", "its end")
@@ -352,7 +354,7 @@ def test_what_a_killed_torchrun_leaves_is_buried_before_the_next_order(host: Hos
     process.communicate(timeout=WAIT_S)
 
 
-def test_a_launcher_ends_with_its_parent_gone_or_nothing_more_to_read(host: Host) -> None:
+def test_a_fork_server_ends_with_its_parent_or_its_input(host: Host) -> None:
     mark = host.folder / "mark"
     line = json.dumps(encode_tagged(run(host, "touch", str(mark)))) + "\n"
     orphan = launcher(host, parent=1)

@@ -1,4 +1,4 @@
-"""The agent's end of a launcher, with real ones."""
+"""The agent's client of the fork server, with real fork servers."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 T = TypeVar("T")
 
 
-def play(folder: Path, script: Callable[[Standby], Awaitable[T]]) -> T:
+def run_script(folder: Path, script: Callable[[Standby], Awaitable[T]]) -> T:
     async def run() -> T:
         standby = Standby(a_place(folder), os.environ)
         try:
@@ -42,7 +42,7 @@ async def try_out(standby: Standby, *command: str, given: str = "") -> Ended:
     return await standby.try_out(command, os.environ, title="check", given=given)
 
 
-def test_the_launcher_that_waits_is_there_for_all_that_runs(tmp_path: Path) -> None:
+def test_the_waiting_fork_server_serves_one_run_after_the_other(tmp_path: Path) -> None:
     async def script(standby: Standby) -> None:
         await standby.prepare()
         assert standby.waiting is not None
@@ -54,23 +54,23 @@ def test_the_launcher_that_waits_is_there_for_all_that_runs(tmp_path: Path) -> N
             assert standby.waiting.pid == waiting
         assert (tmp_path / "log").read_text() == f"{waiting}\n" * 2
 
-    play(tmp_path, script)
+    run_script(tmp_path, script)
 
 
-def test_what_runs_can_be_killed_and_after_its_end_nobody_is(tmp_path: Path) -> None:
+def test_kill_ends_a_run_and_does_nothing_after_its_end(tmp_path: Path) -> None:
     async def script(standby: Standby) -> None:
         ran = await run(standby, "sleep", "600", log=tmp_path / "log")
         ran.kill()
         assert (await ran.wait()).code == -9
         ran.kill()
-        assert process_state(ran.pid) == "Z", "its number stays its own"
+        assert process_state(ran.pid) == "Z", "it is not reaped yet, so its pid cannot be reused"
         assert (await try_out(standby, "true")).code == 0
         assert process_state(ran.pid) == "gone"
 
-    play(tmp_path, script)
+    run_script(tmp_path, script)
 
 
-def test_one_that_was_killed_while_it_waited_is_replaced(tmp_path: Path) -> None:
+def test_a_fork_server_killed_while_it_waits_is_replaced(tmp_path: Path) -> None:
     async def script(standby: Standby) -> Ended:
         await standby.prepare()
         assert standby.waiting is not None
@@ -79,10 +79,10 @@ def test_one_that_was_killed_while_it_waited_is_replaced(tmp_path: Path) -> None
         ran = await run(standby, "true", log=tmp_path / "log")
         return await ran.wait()
 
-    assert play(tmp_path, script).code == 0
+    assert run_script(tmp_path, script).code == 0
 
 
-def test_one_that_is_killed_takes_what_it_runs_with_it(tmp_path: Path) -> None:
+def test_a_run_ends_with_its_killed_fork_server(tmp_path: Path) -> None:
     async def script(standby: Standby) -> None:
         ran = await run(standby, "sleep", "600", log=tmp_path / "log")
         kill(ran.launcher.pid)
@@ -91,24 +91,24 @@ def test_one_that_is_killed_takes_what_it_runs_with_it(tmp_path: Path) -> None:
         again = await run(standby, "true", log=tmp_path / "log")
         assert (await again.wait()).code == 0
 
-    play(tmp_path, script)
+    run_script(tmp_path, script)
 
 
-def test_what_has_been_tried_leaves_the_launcher_for_the_next(tmp_path: Path) -> None:
+def test_a_fork_server_serves_one_try_after_the_other(tmp_path: Path) -> None:
     async def script(standby: Standby) -> tuple[Ended, Ended]:
         ask = ("sh", "-c", "cat; echo $PPID >&2")
         first = await try_out(standby, *ask, given="one")
         return first, await try_out(standby, *ask, given="two")
 
-    first, second = play(tmp_path, script)
+    first, second = run_script(tmp_path, script)
     assert (first.code, first.out, second.out) == (0, "one", "two")
-    assert first.err == second.err, "the same parent"
+    assert first.err == second.err, "both tries have the same parent"
 
 
-def test_a_run_does_not_wait_for_what_is_being_tried(tmp_path: Path) -> None:
+def test_a_run_does_not_wait_for_a_try(tmp_path: Path) -> None:
     async def script(standby: Standby) -> Ended:
         trying = asyncio.create_task(try_out(standby, "sleep", "600"))
-        await until(lambda: not is_free(standby.place.lock), "what is tried")
+        await until(lambda: not is_free(standby.place.lock), "the try")
         ran = await run(standby, "true", log=tmp_path / "log")
         ended = await ran.wait()
         assert not trying.done()
@@ -116,47 +116,47 @@ def test_a_run_does_not_wait_for_what_is_being_tried(tmp_path: Path) -> None:
         await asyncio.gather(trying, return_exceptions=True)
         return ended
 
-    assert play(tmp_path, script).code == 0
+    assert run_script(tmp_path, script).code == 0
 
 
-def test_of_two_launchers_that_are_done_one_goes_on_waiting(tmp_path: Path) -> None:
+def test_one_of_two_idle_fork_servers_is_kept(tmp_path: Path) -> None:
     async def script(standby: Standby) -> None:
-        both = [await run(standby, "sleep", "0.01", log=tmp_path / "log") for _ in range(2)]
-        await asyncio.gather(*(one.wait() for one in both))
+        runs = [await run(standby, "sleep", "0.01", log=tmp_path / "log") for _ in range(2)]
+        await asyncio.gather(*(one.wait() for one in runs))
         assert standby.waiting is not None
         assert not standby.busy
-        gone = [one for one in both if process_state(one.launcher.pid) == "gone"]
+        gone = [one for one in runs if process_state(one.launcher.pid) == "gone"]
         assert len(gone) == 1
 
-    play(tmp_path, script)
+    run_script(tmp_path, script)
 
 
-def test_what_is_given_up_is_killed_with_its_launcher(tmp_path: Path) -> None:
+def test_a_cancelled_try_is_killed_with_its_fork_server(tmp_path: Path) -> None:
     async def script(standby: Standby) -> int:
-        told = f"echo $PPID > {tmp_path}/pid; exec sleep 600"
-        trying = asyncio.create_task(try_out(standby, "sh", "-c", told))
+        command = f"echo $PPID > {tmp_path}/pid; exec sleep 600"
+        trying = asyncio.create_task(try_out(standby, "sh", "-c", command))
         pid = tmp_path / "pid"
-        launcher = await until(lambda: pid.exists() and pid.read_text(), "what is tried")
+        launcher = await until(lambda: pid.exists() and pid.read_text(), "the try")
         trying.cancel()
         await asyncio.gather(trying, return_exceptions=True)
         assert standby.waiting is None
         return int(launcher)
 
-    assert is_gone(play(tmp_path, script))
+    assert is_gone(run_script(tmp_path, script))
 
 
-def test_a_launcher_that_is_killed_meanwhile_is_an_answer(tmp_path: Path) -> None:
+def test_a_fork_server_killed_during_a_try_is_reported(tmp_path: Path) -> None:
     async def script(standby: Standby) -> Ended:
         return await try_out(standby, "sh", "-c", "kill -9 $PPID; exec sleep 600")
 
-    assert play(tmp_path, script) == Ended(code=-9, out="", err="the fork server was killed")
+    assert run_script(tmp_path, script) == Ended(code=-9, out="", err="the fork server was killed")
 
 
-def test_no_python_is_no_matter_until_it_is_needed(tmp_path: Path) -> None:
+def test_a_missing_python_raises_only_when_it_is_needed(tmp_path: Path) -> None:
     async def script(standby: Standby) -> None:
         Path(standby.place.python).unlink()
         await standby.prepare()
         with pytest.raises(OSError, match="python"):
             await run(standby, sys.executable, log=tmp_path / "log")
 
-    play(tmp_path, script)
+    run_script(tmp_path, script)

@@ -1,4 +1,4 @@
-"""Real processes, as cheap as they come: `sh` and `sleep` around the keeper."""
+"""The rank watcher with real, cheap processes: `sh` and `sleep` instead of a rank."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.contract.messages.events import RankExited
-from tests.agent.kept import Host, listening
+from tests.agent.watched_host import Host, listening_host
 from tests.agent.world import WAIT_S, is_gone, kill, wait_for
 
 pytestmark = pytest.mark.process
@@ -18,24 +18,24 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
-    with listening(tmp_path) as host:
+    with listening_host(tmp_path) as host:
         yield host
 
 
 @pytest.mark.parametrize(
-    ("script", "code", "number", "left_with"),
+    ("script", "code", "number", "watcher_code"),
     [
         ("exit 0", 0, None, 0),
         ("exit 78", 78, None, 78),
         ("kill -SEGV $$", None, signal.SIGSEGV, 128 + signal.SIGSEGV),
     ],
 )
-def test_tells_how_the_rank_ended_and_passes_it_on(
-    host: Host, script: str, code: int | None, number: int | None, left_with: int
+def test_the_watcher_reports_the_exit_of_the_rank_and_exits_alike(
+    host: Host, script: str, code: int | None, number: int | None, watcher_code: int
 ) -> None:
-    assert host.run("sh", "-c", script) == left_with
-    host.hear_start()
-    assert host.hear() == RankExited(attempt=4, rank=2, exit_code=code, signal=number)
+    assert host.run("sh", "-c", script) == watcher_code
+    host.receive_start()
+    assert host.receive() == RankExited(attempt=4, rank=2, exit_code=code, signal=number)
 
 
 def test_output_goes_to_the_ranks_own_log(host: Host) -> None:
@@ -44,41 +44,41 @@ def test_output_goes_to_the_ranks_own_log(host: Host) -> None:
     assert host.log.read_text() == "first\nfirst error\nsecond\nsecond error\n"
 
 
-def test_a_command_that_does_not_exist_is_told_as_127(host: Host) -> None:
+def test_a_command_that_does_not_exist_exits_with_127(host: Host) -> None:
     assert host.run("no-such-program-here") == 127
-    host.hear_start()
-    assert host.hear() == RankExited(attempt=4, rank=2, exit_code=127, signal=None)
+    host.receive_start()
+    assert host.receive() == RankExited(attempt=4, rank=2, exit_code=127, signal=None)
     assert "failed to start no-such-program-here" in host.log.read_text()
 
 
-def test_nobody_listening_is_no_error(host: Host) -> None:
-    host.ears.close()
+def test_a_missing_agent_is_no_error(host: Host) -> None:
+    host.inbox.close()
     assert host.run("sh", "-c", "exit 5") == 5
     assert "failed to send a message to the agent" in host.log.read_text()
 
 
-def test_the_rank_gets_the_groups_sigterm_and_its_keeper_outlives_it(host: Host) -> None:
-    keeper = subprocess.Popen(host.rank("sleep", "600"), env=host.environ, start_new_session=True)
-    host.hear_start()
-    # At once: the rank may not even have begun, and must get it all the same.
-    os.killpg(keeper.pid, signal.SIGTERM)
-    assert host.hear() == RankExited(attempt=4, rank=2, exit_code=None, signal=signal.SIGTERM)
-    assert keeper.wait(WAIT_S) == 128 + signal.SIGTERM
+def test_a_sigterm_to_the_group_ends_the_rank_and_then_its_watcher(host: Host) -> None:
+    watcher = subprocess.Popen(host.rank("sleep", "600"), env=host.environ, start_new_session=True)
+    host.receive_start()
+    # The signal comes at once. A rank that has not started yet must get it too.
+    os.killpg(watcher.pid, signal.SIGTERM)
+    assert host.receive() == RankExited(attempt=4, rank=2, exit_code=None, signal=signal.SIGTERM)
+    assert watcher.wait(WAIT_S) == 128 + signal.SIGTERM
 
 
-def test_being_asked_for_stacks_does_not_kill_a_rank_that_cannot_answer_yet(host: Host) -> None:
-    keeper = subprocess.Popen(host.rank("sleep", "600"), env=host.environ)
-    child = host.hear_start().pid
+def test_a_request_for_stacks_does_not_kill_a_rank_that_cannot_answer_yet(host: Host) -> None:
+    watcher = subprocess.Popen(host.rank("sleep", "600"), env=host.environ)
+    child = host.receive_start().pid
     wait_for(lambda: Path(f"/proc/{child}/cmdline").read_bytes().startswith(b"sleep"), "sleep")
     os.kill(child, signal.SIGUSR2)
     time.sleep(0.05)
     assert not is_gone(child)
     kill(child)
-    keeper.wait(WAIT_S)
-    assert host.hear() == RankExited(attempt=4, rank=2, exit_code=None, signal=9)
+    watcher.wait(WAIT_S)
+    assert host.receive() == RankExited(attempt=4, rank=2, exit_code=None, signal=9)
 
 
-def test_a_rank_is_not_started_when_its_torchrun_has_gone(host: Host) -> None:
+def test_no_rank_starts_if_its_torchrun_has_exited(host: Host) -> None:
     mark = host.folder / "mark"
     orphan = {**host.environ, "NDCTL_TORCHRUN_PID": "1"}
     done = subprocess.run(host.rank("touch", str(mark)), env=orphan, timeout=WAIT_S, check=False)

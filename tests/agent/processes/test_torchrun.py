@@ -1,3 +1,5 @@
+"""The command line of torchrun, and the environment of its ranks."""
+
 import json
 import os
 from pathlib import Path
@@ -36,7 +38,7 @@ START = Start(
 )
 
 
-def test_each_rank_below_torchrun_has_a_keeper() -> None:
+def test_torchrun_starts_each_rank_below_a_rank_watcher() -> None:
     assert render(START, PLACE) == [
         *command("/opt/bin/python", "trainer.rank.torchrun"),
         *("--nnodes=4", "--nproc-per-node=8"),
@@ -52,13 +54,13 @@ def test_each_rank_below_torchrun_has_a_keeper() -> None:
     ]
 
 
-def test_ranks_are_told_who_they_are_and_whom_to_report_to() -> None:
-    told = dict(environment(START, PLACE, {}))
-    drills = json.loads(told.pop("NDCTL_DRILLS"))
-    assert json.loads(told.pop("NDCTL_SKIP")) == [{"first": 3, "last": 4}]
+def test_ranks_get_their_attempt_host_and_heartbeat_socket() -> None:
+    values = dict(environment(START, PLACE, {}))
+    drills = json.loads(values.pop("NDCTL_DRILLS"))
+    assert json.loads(values.pop("NDCTL_SKIP")) == [{"first": 3, "last": 4}]
     assert drills == [{"id": 1, "fault": "kill", "target": "rank", "index": 9, "step": 5}]
-    assert json.loads(told.pop("NDCTL_PACE"))["exposure"]["failures"] == 0
-    assert told == {
+    assert json.loads(values.pop("NDCTL_PACE"))["exposure"]["failures"] == 0
+    assert values == {
         "NDCTL_ATTEMPT": "2",
         "NDCTL_RESUME": "newest",
         "NDCTL_HOST": "host-1",
@@ -67,9 +69,9 @@ def test_ranks_are_told_who_they_are_and_whom_to_report_to() -> None:
     }
 
 
-def test_the_agents_environment_does_not_decide_who_the_rank_is() -> None:
-    told = environment(START, PLACE, {"NDCTL_ATTEMPT": "9", "PATH": os.defpath})
-    assert (told["NDCTL_ATTEMPT"], told["PATH"]) == ("2", os.defpath)
+def test_ndctl_variables_of_the_agent_are_not_passed_on() -> None:
+    values = environment(START, PLACE, {"NDCTL_ATTEMPT": "9", "PATH": os.defpath})
+    assert (values["NDCTL_ATTEMPT"], values["PATH"]) == ("2", os.defpath)
 
 
 def test_a_rank_has_one_thread_unless_the_agents_environment_says_otherwise() -> None:

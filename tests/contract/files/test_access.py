@@ -1,3 +1,5 @@
+"""Permissions and group of a run directory and its new files."""
+
 import os
 import stat
 from pathlib import Path

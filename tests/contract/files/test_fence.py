@@ -29,7 +29,7 @@ def test_only_the_newest_attempt_may_write(tmp_path: Path) -> None:
     path = tmp_path / "fence.json"
     write_fence(path, Fence(leader="a", attempt=2))
     check_attempt(path, 2)
-    check_attempt(path, 3)  # the leader raised the fence, and this look came a moment too early
+    check_attempt(path, 3)  # the leader raises the fence a moment later
     with pytest.raises(GivenUp, match="attempt 1 was given up: attempt 2"):
         check_attempt(path, 1)
 
@@ -66,33 +66,35 @@ def test_a_failed_write_leaves_the_old_fence(tmp_path: Path) -> None:
 class Disk(type(Path())):  # type: ignore[misc] # Path is made for the platform when it is called
     """A path whose reads fail some times before they succeed."""
 
-    troubles: list[int]
+    errors: list[int]
 
     def read_text(self, *args: Any, **more: Any) -> str:
-        if self.troubles:
-            raise OSError(self.troubles.pop(0), "no")
+        if self.errors:
+            raise OSError(self.errors.pop(0), "no")
         return str(super().read_text(*args, **more))
 
 
-def fence_behind(folder: Path, *troubles: int) -> Path:
+def fence_with_errors(folder: Path, *errors: int) -> Path:
     path = Disk(folder / "fence.json")
-    path.troubles = list(troubles)
+    path.errors = list(errors)
     write_fence(path, Fence(leader="b", attempt=2))
     return path
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ETIMEDOUT])
 def test_nothing_may_write_while_the_fence_cannot_be_read(tmp_path: Path, number: int) -> None:
-    with pytest.raises(OSError, match="no") as told:
-        check_leader(fence_behind(tmp_path, number), "a")
-    assert not isinstance(told.value, GivenUp), "nor is anybody given up for it"
+    with pytest.raises(OSError, match="no") as caught:
+        check_leader(fence_with_errors(tmp_path, number), "a")
+    assert not isinstance(caught.value, GivenUp), (
+        "an unreadable fence does not mean that another leader took over"
+    )
     with pytest.raises(OSError, match="no"):
-        check_attempt(fence_behind(tmp_path, number), 1)
+        check_attempt(fence_with_errors(tmp_path, number), 1)
 
 
 def test_a_fence_that_was_replaced_while_it_was_opened_is_opened_again(tmp_path: Path) -> None:
     with pytest.raises(GivenUp):
-        check_leader(fence_behind(tmp_path, errno.ESTALE, errno.ESTALE), "a")
-    with pytest.raises(OSError, match="no") as told:
-        check_attempt(fence_behind(tmp_path, *[errno.ESTALE] * 3), 1)
-    assert told.value.errno == errno.ESTALE
+        check_leader(fence_with_errors(tmp_path, errno.ESTALE, errno.ESTALE), "a")
+    with pytest.raises(OSError, match="no") as caught:
+        check_attempt(fence_with_errors(tmp_path, *[errno.ESTALE] * 3), 1)
+    assert caught.value.errno == errno.ESTALE

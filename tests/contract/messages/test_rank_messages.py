@@ -1,3 +1,5 @@
+"""Messages of ranks to their agent: malformed and impossible ones are refused."""
+
 import pytest
 
 from orchestrator.contract.messages.rank_messages import Beat, RankStarted, from_bytes, to_bytes

@@ -21,7 +21,7 @@ from orchestrator.contract.read_json import read_json
 from orchestrator.contract.skipped_batches import Window
 from orchestrator.contract.spec.limits import Above, AtLeast, AtMost
 from orchestrator.journal.journal import Entry, from_line, read, to_line
-from tests.job.supervise_stage import submitted
+from tests.job.job_driver import submitted
 
 UNIONS = (Event, Action, Report, Order, Datagram)
 KINDS = [(union, kind) for union in UNIONS for kind in typing.get_args(union)]

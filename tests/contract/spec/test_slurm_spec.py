@@ -1,3 +1,5 @@
+"""The Slurm part of a spec: options, time, partitions, environment, permissions."""
+
 import pytest
 
 from orchestrator.contract.codec import Invalid, decode
@@ -97,12 +99,12 @@ def test_a_secret_in_plain_text_is_detected_by_its_name(
 
 
 @pytest.mark.parametrize("mode", [700, 750, 755, 770, 775])
-def test_modes_are_written_as_for_chmod(mode: int) -> None:
+def test_permissions_are_written_as_for_chmod(mode: int) -> None:
     assert decode(SlurmSpec, {"mode": mode}).mode == mode
 
 
 @pytest.mark.parametrize("mode", [488, 777, 640, 0])
-def test_other_modes_are_refused(mode: int) -> None:
+def test_other_permissions_are_refused(mode: int) -> None:
     with pytest.raises(Invalid, match="mode: must be"):
         decode(SlurmSpec, {"mode": mode})
 

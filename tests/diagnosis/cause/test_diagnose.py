@@ -22,7 +22,7 @@ from orchestrator.diagnosis.cause.diagnose import Weight, diagnose, weigh
 from orchestrator.diagnosis.cause.exits import signal_name
 from orchestrator.diagnosis.cause.findings import Findings
 from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit, Verdict
-from tests.job.supervise_stage import GLOO_CLOSED, START, error, exited, found, raised
+from tests.job.job_driver import GLOO_CLOSED, START, error, exited, found, raised
 from tests.read_events import as_read
 
 RESET = (
@@ -535,9 +535,7 @@ def hang_judged(**more: Any) -> HangJudged:
 
 def test_the_verdict_from_dumps_has_priority_over_the_journal() -> None:
     stopped = seen(found(0, process_state="T", stack=()))
-    said = verdict(
-        hang=hang(), evidence=stopped, hang_judged=hang_judged(waiting=("op 7 of mesh_tp",))
-    )
+    said = verdict(hang=hang(), evidence=stopped, judged=hang_judged(waiting=("op 7 of mesh_tp",)))
     assert said.culprit == Culprit(host="host-1", rank=3)
     assert said.confidence == 0.95
     assert "rank 3 did not call" in said.cause
@@ -546,11 +544,11 @@ def test_the_verdict_from_dumps_has_priority_over_the_journal() -> None:
 
 def test_an_error_of_the_program_excludes_no_host_and_has_a_signature() -> None:
     program = {"verdict": "mismatch", "scope": "user", "hosts": ()}
-    said = verdict(hang=hang(), hang_judged=hang_judged(**program))
+    said = verdict(hang=hang(), judged=hang_judged(**program))
     assert said.culprit == Culprit(rank=3)
     assert str(said.culprit) == "rank 3, but no host"
     assert said.signature == "mismatch of rank 3 at step 10"
-    unsure = verdict(hang=hang(), hang_judged=hang_judged(**program, confidence=0.5))
+    unsure = verdict(hang=hang(), judged=hang_judged(**program, confidence=0.5))
     assert (unsure.culprit, unsure.signature) == (NOBODY, "")
 
 
@@ -562,14 +560,13 @@ def test_a_timed_out_collective_is_a_hang_with_its_verdict() -> None:
         signal=6,
         log_tail=("[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)",),
     )
-    said = verdict(watchdog, judge_by=START + 90, hang_judged=hang_judged())
+    said = verdict(watchdog, judge_by=START + 90, judged=hang_judged())
     assert (said.kind, said.culprit.rank) == ("hang", 3)
     assert said.cause.startswith("a collective of rank 1 timed out; never-entered (95% sure)")
     assert verdict(watchdog).kind == "connection-lost", "nobody looked"
     killed = exited(2, at=START + 60)
     assert (
-        verdict(watchdog, killed, judge_by=START + 90, hang_judged=hang_judged()).kind
-        == "rank-killed"
+        verdict(watchdog, killed, judge_by=START + 90, judged=hang_judged()).kind == "rank-killed"
     )
 
 
@@ -585,23 +582,21 @@ WATCHDOG_LINE = (
 
 def test_a_hang_reported_by_a_watchdog_starts_with_its_collective() -> None:
     watchdog = exited(1, at=START + 900, exit_code=None, signal=6, log_tail=(WATCHDOG_LINE,))
-    said = verdict(watchdog, judge_by=START + 990, hang_judged=hang_judged())
+    said = verdict(watchdog, judge_by=START + 990, judged=hang_judged())
     assert (said.at, said.detected_after_s) == (START + 900 - 600.01, 600.01)
     assert said.cause.startswith("a collective of rank 1 timed out after 600 s; never-entered")
     gloo = raised(1, GLOO_WAITED, at=START + 2000)
-    assert verdict(gloo, judge_by=START + 2010, hang_judged=hang_judged()).at == START + 200
+    assert verdict(gloo, judge_by=START + 2010, judged=hang_judged()).at == START + 200
 
 
 def test_a_watchdog_timeout_with_a_known_cause_has_the_class_of_hangs() -> None:
     watchdog = exited(1, exit_code=None, signal=6, log_tail=(WATCHDOG_LINE,))
-    said = verdict(watchdog, judge_by=START + 90, hang_judged=hang_judged())
+    said = verdict(watchdog, judge_by=START + 90, judged=hang_judged())
     assert said.failure is not None
     assert said.failure.name == "hang"
     assert f"rank 1 said: {WATCHDOG_LINE}" in said.evidence.notes
     assert not any("nccl-watchdog" in note for note in said.evidence.notes)
-    unsure = verdict(
-        watchdog, judge_by=START + 90, hang_judged=hang_judged(hosts=(), confidence=0.5)
-    )
+    unsure = verdict(watchdog, judge_by=START + 90, judged=hang_judged(hosts=(), confidence=0.5))
     assert unsure.failure is not None
     assert unsure.failure.name == "nccl-watchdog-timeout"
 
@@ -609,7 +604,7 @@ def test_a_watchdog_timeout_with_a_known_cause_has_the_class_of_hangs() -> None:
 def test_a_users_class_for_watchdog_messages_is_kept() -> None:
     own = FailureRule(name="ours", scope="fabric", action="requeue", patterns=("Watchdog caught",))
     watchdog = exited(1, exit_code=None, signal=6, log_tail=(WATCHDOG_LINE,))
-    told = findings(watchdog, own=(own,), judge_by=START + 90, hang_judged=hang_judged())
+    told = findings(watchdog, own=(own,), judge_by=START + 90, judged=hang_judged())
     said = diagnose(told, (own,))
     assert said.failure is not None
     assert (said.failure.name, said.failure.own) == ("ours", True)
@@ -962,9 +957,7 @@ def test_a_fabric_error_in_several_kernel_logs_has_no_culprit() -> None:
 
 
 def test_a_hang_is_not_explained_by_low_memory_in_the_kernel_log() -> None:
-    said = diagnose(
-        findings(hang=hang(), hang_judged=hang_judged(), evidence=(kernel("host-1", OOM),))
-    )
+    said = diagnose(findings(hang=hang(), judged=hang_judged(), evidence=(kernel("host-1", OOM),)))
     assert said.failure is not None
     assert said.failure.name == "hang"
 

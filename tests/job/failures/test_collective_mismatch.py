@@ -1,4 +1,4 @@
-"""Ranks that end because what they called did not fit: who is named, and that no host is."""
+"""Ranks called collectives that do not match: the culprit is a rank, never a host."""
 
 import signal
 from typing import Any
@@ -17,18 +17,18 @@ from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit
 from orchestrator.job.attempt_end import ASK_S, JUDGE_S
 from orchestrator.job.stage import Stopping
 from tests.diagnosis.cause.test_diagnose import MISMATCH
-from tests.job.supervise_stage import GLOO_CLOSED, Job
+from tests.job.job_driver import GLOO_CLOSED, Job
 
 ABORTED: dict[str, Any] = {"signal": signal.SIGABRT, "log_tail": MISMATCH}
 
 
-def ended(symptom_first: bool = False, **more: Any) -> tuple[Job, tuple[Action, ...]]:
-    """A job of which gloo ended rank 1, and what was ordered when no rank was left."""
+def mismatched_job(symptom_first: bool = False, **more: Any) -> tuple[Job, tuple[Action, ...]]:
+    """A job in which gloo aborted rank 1, and the actions after all ranks ended."""
     job = Job(**more).running()
-    return job, ends(job, symptom_first)
+    return job, rank_1_aborts(job, symptom_first)
 
 
-def ends(job: Job, symptom_first: bool = False) -> tuple[Action, ...]:
+def rank_1_aborts(job: Job, symptom_first: bool = False) -> tuple[Action, ...]:
     if symptom_first:
         job.raises(3, GLOO_CLOSED)
     job.exits(1, **ABORTED)
@@ -37,7 +37,7 @@ def ends(job: Job, symptom_first: bool = False) -> tuple[Action, ...]:
     return job.stops()
 
 
-def judged(job: Job, rank: int = 2, confidence: float = 0.95) -> tuple[Action, ...]:
+def analysis_names(job: Job, rank: int = 2, confidence: float = 0.95) -> tuple[Action, ...]:
     return job.judged(
         rank,
         verdict="mismatch",
@@ -49,8 +49,10 @@ def judged(job: Job, rank: int = 2, confidence: float = 0.95) -> tuple[Action, .
 
 
 @pytest.mark.parametrize("symptom_first", [False, True])
-def test_what_ranks_had_called_is_asked_for_and_who_differed_is_named(symptom_first: bool) -> None:
-    job, actions = ended(symptom_first)
+def test_the_recorded_collectives_are_gathered_and_the_rank_that_differs_is_named(
+    symptom_first: bool,
+) -> None:
+    job, actions = mismatched_job(symptom_first)
     (ask,) = actions
     assert isinstance(ask, GatherEvidence)
     assert ask.ended
@@ -58,20 +60,22 @@ def test_what_ranks_had_called_is_asked_for_and_who_differed_is_named(symptom_fi
     assert job.shows("host-0") == ()
     (judge,) = job.shows("host-1")
     assert isinstance(judge, JudgeHang)
-    assert job.shows("host-1") == (judge,), "said again: the same verdict comes of it"
-    (start,) = judged(job)
+    assert job.shows("host-1") == (judge,), "the same evidence again orders the same analysis"
+    (start,) = analysis_names(job)
     assert isinstance(start, StartAttempt)
     (incident,) = job.run.history.incidents
     assert (incident.failure, incident.scope) == ("collective-mismatch", "user")
-    assert incident.culprit == Culprit(rank=2), "rank 1 was ended by what rank 2 sent"
+    assert incident.culprit == Culprit(rank=2), "rank 1 aborted because of what rank 2 sent"
     assert "rank 2 called another operation" in incident.cause
     assert incident.confidence == 0.95
 
 
-@pytest.mark.parametrize("came", [(), ("host-0",), ("host-0", "host-1")])
-def test_what_does_not_come_is_not_waited_for_and_nobody_is_blamed(came: tuple[str, ...]) -> None:
-    job, _ = ended()
-    for name in came:
+@pytest.mark.parametrize("answered", [(), ("host-0",), ("host-0", "host-1")])
+def test_without_answers_the_job_restarts_and_there_is_no_culprit(
+    answered: tuple[str, ...],
+) -> None:
+    job, _ = mismatched_job()
+    for name in answered:
         job.shows(name)
     assert job.waits(ASK_S - 6) == ()
     actions = job.waits(JUDGE_S)
@@ -81,37 +85,37 @@ def test_what_does_not_come_is_not_waited_for_and_nobody_is_blamed(came: tuple[s
     assert "is not known" in incident.cause
 
 
-def test_a_verdict_that_is_not_sure_names_nobody() -> None:
-    job, _ = ended()
+def test_an_analysis_with_low_confidence_names_no_culprit() -> None:
+    job, _ = mismatched_job()
     for name in ("host-0", "host-1"):
         job.shows(name)
-    judged(job, confidence=0.5)
+    analysis_names(job, confidence=0.5)
     assert job.run.history.incidents[0].culprit == NOBODY
 
 
-def test_the_same_rank_at_the_same_step_twice_is_the_programs_own() -> None:
+def test_the_same_rank_at_the_same_step_twice_is_a_repeated_error() -> None:
     job = Job().running()
     actions: tuple[Action, ...] = ()
     for _ in range(2):
-        ends(job)
+        rank_1_aborts(job)
         job.shows("host-0")
         job.shows("host-1")
-        actions = judged(job)
+        actions = analysis_names(job)
     (end,) = actions
     assert isinstance(end, EndJob)
     assert "the same error twice" in end.reason
     assert job.run.history.incidents[-1].signature == "mismatch of rank 2 at step 0"
 
 
-def test_a_class_of_the_users_own_is_not_asked_about() -> None:
+def test_a_failure_class_of_the_user_needs_no_analysis() -> None:
     own = FailureRule(name="sizes", scope="user", action="restart", patterns=("preamble",))
-    job, actions = ended(failure_classes=(own,))
+    job, actions = mismatched_job(failure_classes=(own,))
     assert [type(action) for action in actions] == [StartAttempt]
     assert job.run.history.incidents[0].failure == "sizes"
 
 
-def test_a_job_that_is_cancelled_meanwhile_ends() -> None:
-    job, _ = ended()
+def test_a_job_that_is_cancelled_during_the_analysis_ends() -> None:
+    job, _ = mismatched_job()
     (end,) = job.cancelled()
     assert isinstance(end, EndJob)
     assert end.state == "CANCELLED"

@@ -1,4 +1,4 @@
-"""Allocations that bring no new checkpoint have an end, and those that bring one have none."""
+"""A job ends after `max_allocations` allocations in a row without a new checkpoint."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,41 +10,41 @@ from orchestrator.contract.messages.actions import Action, EndJob, Requeue, Star
 from orchestrator.contract.messages.events import LeaveAsked
 from orchestrator.job.stage import OUTSIDE
 from orchestrator.job.transitions import fold
-from tests.job.supervise_stage import Job, submitted
+from tests.job.job_driver import Job, submitted
 
 LIMIT = 3
 
 
-def scheduled(**more: Any) -> Job:
-    """Of hosts that stay whatever happens on them."""
+def scheduled_job(**more: Any) -> Job:
+    """Its hosts are pinned, so no failure excludes one."""
     job = Job(max_allocations=LIMIT, backend="slurm", **more).granted()
     job.always = job.hosts
     return job
 
 
 def leaves(job: Job, cause: Cause) -> tuple[Action, ...]:
-    """Before its ranks have begun, or with all of them."""
+    """The scheduler ends the allocation; ranks stop if there are any."""
     actions = job.tell(LeaveAsked(at=job.now(), cause=cause, words="SIGUSR2"))
     return actions if isinstance(job.run.stage, OUTSIDE) else job.stops()
 
 
-def warned_at_once(job: Job) -> tuple[Action, ...]:
+def reaches_time_limit_without_agents(job: Job) -> tuple[Action, ...]:
     job.leads()
     return leaves(job, "time-limit")
 
 
-def preempted_at_once(job: Job) -> tuple[Action, ...]:
+def is_preempted_while_starting(job: Job) -> tuple[Action, ...]:
     job.starts()
     return leaves(job, "preempted")
 
 
-def mostly_without_agents(job: Job) -> tuple[Action, ...]:
+def waits_for_missing_agents(job: Job) -> tuple[Action, ...]:
     job.leads()
     job.registers("host-0")
     return job.waits(700)
 
 
-def lost_a_host(job: Job) -> tuple[Action, ...]:
+def loses_a_host(job: Job) -> tuple[Action, ...]:
     job.running()
     job.loses("host-1")
     return job.stops("host-0") or job.waits(60)
@@ -53,16 +53,20 @@ def lost_a_host(job: Job) -> tuple[Action, ...]:
 @pytest.mark.parametrize(
     ("ends", "how"),
     [
-        (warned_at_once, "the time limit of the allocation is near (SIGUSR2)"),
-        (preempted_at_once, "preempted by another job (SIGUSR2)"),
-        (mostly_without_agents, "1 of 4 hosts are left, and no spare"),
-        (lost_a_host, "and no spare"),
+        (reaches_time_limit_without_agents, "the time limit of the allocation is near (SIGUSR2)"),
+        (is_preempted_while_starting, "preempted by another job (SIGUSR2)"),
+        (waits_for_missing_agents, "1 of 4 hosts are left, and no spare"),
+        (loses_a_host, "and no spare"),
     ],
 )
 def test_the_third_allocation_in_a_row_without_a_checkpoint_ends_the_job(
     ends: Callable[[Job], tuple[Action, ...]], how: str
 ) -> None:
-    job = scheduled(hosts=4, max_restarts=9) if ends is mostly_without_agents else scheduled()
+    job = (
+        scheduled_job(hosts=4, max_restarts=9)
+        if ends is waits_for_missing_agents
+        else scheduled_job()
+    )
     for restarts in range(LIMIT - 1):
         job.granted(restarts)
         (requeue,) = ends(job)
@@ -78,22 +82,22 @@ def test_the_third_allocation_in_a_row_without_a_checkpoint_ends_the_job(
     assert how in end.reason
     assert "raise cluster.slurm.time" in end.reason
     assert "resume with `ndctl submit SPEC --resume`" in end.reason
-    assert fold(event for event, _ in job.all) == job.run, "the next leader knows it as well"
+    assert fold(event for event, _ in job.all) == job.run, "the next leader replays the same state"
 
 
-def test_a_person_who_submits_it_again_begins_to_count_anew() -> None:
-    job = scheduled()
+def test_submitting_again_resets_the_count() -> None:
+    job = scheduled_job()
     for restarts in range(LIMIT):
-        warned_at_once(job.granted(restarts))
+        reaches_time_limit_without_agents(job.granted(restarts))
     assert job.run.state == "FAILED"
     job.tell(submitted(resume=True, max_allocations=LIMIT))
     for restarts in range(LIMIT - 1):
-        (requeue,) = warned_at_once(job.granted(restarts))
+        (requeue,) = reaches_time_limit_without_agents(job.granted(restarts))
         assert isinstance(requeue, Requeue)
 
 
-def test_a_new_checkpoint_begins_the_count_anew() -> None:
-    job = scheduled()
+def test_a_new_checkpoint_resets_the_count() -> None:
+    job = scheduled_job()
     for restarts in range(9):
         job.granted(restarts).starts()
         job.trains(first=restarts)
@@ -102,15 +106,15 @@ def test_a_new_checkpoint_begins_the_count_anew() -> None:
         (requeue,) = job.stops()
         assert isinstance(requeue, Requeue)
     for restarts in range(9, 11):
-        (requeue,) = warned_at_once(job.granted(restarts))
+        (requeue,) = reaches_time_limit_without_agents(job.granted(restarts))
         assert isinstance(requeue, Requeue)
-    (end,) = warned_at_once(job.granted(11))
+    (end,) = reaches_time_limit_without_agents(job.granted(11))
     assert isinstance(end, EndJob)
     assert "made no new checkpoint (the newest is step-9, of 2023-11-14" in end.reason
 
 
-def test_a_checkpoint_of_which_the_leader_did_not_hear_counts_as_well() -> None:
-    job = scheduled()
+def test_a_checkpoint_that_only_the_ranks_know_resets_the_count() -> None:
+    job = scheduled_job()
     for restarts in range(9):
         job.granted(restarts).starts()
         job.trains(first=4 * restarts)
@@ -118,10 +122,10 @@ def test_a_checkpoint_of_which_the_leader_did_not_hear_counts_as_well() -> None:
         assert isinstance(requeue, Requeue)
 
 
-def test_a_job_that_ends_before_its_first_checkpoint_has_ended() -> None:
-    job = scheduled(steps=2)
+def test_a_job_may_succeed_before_its_first_checkpoint() -> None:
+    job = scheduled_job(steps=2)
     for restarts in range(LIMIT - 1):
-        preempted_at_once(job.granted(restarts))
+        is_preempted_while_starting(job.granted(restarts))
     job.granted(LIMIT - 1).running()
     (end,) = job.stops(finished=True)
     assert isinstance(end, EndJob)
@@ -129,8 +133,8 @@ def test_a_job_that_ends_before_its_first_checkpoint_has_ended() -> None:
 
 
 def test_leaders_that_die_with_their_allocation_are_counted() -> None:
-    """Nobody decides that the job is to be queued again: the scheduler does so itself."""
-    job = scheduled(max_restarts=9)
+    """The scheduler itself queues the job again, without a decision of the job."""
+    job = scheduled_job(max_restarts=9)
     for restarts in range(LIMIT):
         job.granted(restarts).running()
     job.granted(LIMIT)
@@ -144,9 +148,9 @@ def test_leaders_that_die_with_their_allocation_are_counted() -> None:
     )
 
 
-def test_allocations_in_which_no_leader_began_are_counted() -> None:
-    job = scheduled()
-    warned_at_once(job)
+def test_allocations_in_which_no_leader_started_are_counted() -> None:
+    job = scheduled_job()
+    reaches_time_limit_without_agents(job)
     job.granted(LIMIT)
     (end,) = job.leads()
     assert isinstance(end, EndJob)
@@ -154,8 +158,8 @@ def test_allocations_in_which_no_leader_began_are_counted() -> None:
     assert "the last one ended: no leader started in it" in end.reason
 
 
-def test_who_takes_over_goes_on_in_the_same_allocation() -> None:
-    job = scheduled(hosts=1, spares=1, max_restarts=9).running()
+def test_a_take_over_in_the_same_allocation_is_not_counted() -> None:
+    job = scheduled_job(hosts=1, spares=1, max_restarts=9).running()
     for _ in range(LIMIT + 1):
         job.leads()
         assert job.run.history.allocations == 1
@@ -168,14 +172,14 @@ def test_without_a_scheduler_nothing_is_counted() -> None:
     assert (job.run.history.allocations, job.run.ending) == (0, None)
 
 
-def test_a_journal_of_before_has_no_limit() -> None:
+def test_an_old_journal_without_max_allocations_has_no_limit() -> None:
     job = Job().granted()
     for restarts in range(9):
-        (requeue,) = warned_at_once(job.granted(restarts))
+        (requeue,) = reaches_time_limit_without_agents(job.granted(restarts))
         assert isinstance(requeue, Requeue)
 
 
-# Where hosts have successors
+# Schedulers that replace hosts: leaders are counted instead of allocations
 
 
 def test_leaders_that_die_before_each_attempt_end_the_job() -> None:
@@ -190,8 +194,8 @@ def test_leaders_that_die_before_each_attempt_end_the_job() -> None:
     assert job.run.history.incidents == ()
 
 
-def test_an_attempt_begins_the_count_of_leaders_anew() -> None:
-    """One that breaks is an incident, for which there is a budget."""
+def test_an_attempt_resets_the_count_of_leaders() -> None:
+    """A failed attempt is an incident and spends the restart budget instead."""
     job = Job(max_allocations=1, max_restarts=3, backend="kubernetes").granted(successor_s=600.0)
     job.always = job.hosts
     for _ in range(4):
@@ -200,7 +204,7 @@ def test_an_attempt_begins_the_count_of_leaders_anew() -> None:
     assert (len(job.run.history.incidents), job.run.history.fruitless) == (3, 3)
 
 
-def test_a_leader_that_was_evicted_has_not_failed() -> None:
+def test_an_evicted_leader_is_not_counted() -> None:
     job = Job(max_allocations=1, backend="kubernetes").granted(successor_s=600.0)
     job.leads()
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""A host on which no agent can start is named at once, and the job does not wait for it."""
+"""The job does not wait for a host on which no agent can start, and names it at once."""
 
 from msgspec.structs import replace
 
@@ -6,23 +6,23 @@ from orchestrator.contract.messages.actions import Action, EndJob, Requeue, Star
 from orchestrator.contract.messages.events import HostUnavailable
 from orchestrator.job.hosts.scheduler_notices import NOTICES_S, UNHEARD_S, next_question_s, unheard
 from orchestrator.job.stage import Running
-from tests.job.supervise_stage import Job
+from tests.job.job_driver import Job
 
 WHY = "slurmstepd: error: execve(): /shared/python: No such file or directory"
 
 
-def cannot_begin(job: Job, host: str) -> tuple[Action, ...]:
+def cannot_start(job: Job, host: str) -> tuple[Action, ...]:
     return job.tell(HostUnavailable(at=job.now(), host=host, why=WHY))
 
 
-def test_without_a_spare_the_job_is_queued_again_without_that_host_alone() -> None:
+def test_without_a_spare_the_requeue_excludes_only_that_host() -> None:
     job = Job(hosts=3).granted()
     job.leads()
     job.registers("host-0")
-    assert cannot_begin(job, "host-2") == ()
+    assert cannot_start(job, "host-2") == ()
     (requeue,) = job.waits(10)
     assert isinstance(requeue, Requeue)
-    assert requeue.exclude == ("host-2",), "not host-1, which has yet to come"
+    assert requeue.exclude == ("host-2",), "not host-1, whose agent may still register"
     (incident,) = job.run.history.incidents
     assert incident.cause == f"no agent can start on host-2: {WHY}"
     assert (incident.kind, incident.culprit.host) == ("preflight", "host-2")
@@ -30,11 +30,11 @@ def test_without_a_spare_the_job_is_queued_again_without_that_host_alone() -> No
     assert job.run.hosts.exclude == {"host-2": WHY}
 
 
-def test_with_a_spare_the_job_starts_without_it() -> None:
+def test_with_a_spare_the_job_starts_without_that_host() -> None:
     job = Job(spares=1).granted()
     job.leads()
     job.registers("host-0")
-    cannot_begin(job, "host-1")
+    cannot_start(job, "host-1")
     (start,) = job.registers("host-2")
     assert isinstance(start, StartAttempt)
     assert start.hosts == ("host-0", "host-2")
@@ -42,16 +42,16 @@ def test_with_a_spare_the_job_starts_without_it() -> None:
     job.trains()
     assert job.fails_once() != ()
     assert [one.kind for one in job.run.history.incidents] == ["preflight", "rank-killed"], (
-        "told once"
+        "the host is reported once"
     )
 
 
-def test_where_most_hosts_cannot_begin_one_the_job_ends_and_blames_none() -> None:
+def test_if_agents_cannot_start_on_most_hosts_the_job_ends_without_culprit() -> None:
     job = Job(hosts=4).granted()
     job.leads()
     job.registers("host-0")
     for number in (1, 2, 3):
-        assert cannot_begin(job, f"host-{number}") == ()
+        assert cannot_start(job, f"host-{number}") == ()
     (end,) = job.waits(10)
     assert isinstance(end, EndJob)
     assert end.state == "FAILED"
@@ -61,10 +61,10 @@ def test_where_most_hosts_cannot_begin_one_the_job_ends_and_blames_none() -> Non
     assert job.run.history.incidents == ()
 
 
-def test_an_agent_that_comes_after_all_counts() -> None:
+def test_an_agent_that_registers_after_all_is_used() -> None:
     job = Job(hosts=4).granted()
     job.leads()
-    cannot_begin(job, "host-1")
+    cannot_start(job, "host-1")
     for name in ("host-1", "host-0", "host-2", "host-3"):
         actions = job.registers(name)
     (start,) = actions
@@ -72,14 +72,14 @@ def test_an_agent_that_comes_after_all_counts() -> None:
     assert job.run.history.incidents == ()
 
 
-def test_only_hosts_of_the_allocation_are_known() -> None:
+def test_a_host_outside_the_allocation_is_ignored() -> None:
     job = Job().granted()
     job.leads()
-    assert cannot_begin(job, "elsewhere") == ()
+    assert cannot_start(job, "elsewhere") == ()
     assert job.run.hosts.by_name == {}
 
 
-def test_hosts_that_no_agent_has_come_from_are_asked_about_sooner() -> None:
+def test_the_scheduler_is_asked_sooner_about_hosts_without_an_agent() -> None:
     job = Job().granted()
     job.leads()
     job.registers("host-0")

@@ -1,4 +1,4 @@
-"""What of a job's story becomes events of its cluster: few, short, and each once."""
+"""Which events of a job become Kubernetes events: few, short, each once."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ from tests.dashboard.dashboard_story import (
 )
 
 
-def told(events: Sequence[Event]) -> list[News]:
+def all_news(events: Sequence[Event]) -> list[News]:
     run, found = Run(), list[News]()
     for event in events:
         before, (run, _) = run, step(run, event)
@@ -51,8 +51,8 @@ def told(events: Sequence[Event]) -> list[News]:
     return found
 
 
-def test_a_story_is_told_in_its_turns() -> None:
-    lines = [(one.reason, one.warning, one.text) for one in told(finished())]
+def test_a_job_with_one_restart_gives_five_events_in_order() -> None:
+    lines = [(one.reason, one.warning, one.text) for one in all_news(finished())]
     assert [(reason, warning) for reason, warning, _ in lines] == [
         ("Started", False),
         ("Incident", True),
@@ -69,37 +69,37 @@ def test_a_story_is_told_in_its_turns() -> None:
 
 
 def test_an_incident_has_the_time_at_which_it_happened() -> None:
-    """So that it stands before what was done about it, though both are known at once."""
-    incident, recovering = told(restarting())[1:]
+    """So it is listed before the recovery, although both are known at the same moment."""
+    incident, recovering = all_news(restarting())[1:]
     assert (incident.reason, recovering.reason) == ("Incident", "Recovering")
     assert incident.at < recovering.at
 
 
-def test_a_checkpoint_that_failed_is_told_of_the_present_attempt_alone() -> None:
+def test_a_failed_checkpoint_is_reported_for_the_present_attempt_only() -> None:
     failed = CheckpointFailed(at=START + 40, attempt=2, step=30, why="No space left on device")
-    (*_, last) = told([*recovered(), failed])
+    (*_, last) = all_news([*recovered(), failed])
     assert (last.reason, last.warning) == ("CheckpointFailed", True)
     assert last.text == "checkpoint of step 30 failed: No space left on device"
-    assert told([*recovered(), replace(failed, attempt=1)]) == told(recovered())
+    assert all_news([*recovered(), replace(failed, attempt=1)]) == all_news(recovered())
 
 
 def test_texts_are_one_line_and_short() -> None:
     why = "first line\nsecond " * 100
     failed = CheckpointFailed(at=START + 40, attempt=1, step=30, why=why)
-    (*_, last) = told([*started(), failed])
+    (*_, last) = all_news([*started(), failed])
     assert "\n" not in last.text
     assert len(last.text) == MOST_TEXT
 
 
-def test_the_end_says_from_where_to_go_on() -> None:
+def test_the_event_of_the_end_names_the_checkpoint_to_resume_from() -> None:
     saved = CheckpointSaved(at=START + 30, attempt=1, step=20)
-    asked = [*started(), saved, CancelRequested(at=START + 31, by="ann")]
-    assert [one.reason for one in told(asked)] == ["Started"], "ranks have yet to stop"
+    cancelling = [*started(), saved, CancelRequested(at=START + 31, by="ann")]
+    assert [one.reason for one in all_news(cancelling)] == ["Started"], "ranks have not stopped yet"
     stopped = [
         HostStopped(at=START + 33, attempt=1, host=host, finished=False)
         for host in ("host-0", "host-1")
     ]
-    ended = told([*asked, *stopped])[-1]
+    ended = all_news([*cancelling, *stopped])[-1]
     assert (ended.reason, ended.warning) == ("Ended", False)
     assert ended.text.startswith("CANCELLED at step 20 of 60, checkpoint step-20: cancelled by ann")
 
@@ -108,17 +108,17 @@ def news(text: str, at: float, reason: str = "Incident") -> News:
     return News(reason=reason, text=text, warning=True, at=at)  # type: ignore[arg-type]
 
 
-def test_the_same_is_told_once_in_a_while() -> None:
+def test_an_equal_event_is_repeated_only_after_a_while() -> None:
     budget, first = admit(Budget(), news("rank 3 was killed", 100.0))
     assert first is not None
     budget, again = admit(budget, news("rank 3 was killed", 200.0))
     assert again is None
     budget, later = admit(budget, news("rank 3 was killed", 101.0 + SAME_S))
     assert later is not None
-    assert later.text == first.text, "what is the same is not counted as left out"
+    assert later.text == first.text, "an equal event is not counted as dropped"
 
 
-def test_a_job_that_fails_again_and_again_does_not_fill_the_clusters_store() -> None:
+def test_a_job_that_fails_again_and_again_sends_few_events() -> None:
     budget, told_texts = Budget(), list[str]()
     for number in range(1000):
         budget, one = admit(budget, news(f"incident {number}", 100.0 + number))
@@ -126,35 +126,37 @@ def test_a_job_that_fails_again_and_again_does_not_fill_the_clusters_store() -> 
     assert BURST <= len(told_texts) <= BURST + 1000 / ONE_EVERY_S + 1
     assert any("events before it were dropped" in text for text in told_texts)
     budget, last = admit(budget, news("FAILED at step 7", 1100.0, "Ended"))
-    assert last is not None, "the end is always told"
+    assert last is not None, "the end is always reported"
 
 
-def test_a_clock_that_goes_back_gives_no_room() -> None:
+def test_a_clock_that_goes_back_adds_no_budget() -> None:
     budget = Budget()
     for number in range(50):
         budget, _ = admit(budget, news(f"incident {number}", 1000.0 - number))
     assert budget.tokens < 1.0
 
 
-def test_a_report_is_what_a_person_asks_first() -> None:
+def test_a_report_has_state_attempt_checkpoint_and_culprit() -> None:
     report = report_of(seen_of(broken()).run, START + 50)
     assert (report.state, report.attempt, report.steps) == ("RECOVERING", 1, 60)
     assert (report.checkpoint, report.culprit) == (20, "")
-    blamed = report_of(seen_of(recovered()).run, START + 50)
-    assert (blamed.state, blamed.culprit) == ("RUNNING", "rank 1 on host-0")
+    recovered_report = report_of(seen_of(recovered()).run, START + 50)
+    assert (recovered_report.state, recovered_report.culprit) == ("RUNNING", "rank 1 on host-0")
     assert report_of(seen_of(finished()).run, START + 90).step == 60
 
 
-@pytest.mark.parametrize(("launch", "known_at", "is_it"), [(1, 49.0, True), (1, 51.0, False)])
-def test_what_is_known_already_is_no_news(launch: int, known_at: float, is_it: bool) -> None:
+@pytest.mark.parametrize(("launch", "known_at", "expected"), [(1, 49.0, True), (1, 51.0, False)])
+def test_a_report_is_news_only_if_it_is_newer_than_the_last_one(
+    launch: int, known_at: float, expected: bool
+) -> None:
     run = seen_of(recovered()).run
     report = replace(report_of(run, START + 50), launch=launch)
-    assert is_news(report, run, START + known_at) == is_it
+    assert is_news(report, run, START + known_at) == expected
     assert not is_news(replace(report, launch=launch + 1), run, START + known_at)
 
 
-def test_of_whatever_happens_to_a_job_each_ending_is_told_once_and_no_more_than_it_has() -> None:
-    """Of simulated jobs, with their faults."""
+def test_simulated_jobs_report_each_end_once_in_short_texts() -> None:
+    """With the random faults of the simulation."""
 
     def decide(run: Run, event: Event) -> Result:
         after, actions = step(run, event)

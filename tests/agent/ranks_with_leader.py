@@ -1,8 +1,8 @@
-"""Ranks of the real trainer with agents and a leader around them, as far as these hear and decide.
+"""Ranks of the real trainer with the real decisions of their agents and their leader.
 
-Heartbeats, exits, last lines and dumps come to each host's `Attempt`, digests and reports go to the
-leader's `Monitor`, `step` and judge, all of them the real ones. What is missing is what launches
-ranks, and the network between the hosts.
+Heartbeats, exits, last log lines and dumps go to the `Attempt` of each host, and its digests and
+reports go to `Monitor`, `step` and the hang analysis of the leader. Only the launch of ranks and
+the network between hosts are missing.
 """
 
 import asyncio
@@ -36,27 +36,27 @@ from orchestrator.job.state import Run
 from orchestrator.leader.hang_analysis import judged_of
 from orchestrator.leader.monitor import Monitor
 from orchestrator.system import SystemClock
-from tests.agent.injected import OWN_FAULTS, PER_HOST, WAIT_S, forked, pids_of
-from tests.job.supervise_stage import Job, plan
-from tests.trainer.checkpoint.checkpoint_launch import led
+from tests.agent.forked_ranks import OWN_FAULTS, PER_HOST, WAIT_S, forked, pids_of
+from tests.job.job_driver import Job, plan
+from tests.trainer.checkpoint.checkpoint_launch import with_fence
 from tests.trainer.launch.tiny_runs import environments, tiny
 
-LOOK_S = 0.25
+CHECK_S = 0.25
 HOSTS = ("host-0", "host-1")
 
 
-def watched(
+def run_ranks(
     folder: Path,
     mesh: Mesh,
     drill: Mapping[str, Any] | None,
     own: Mapping[int, Mapping[str, float]] | None = None,
     **changes: Any,
 ) -> "Leader":
-    """The leader of a job of two hosts when all ranks have ended. One rank has the fault `drill`,
-    or the fault that `own` has for it."""
+    """Run a job on two hosts until all ranks have ended; returns its leader. One rank has the fault
+    `drill`, or the faults in `own`."""
     run_dir, path = RunDir(folder / "run"), folder / "trainer.json"
     axes = dict(zip(AXES, mesh.degrees, strict=True)) | changes.pop("parallel", {})
-    path.write_text(json.dumps(led(tiny(run_dir.path, parallel=axes, **changes))))
+    path.write_text(json.dumps(with_fence(tiny(run_dir.path, parallel=axes, **changes))))
     hosts = [_host(name, run_dir, folder) for name in HOSTS]
     run_dir.traces(1).mkdir(parents=True)
     env = {
@@ -101,9 +101,9 @@ def _host(name: str, run_dir: RunDir, folder: Path) -> Attempt:
     return attempt
 
 
-def ear_of(host: Attempt) -> Callable[[Datagram], None]:
+def receiver_of(host: Attempt) -> Callable[[Datagram], None]:
     def hear(datagram: Datagram) -> None:
-        host.hear(datagram)  # of an end nobody tells there
+        host.hear(datagram)  # exits are reported by `_report_exits`
 
     return hear
 
@@ -116,7 +116,7 @@ class Leader:
         assert isinstance(submitted, JobSubmitted)
         self.monitor = Monitor(submitted)
         self.events: list[Event] = []
-        self.heard: list[Evidence] = []
+        self.evidence: list[Evidence] = []
         self.stop_by: float | None = None
 
     @property
@@ -127,22 +127,22 @@ class Leader:
         return [event for event in self.events if isinstance(event, kind)]
 
     async def lead(self, ranks: list[BaseProcess]) -> None:
-        """Until no rank is left, and what that amounts to is decided."""
+        """Lead the job until no rank is left and the attempt has ended."""
         now = time.monotonic()
         self.monitor.begin(1, self.run, now)
-        transports = [await listen(host.place.socket, ear_of(host)) for host in self.hosts]
+        transports = [await listen(host.place.socket, receiver_of(host)) for host in self.hosts]
         for number, pid in pids_of(ranks).items():
             self._host(number).hear(
                 RankStarted(attempt=1, rank=number, local_rank=number % PER_HOST, pid=pid)
             )
-        left, until, told = dict(enumerate(ranks)), now + WAIT_S, now
+        left, until, sent_at = dict(enumerate(ranks)), now + WAIT_S, now
         while left:
             assert time.monotonic() < until, "ranks still worked"
             await asyncio.sleep(0.05)
-            await self._bury(left)
+            await self._report_exits(left)
             now = time.monotonic()
-            if now - told > PULSE_S:
-                told = now
+            if now - sent_at > PULSE_S:
+                sent_at = now
                 self._digest(now)
             await self._decide([*self.monitor.look(lambda: True, now)])
             if self.stop_by is not None and now > self.stop_by:
@@ -161,8 +161,8 @@ class Leader:
             for event in self.monitor.hear(digest, now):
                 self._happened(event)
 
-    async def _bury(self, left: dict[int, BaseProcess]) -> None:
-        """As keepers tell of the ends of ranks, and agents of those that failed."""
+    async def _report_exits(self, left: dict[int, BaseProcess]) -> None:
+        """Report exits as rank watchers do, and failed ranks as agents do."""
         for number, rank in [*left.items()]:
             if (code := rank.exitcode) is None:
                 continue
@@ -172,7 +172,7 @@ class Leader:
             ended = RankExited(
                 attempt=1, rank=number, exit_code=None if killed else code, signal=killed
             )
-            await asyncio.sleep(0)  # what it said before comes first
+            await asyncio.sleep(0)  # earlier messages of the rank come first
             exited = host.hear(ended)
             if exited is not None:
                 await self._report(await with_last_lines(host, exited))
@@ -197,17 +197,17 @@ class Leader:
                 for host in self.hosts:
                     await host.stop(0.0)
             case GatherEvidence(ended=True):
-                self.heard = [await gather_last(host, WAIT_S) for host in self.hosts]
-                for evidence in self.heard:
+                self.evidence = [await gather_last(host, WAIT_S) for host in self.hosts]
+                for evidence in self.evidence:
                     await self._report(evidence.event)
             case JudgeHang():
-                judged = judged_of(self.run, 1, self.heard)
+                judged = judged_of(self.run, 1, self.evidence)
                 await self._decide([replace(judged, at=time.time())])
             case _:
                 pass
 
     async def _conclude(self) -> None:
-        """As agents tell that no process is left."""
+        """Report that no process is left, as agents do."""
         for host in self.hosts:
             codes = [record.ended.exit_code for record in host.ranks.values() if record.ended]
             finished = codes == [0] * PER_HOST

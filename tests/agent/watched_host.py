@@ -1,4 +1,4 @@
-"""A host with ears, for tests of the processes between agent and rank."""
+"""A host that receives the messages of rank watchers, for tests of the processes below an agent."""
 
 import os
 import socket
@@ -12,15 +12,15 @@ from pathlib import Path
 from orchestrator.contract.messages.rank_messages import Datagram, RankStarted, from_bytes
 from tests.agent.world import WAIT_S
 
-KEEPER = [sys.executable, "-m", "orchestrator.agent.processes.rank_watcher"]
+WATCHER = [sys.executable, "-m", "orchestrator.agent.processes.rank_watcher"]
 
 
 @dataclass
 class Host:
-    """A place with a lock, a log folder, and ears."""
+    """A folder with a lock and logs, and the socket of the agent."""
 
     folder: Path
-    ears: socket.socket
+    inbox: socket.socket
 
     @property
     def lock(self) -> Path:
@@ -32,31 +32,31 @@ class Host:
 
     @property
     def environ(self) -> dict[str, str]:
-        told = {"RANK": "2", "LOCAL_RANK": "0", "NDCTL_ATTEMPT": "4"}
-        return {**os.environ, **told, "NDCTL_HEARTBEAT_SOCKET": str(self.folder / "sock")}
+        values = {"RANK": "2", "LOCAL_RANK": "0", "NDCTL_ATTEMPT": "4"}
+        return {**os.environ, **values, "NDCTL_HEARTBEAT_SOCKET": str(self.folder / "sock")}
 
     def rank(self, *command: str) -> list[str]:
         place = ["--lock", str(self.lock), "--log-dir", str(self.folder / "logs")]
-        return [*KEEPER, *place, "--", *command]
+        return [*WATCHER, *place, "--", *command]
 
-    def hear(self) -> Datagram:
-        return from_bytes(self.ears.recv(65_536))
+    def receive(self) -> Datagram:
+        return from_bytes(self.inbox.recv(65_536))
 
-    def hear_start(self) -> RankStarted:
-        started = self.hear()
+    def receive_start(self) -> RankStarted:
+        started = self.receive()
         assert isinstance(started, RankStarted)
         assert (started.attempt, started.rank, started.local_rank) == (4, 2, 0)
         return started
 
     def run(self, *command: str) -> int:
-        """Keep one command to its end; the keeper's exit code."""
+        """Run one command below a rank watcher to its end; returns the watcher's exit code."""
         argv = self.rank(*command)
         return subprocess.run(argv, env=self.environ, timeout=WAIT_S, check=False).returncode
 
 
 @contextmanager
-def listening(folder: Path) -> Iterator[Host]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ears:
-        ears.settimeout(WAIT_S)
-        ears.bind(str(folder / "sock"))
-        yield Host(folder, ears)
+def listening_host(folder: Path) -> Iterator[Host]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
+        inbox.settimeout(WAIT_S)
+        inbox.bind(str(folder / "sock"))
+        yield Host(folder, inbox)

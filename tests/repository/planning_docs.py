@@ -1,8 +1,8 @@
-"""The outputs in docs/plan.md, docs/forecast.md and docs/diagnose.md: the output of each command.
+"""The outputs of commands in docs/plan.md, docs/forecast.md and docs/diagnose.md.
 
-    python -m tests.planning_docs
+    python -m tests.repository.planning_docs
 
-writes them again.
+writes the present outputs into the documents.
 """
 
 import re
@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from orchestrator.cli import cli
 from orchestrator.errors import NdctlError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "docs" / f"{name}.md" for name in ("plan", "forecast", "diagnose")]
 BLOCK = re.compile(r"```console\n\$ ndctl (.+)\n(?:[^`]*\n)??```")
 

@@ -1,3 +1,5 @@
+"""Each verb of ndctl: its output, its exit code and the modules that it imports."""
+
 import contextlib
 import itertools
 import json
@@ -34,22 +36,22 @@ def run_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
-@click.argument("words", nargs=-1)
-def as_the_user_runs_it(words: Sequence[str]) -> None:
-    """`main` with these words, so that errors become messages and exit codes."""
-    was, sys.argv = sys.argv, ["ndctl", *words]
+@click.argument("arguments", nargs=-1)
+def main_with_arguments(arguments: Sequence[str]) -> None:
+    """Call `main` with these arguments, so that errors become messages and exit codes."""
+    before, sys.argv = sys.argv, ["ndctl", *arguments]
     try:
         command_line.main()
     finally:
-        sys.argv = was
+        sys.argv = before
 
 
-def ndctl(*words: str) -> Result:
-    return CliRunner().invoke(as_the_user_runs_it, ["--", *words])
+def ndctl(*arguments: str) -> Result:
+    return CliRunner().invoke(main_with_arguments, ["--", *arguments])
 
 
-def ndctl_json(*words: str) -> object:
-    done = ndctl(*words, "--json")
+def ndctl_json(*arguments: str) -> object:
+    done = ndctl(*arguments, "--json")
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
@@ -134,19 +136,19 @@ def test_submit_prints_the_run_directory_and_the_next_command(
     assert len(cluster.submitted) == 1
 
 
-def typed(text: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> list[Result]:
-    """Every complete command in a text, as typed in the folder `root`."""
+def run_printed_commands(text: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> list[Result]:
+    """Run every complete command in a text, in the folder `root`."""
     monkeypatch.delenv("NDCTL_RUN_ROOT", raising=False)
     monkeypatch.chdir(root)
     found = re.findall(r"ndctl ((?:status|describe|dashboard|logs|submit) [^`\n]*)", text)
-    return [ndctl(*shlex.split(words)) for words in found]
+    return [ndctl(*shlex.split(arguments)) for arguments in found]
 
 
 def test_printed_commands_work_for_jobs_of_another_run_root(
     job: Path, run_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refused = ndctl("submit", str(SPEC), "--run-root", str(run_root)).stderr
-    assert "exists" in refused
+    output = ndctl("submit", str(SPEC), "--run-root", str(run_root)).stderr
+    assert "exists" in output
     monkeypatch.delenv("NDCTL_RUN_ROOT")
     away = run_root / "away"
     away.mkdir()
@@ -157,7 +159,7 @@ def test_printed_commands_work_for_jobs_of_another_run_root(
     assert f"more: ndctl describe {JOB} --run-root" in ndctl("dashboard", JOB, *root).output
     texts.append(ndctl("submit", str(SPEC), "--resume", *root).output)
     assert f"watch it with `ndctl dashboard {JOB} --run-root {run_root}`" in texts[-1]
-    results = [done for text in texts for done in typed(text, away, monkeypatch)]
+    results = [done for text in texts for done in run_printed_commands(text, away, monkeypatch)]
     assert len(results) > 4
     for done in results:
         assert done.exit_code == 0 or "no log" in done.stderr or "no agent" in done.stderr
@@ -208,7 +210,7 @@ def test_resume_and_new_exclude_each_other(cluster: NoCluster) -> None:
 @pytest.mark.parametrize(
     "fault", ["kill", "kill:rank=1", "melt:rank=1@step=2", "stop:host=1@step=2"]
 )
-def test_a_drill_of_another_form_is_a_usage_error_that_shows_the_form(
+def test_a_drill_in_a_wrong_form_is_a_usage_error_that_shows_the_form(
     cluster: NoCluster, fault: str
 ) -> None:
     done = ndctl("submit", str(SPEC), "--drill", fault)
@@ -231,15 +233,15 @@ def test_a_dry_run_starts_nothing(cluster: NoCluster, run_root: Path) -> None:
     assert list(run_root.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [("--dry-run", str(SPEC)), (str(SPEC), "--dry-run=server")])
-def test_a_dry_run_asks_the_scheduler_and_fails_where_that_refuses(
-    cluster: NoCluster, words: tuple[str, ...]
+@pytest.mark.parametrize("arguments", [("--dry-run", str(SPEC)), (str(SPEC), "--dry-run=server")])
+def test_a_dry_run_asks_the_scheduler_and_fails_if_it_refuses(
+    cluster: NoCluster, arguments: tuple[str, ...]
 ) -> None:
-    """`--dry-run` takes no word that follows it for its value."""
-    done = ndctl("submit", *words)
+    """`--dry-run` does not take the next argument as its value."""
+    done = ndctl("submit", *arguments)
     assert (done.exit_code, "# it would start: at noon" in done.output) == (0, True)
     cluster.obstacle = "partition: must be one of train"
-    done = ndctl("submit", *words)
+    done = ndctl("submit", *arguments)
     assert done.exit_code == exit_codes.BACKEND
     assert "2 agents would be started" in done.stdout
     assert "error: partition: must be one of train" in done.stderr
@@ -262,7 +264,7 @@ def test_reasons_for_waiting_are_warnings_at_submission(cluster: NoCluster) -> N
     assert len(cluster.submitted) == 1
 
 
-def test_the_code_of_a_followed_job_is_the_code_of_its_end(
+def test_the_exit_code_of_submit_follow_is_that_of_the_job(
     cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -283,7 +285,7 @@ def test_interrupting_follow_prints_how_to_see_the_job_again(
     assert "e2e keeps running; watch it with `ndctl dashboard e2e`" in done.stderr
 
 
-# Looking
+# Status, logs and events
 
 
 def test_list_shows_the_jobs_of_the_run_root(run_root: Path, job: Path) -> None:
@@ -302,7 +304,7 @@ def test_status_as_json_has_the_keys_that_scripts_read(job: Path) -> None:
     body = ndctl_json("status", JOB)
     assert isinstance(body, dict)
     assert (body["name"], body["backend"], body["attempt"], body["step"]) == (JOB, "local", 1, 1)
-    assert body["state"] == "FAILED", "its leader is gone"
+    assert body["state"] == "FAILED", "its leader is lost"
     assert "--resume" in ndctl("status", JOB).output
 
 
@@ -325,7 +327,9 @@ def test_an_unknown_job_is_an_error_with_its_own_code(verb: str, job: Path) -> N
 
 
 @pytest.mark.parametrize("verb", ["status", "describe"])
-def test_a_job_whose_submission_was_cut_off_is_no_traceback(verb: str, run_root: Path) -> None:
+def test_a_job_whose_submission_was_interrupted_gives_an_error_without_traceback(
+    verb: str, run_root: Path
+) -> None:
     (run_root / JOB).mkdir()
     (run_root / JOB / "journal.jsonl").touch()
     done = ndctl(verb, JOB)
@@ -385,8 +389,8 @@ def test_the_exit_code_of_doctor_shows_whether_a_job_can_run(
     findings = [Finding(what="disk", verdict="ok", found="enough")]
     monkeypatch.setattr("orchestrator.health.machine.examine", lambda *_: tuple(findings))
     done = ndctl("doctor", str(SPEC))
-    there = "   ok  inputs         all inputs of the spec exist\n"
-    assert (done.exit_code, done.output) == (0, f"   ok  disk           enough\n{there}")
+    inputs = "   ok  inputs         all inputs of the spec exist\n"
+    assert (done.exit_code, done.output) == (0, f"   ok  disk           enough\n{inputs}")
     findings.append(Finding(what="ports", verdict="stops", found="none", fix="open one"))
     done = ndctl("doctor", "--json")
     assert done.exit_code == 1
@@ -416,8 +420,8 @@ def test_every_error_of_ndctl_has_a_documented_code() -> None:
 def test_job_names_are_completed_in_the_run_root(
     job: Path, run_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def completed(*words: str, incomplete: str) -> list[str]:
-        items = ShellComplete(cli, {}, "ndctl", "_C").get_completions(list(words), incomplete)
+    def completed(*arguments: str, incomplete: str) -> list[str]:
+        items = ShellComplete(cli, {}, "ndctl", "_C").get_completions(list(arguments), incomplete)
         return [item.value for item in items]
 
     assert completed("status", incomplete="") == [JOB]
@@ -452,9 +456,9 @@ print("MODULES", *sorted(sys.modules))
 """
 
 
-def imported_by(*words: str) -> set[str]:
+def imported_by(*arguments: str) -> set[str]:
     done = subprocess.run(
-        [sys.executable, "-c", IMPORTED, *words],
+        [sys.executable, "-c", IMPORTED, *arguments],
         capture_output=True,
         text=True,
         timeout=WAIT_S,
@@ -516,13 +520,13 @@ def test_an_inventory_with_a_mistake_is_a_bad_spec(tmp_path: Path) -> None:
 
 
 def test_a_plain_value_under_the_name_of_a_secret_gives_a_warning() -> None:
-    root = Path(__file__).parent.parent
-    words = (str(root / "examples/kubernetes.yaml"), "--inventory")
+    root = Path(__file__).parents[2]
+    arguments = (str(root / "examples/kubernetes.yaml"), "--inventory")
     hosts = str(root / "examples/inventories/h100.yaml")
     setting = ("--set", "cluster.kubernetes.env.HF_TOKEN=abc")
     for verb in ("validate", "plan"):
-        assert ndctl(verb, *words, hosts).stderr == ""
-        done = ndctl(verb, *words, hosts, *setting, "--json")
+        assert ndctl(verb, *arguments, hosts).stderr == ""
+        done = ndctl(verb, *arguments, hosts, *setting, "--json")
         assert done.exit_code == 0
         json.loads(done.stdout)
         assert "cluster.kubernetes.env.HF_TOKEN looks like a secret" in done.stderr
@@ -531,11 +535,11 @@ def test_a_plain_value_under_the_name_of_a_secret_gives_a_warning() -> None:
 
 
 def test_a_plain_value_under_the_name_of_a_secret_gives_a_warning_on_slurm() -> None:
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     hosts = str(root / "examples/inventories/h100.yaml")
-    words = ("plan", str(root / "examples/slurm.yaml"), "--inventory", hosts)
-    assert ndctl(*words, "--set", "cluster.slurm.env.WANDB_MODE=offline").stderr == ""
-    done = ndctl(*words, "--set", "cluster.slurm.env.WANDB_API_KEY=abc")
+    arguments = ("plan", str(root / "examples/slurm.yaml"), "--inventory", hosts)
+    assert ndctl(*arguments, "--set", "cluster.slurm.env.WANDB_MODE=offline").stderr == ""
+    done = ndctl(*arguments, "--set", "cluster.slurm.env.WANDB_API_KEY=abc")
     assert done.exit_code == 0
     assert "cluster.slurm.env.WANDB_API_KEY looks like a secret" in done.stderr
     assert "`- export WANDB_API_KEY=$(cat FILE)` to cluster.slurm.setup" in done.stderr
@@ -574,7 +578,7 @@ def test_a_run_directory_is_private_to_its_owner(
     for above in (run_root, *itertools.takewhile(lambda p: p != Path("/tmp"), run_root.parents)):
         above.chmod(above.stat().st_mode | 0o755)
     verbs = ("status", "logs", "describe", "events", "diagnose", "dashboard", "cancel")
-    for verb in verbs:  # the other user cannot read our interpreter's modules either
+    for verb in verbs:  # imports all modules: the other user cannot read them
         assert ndctl(verb, "nothing").exit_code == exit_codes.BAD_JOB_STATE
     with another_user(run_dir.path):
         for verb in verbs:
@@ -582,7 +586,7 @@ def test_a_run_directory_is_private_to_its_owner(
             assert done.exit_code == exit_codes.BAD_JOB_STATE, (verb, done.output)
             assert f"{run_dir.path} cannot be read: it is the run directory of user" in done.stderr
         assert ndctl("list").exit_code == 0
-    for path in (run_dir.path, *run_dir.path.rglob("*")):  # as its owner may
+    for path in (run_dir.path, *run_dir.path.rglob("*")):  # the owner opens it to all
         path.chmod(0o755)
     with (
         another_user(run_dir.path.parent / "nothing")

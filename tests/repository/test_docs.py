@@ -1,4 +1,4 @@
-"""The documents agree with the program."""
+"""The documents agree with the program and with the files of the repository."""
 
 import re
 from pathlib import Path
@@ -11,10 +11,10 @@ from orchestrator.cli import cli
 from orchestrator.contract.files import env, exit_codes
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.job.stage import State
-from tests import planning_docs
 from tests.backends.slurm.slurm_launch import portable
+from tests.repository import planning_docs
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 STATUS = (ROOT / "docs" / "status.md").read_text()
 RECOVER = (ROOT / "docs" / "recover.md").read_text()
@@ -65,7 +65,7 @@ def test_every_file_of_the_run_directory_is_documented() -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_commands_and_files_that_documents_name_exist(document: Path | str) -> None:
+def test_commands_and_files_that_documents_mention_exist(document: Path | str) -> None:
     text = (ROOT / document).read_text()
     for verb in re.findall(r"`ndctl ([a-z]+)", text):
         assert verb in cli.commands, verb
@@ -73,12 +73,12 @@ def test_commands_and_files_that_documents_name_exist(document: Path | str) -> N
         assert (ROOT / document).parent.joinpath(path).exists(), path
 
 
-def test_files_that_the_help_names_exist() -> None:
-    said = " ".join(
+def test_files_that_the_help_mentions_exist() -> None:
+    help_text = " ".join(
         f"{command.help} {command.epilog} {[getattr(one, 'help', '') for one in command.params]}"
         for command in (cli, *cli.commands.values())
     )
-    named = set(re.findall(r"examples/[\w/.-]+", said))
+    named = set(re.findall(r"examples/[\w/.-]+", help_text))
     assert any(path.startswith("examples/inventories/") for path in named)
     for path in named:
         assert (ROOT / path).is_file(), path
@@ -116,27 +116,27 @@ def test_the_script_of_a_slurm_example_equals_the_golden_file(name: str) -> None
 def test_outputs_in_documents_equal_those_of_their_commands(
     document: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`python -m tests.planning_docs` writes them again."""
+    """`python -m tests.repository.planning_docs` writes the present outputs."""
     monkeypatch.chdir(ROOT)
     text = (ROOT / "docs" / document).read_text()
     assert f"$ ndctl {command}\n{planning_docs.printed(command)}\n```" in text
 
 
-def test_every_promise_names_tests_that_exist() -> None:
+def test_tests_that_the_guarantees_in_recover_md_mention_exist() -> None:
     named = re.findall(r"`((?:tests|orchestrator)/[^`]+)`", RECOVER)
     assert len(named) > 15
     for path in named:
         assert (ROOT / path).exists(), path
 
 
-def test_every_file_that_the_architecture_names_exists() -> None:
+def test_files_that_the_architecture_mentions_exist() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     named = re.findall(r"`((?:orchestrator|trainer|tests)/[\w/.]+)`", text)
     assert len(named) > 30
     assert not [path for path in named if not (ROOT / path).exists()]
 
 
-def test_the_job_that_the_architecture_follows_is_short() -> None:
+def test_the_walk_through_one_job_in_the_architecture_is_short() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     walk = text.split("## One job")[1].split("## State")[0]
     assert len(walk.split()) <= 1500

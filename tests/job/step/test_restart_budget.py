@@ -1,11 +1,11 @@
-"""When a job is tried again, and when it is given up."""
+"""When a failed job restarts, and when its restart budget is spent."""
 
 import pytest
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.messages.actions import EndJob, StartAttempt
 from orchestrator.diagnosis.cause.verdict import NOBODY
-from tests.job.supervise_stage import Job, error
+from tests.job.job_driver import Job, error
 
 
 def test_restarts_without_a_checkpoint_spend_the_budget() -> None:
@@ -23,18 +23,18 @@ def test_restarts_without_a_checkpoint_spend_the_budget() -> None:
     assert (job.run.history.restarts, len(job.run.history.incidents)) == (2, 3)
 
 
-def test_a_new_checkpoint_gives_the_budget_back() -> None:
+def test_a_new_checkpoint_restores_the_budget() -> None:
     job = Job(max_restarts=1).running()
     for number in range(1, 6):
         job.saves(10 * number)
         (start,) = job.fails_once()
         assert isinstance(start, StartAttempt)
-    job.saves(50)  # saved again, not new
+    job.saves(50)  # this checkpoint is known already, so it is no progress
     assert isinstance(job.fails_once()[0], EndJob)
 
 
-def test_a_resume_beyond_the_known_checkpoint_is_progress_too() -> None:
-    """Ranks that lost their leader saved once more on leaving; nobody could journal it."""
+def test_a_resume_beyond_the_known_checkpoint_counts_as_progress() -> None:
+    """Ranks that lost their leader saved a checkpoint that no leader could journal."""
     job = Job(max_restarts=2).running()
     job.saves(10)
     job.fails_once()
@@ -66,7 +66,7 @@ def test_the_same_error_at_the_same_step_twice_ends_the_job_with_its_traceback()
     [{"at_step": 11}, {"message": "shapes differ again"}, {"kind": "ValueError"}],
     ids=["another step", "another message", "another class"],
 )
-def test_another_error_is_tried_again(second: dict[str, object]) -> None:
+def test_a_different_error_restarts_the_job(second: dict[str, object]) -> None:
     job = Job().running()
     job.raises(2, "shapes differ")
     job.stops()
@@ -75,7 +75,7 @@ def test_another_error_is_tried_again(second: dict[str, object]) -> None:
     assert isinstance(job.stops()[-1], StartAttempt)
 
 
-def test_a_lost_connection_twice_is_no_error_of_the_program() -> None:
+def test_a_connection_lost_twice_is_not_a_repeated_error() -> None:
     job = Job().running()
     for _ in range(2):
         job.raises(2, "Connection closed by peer [::1]:1")
@@ -83,16 +83,16 @@ def test_a_lost_connection_twice_is_no_error_of_the_program() -> None:
         job.trains()
 
 
-def test_a_refused_configuration_ends_the_job_at_once() -> None:
+def test_a_configuration_that_the_trainer_refuses_ends_the_job_at_once() -> None:
     job = Job().starts()
-    said = "tp=3 does not divide\n  fix: set tp to 2"
-    job.exits(0, exit_code=exit_codes.REFUSED, error=error(said, "TrainingError"))
+    message = "tp=3 does not divide\n  fix: set tp to 2"
+    job.exits(0, exit_code=exit_codes.REFUSED, error=error(message, "TrainingError"))
     (end,) = job.stops()
     assert isinstance(end, EndJob)
     cause = "the trainer refused its configuration: tp=3 does not divide"
     assert end.reason == f"{cause} (rule invalid-configuration); fix: set tp to 2"
     incident = job.run.history.incidents[-1]
     assert (incident.cause, incident.action, incident.advice) == (cause, cause, "set tp to 2")
-    assert incident.culprit == NOBODY, "every rank would have said so"
+    assert incident.culprit == NOBODY, "every rank would refuse it"
     evidence = incident.evidence
     assert (evidence.traceback, evidence.log_tail, evidence.notes) == ("", (), ())

@@ -1,4 +1,4 @@
-"""The way of a job by table: starting, training, failing, restarting, ending."""
+"""The life of a job, decided by `step`: start, train, fail, restart, end."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ from orchestrator.job.failures.incident_records import left_out
 from orchestrator.job.stage import Starting, Stopping, Submitted, Waiting
 from orchestrator.job.state import Run, pace_of
 from orchestrator.job.transitions import fold, step
-from tests.job.supervise_stage import START, Job, exited, plan, raised, submitted
+from tests.job.job_driver import START, Job, exited, plan, raised, submitted
 
 
 def test_nothing_happens_before_a_job_is_submitted() -> None:
@@ -68,7 +68,7 @@ def test_a_job_goes_from_submission_to_success() -> None:
     )
 
 
-def test_agents_that_come_before_the_leader_or_after_the_end_are_not_counted() -> None:
+def test_agents_that_register_before_the_leader_or_after_the_end_are_ignored() -> None:
     job = Job()
     assert job.registers("host-0") == ()
     assert job.run.hosts.by_name == {}
@@ -99,8 +99,8 @@ def test_too_few_hosts_end_the_job_after_the_init_timeout() -> None:
     assert end.reason.startswith("0 of 2 hosts registered within 60 s (none);")
 
 
-def test_hosts_that_found_themselves_unfit_are_not_waited_for() -> None:
-    """Nothing but a scheduler could give others, and they do not look at themselves again."""
+def test_a_job_does_not_wait_for_hosts_that_failed_their_own_checks() -> None:
+    """Without a scheduler there are no other hosts, and a host checks itself only once."""
     full = Finding(what="/dev/shm", verdict="stops", found="full", fix="make room there")
     job = Job()
     job.leads()
@@ -126,7 +126,7 @@ def test_a_job_waits_for_hosts_whose_nvlink_blocks_hold_its_tp_groups() -> None:
     assert set(start.hosts) == {"host-1", "host-2"}
 
 
-def test_hosts_without_room_for_tp_groups_end_the_job_with_that_reason() -> None:
+def test_a_job_ends_if_its_hosts_have_no_room_for_tp_groups() -> None:
     wide = replace(plan(), mesh=Mesh(tp=4), switches={"host-0": ("a",), "host-1": ("b",)})
     job = Job(plan=wide, init_timeout=60.0)
     job.leads()
@@ -144,7 +144,7 @@ def test_a_late_tick_changes_nothing_while_training() -> None:
     assert job.run is before
 
 
-def test_health_changes_decide_nothing() -> None:
+def test_a_health_change_causes_no_action() -> None:
     job = Job().running()
     before = job.run
     event = HealthChanged(at=job.now(), attempt=1, ranks=((0, 1),), health="slow", age_s=3.0)
@@ -152,7 +152,7 @@ def test_health_changes_decide_nothing() -> None:
     assert job.run is before
 
 
-def test_a_failed_save_decides_nothing_and_brings_no_new_restarts() -> None:
+def test_a_failed_save_causes_no_action_and_restores_no_restart_budget() -> None:
     job = Job().running()
     before = job.run
     event = CheckpointFailed(at=job.now(), attempt=1, step=8, why="disk full")
@@ -160,14 +160,14 @@ def test_a_failed_save_decides_nothing_and_brings_no_new_restarts() -> None:
     assert job.run is before
 
 
-def test_the_next_attempt_is_told_how_often_the_job_broke_and_saved() -> None:
+def test_the_next_attempt_gets_the_failure_rate_and_the_checkpoint_interval() -> None:
     job = Job().running()
     assert pace_of(job.run) == SavePace()
     begun = job.run.progress.stepped_at
     for done, after_s in ((5, 40.0), (9, 100.0)):
         at = begun + after_s
-        word = StepReached(at=at, attempt=1, step=done, loss=1.0, tokens_per_second=1.0)
-        assert job.tell(word) == ()
+        reached = StepReached(at=at, attempt=1, step=done, loss=1.0, tokens_per_second=1.0)
+        assert job.tell(reached) == ()
     changed = CheckpointIntervalChanged(
         at=begun + 101.0, attempt=1, step=9, old=100, new=7, why="a save costs little"
     )
@@ -179,7 +179,7 @@ def test_the_next_attempt_is_told_how_often_the_job_broke_and_saved() -> None:
     assert pace_of(job.run) == SavePace(exposure=exposure, every_steps=7)
     unfit = left_out(job.run, job.now(), "host-9", "no GPU")
     assert len(unfit.history.incidents) == 2
-    assert pace_of(unfit) == pace_of(job.run), "it never trained"
+    assert pace_of(unfit) == pace_of(job.run), "host-9 never trained, so it adds no failure"
 
 
 def test_a_killed_rank_stops_all_and_the_next_attempt_starts_from_the_checkpoint() -> None:
@@ -220,7 +220,7 @@ def test_the_first_new_step_closes_the_incident() -> None:
     assert job.run.history.incidents[0].recovered_after_s == recovered
 
 
-def test_what_an_incident_cost_is_not_told_anew_by_the_next_recovery() -> None:
+def test_the_recovery_time_of_an_incident_does_not_change_at_the_next_recovery() -> None:
     job = Job().running()
     job.fails_once()
     job.trains()
@@ -234,7 +234,7 @@ def test_what_an_incident_cost_is_not_told_anew_by_the_next_recovery() -> None:
     assert second.recovered_after_s is not None
 
 
-def test_one_recovery_closes_all_that_broke_on_the_way() -> None:
+def test_one_recovery_closes_all_open_incidents() -> None:
     job = Job().running()
     job.fails_once()
     job.fails_once()
@@ -245,8 +245,8 @@ def test_one_recovery_closes_all_that_broke_on_the_way() -> None:
     assert first.recovered_after_s > second.recovered_after_s
 
 
-def test_a_recovery_never_takes_less_than_no_time() -> None:
-    """The new leader's clock may be behind that of the former one."""
+def test_a_recovery_time_is_never_negative() -> None:
+    """The clock of the new leader may be behind the clock of the previous one."""
     job = Job().running()
     job.at -= 3600
     job.starts().trains()
@@ -254,8 +254,8 @@ def test_a_recovery_never_takes_less_than_no_time() -> None:
     assert (incident.recovered_after_s, incident.detected_after_s) == (0.0, 0.0)
 
 
-def test_an_exit_said_late_does_not_cut_the_time_to_stop() -> None:
-    """The end of a rank that nobody saw is dated back to its last word, minutes ago maybe."""
+def test_an_exit_that_is_reported_late_does_not_shorten_the_time_to_stop() -> None:
+    """An exit that no agent saw gets the time of the rank's last message, perhaps minutes ago."""
     job = Job().running()
     job.at += 300
     late = exited(1, at=job.at - 290, detected_after_s=290.0)
@@ -269,7 +269,7 @@ def test_an_exit_said_late_does_not_cut_the_time_to_stop() -> None:
 
 
 @pytest.mark.parametrize("stage", ["starting", "running"])
-def test_a_rank_that_exits_is_seen_in_every_live_stage(stage: str) -> None:
+def test_an_exit_of_a_rank_stops_the_attempt_in_every_live_stage(stage: str) -> None:
     job = Job().starts() if stage == "starting" else Job().running()
     (stop,) = job.exits(0)
     assert isinstance(stop, StopAttempt)
@@ -292,7 +292,7 @@ def test_the_step_of_an_incident_is_the_last_that_any_rank_reported() -> None:
     assert job.run.history.incidents[1].step == 21
 
 
-def test_late_news_of_former_attempts_changes_nothing() -> None:
+def test_late_events_of_previous_attempts_change_nothing() -> None:
     job = Job().running()
     job.fails_once()
     before = job.run
@@ -306,7 +306,7 @@ def test_late_news_of_former_attempts_changes_nothing() -> None:
         assert job.run is before
 
 
-def test_news_of_an_attempt_that_has_stopped_changes_no_decision() -> None:
+def test_events_of_an_attempt_that_has_stopped_cause_no_action() -> None:
     job = Job().running()
     job.loses("host-1")
     job.stops("host-0")

@@ -1,4 +1,4 @@
-"""How the source is arranged: what no linter checks."""
+"""Rules about folders and imports that no linter checks."""
 
 import ast
 from collections.abc import Iterator
@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-MOST = 15
-"""Files of a room."""
+ROOT = Path(__file__).parents[2]
+MOST_FILES = 15
+"""Largest number of Python files in a folder."""
 TRAINER_MAY_IMPORT = ("orchestrator.contract", "orchestrator.errors")
-ROOMS = sorted(
+FOLDERS = sorted(
     path.parent for top in ("orchestrator", "trainer") for path in (ROOT / top).rglob("__init__.py")
 )
 
 
-def name(room: Path) -> str:
-    return str(room.relative_to(ROOT))
+def name(folder: Path) -> str:
+    return str(folder.relative_to(ROOT))
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -27,11 +27,11 @@ def imported(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{one.name}" for one in node.names)
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=name)
-def test_a_room_has_one_subject_and_few_files(room: Path) -> None:
-    assert len(list(room.glob("*.py"))) <= MOST
-    docstring = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
-    assert docstring, "its `__init__` says what it is about"
+@pytest.mark.parametrize("folder", FOLDERS, ids=name)
+def test_a_folder_has_few_files_and_a_docstring(folder: Path) -> None:
+    assert len(list(folder.glob("*.py"))) <= MOST_FILES
+    docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    assert docstring, "its `__init__` has a docstring that says its subject"
 
 
 def test_the_trainer_imports_only_the_contract_of_the_orchestrator() -> None:

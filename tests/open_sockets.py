@@ -1,4 +1,4 @@
-"""Ports that processes of a job have open, according to the kernel."""
+"""Sockets that processes of a job have open, according to the kernel."""
 
 import contextlib
 import ipaddress
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LISTENS = "0A"
-"""Linux's number for the state of a TCP socket that accepts connections."""
+"""Number in /proc/net/tcp of the state LISTEN."""
 TABLES = ("tcp", "tcp6", "udp", "udp6")
 
 
@@ -32,7 +32,7 @@ def listeners(pids: Iterable[int]) -> list[Listener]:
 
 
 def sockets(net: Path = Path("/proc/net")) -> dict[str, tuple[str, str, int]]:
-    """By inode: protocol, address and port."""
+    """Inode -> protocol, address and port."""
     found = {}
     for table in TABLES:
         with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
@@ -45,14 +45,14 @@ def sockets(net: Path = Path("/proc/net")) -> dict[str, tuple[str, str, int]]:
 
 
 def _address(text: str) -> str:
-    """The kernel writes words of 32 bits in the machine's own order of bytes."""
+    """The kernel writes 32-bit words in the byte order of the machine."""
     raw = bytes.fromhex(text)
     words = [int.from_bytes(raw[at : at + 4], "big") for at in range(0, len(raw), 4)]
     return str(ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words)))
 
 
 def _inodes(pid: int) -> Iterator[str]:
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the process has ended
         for fd in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 if named := re.fullmatch(r"socket:\[(\d+)\]", os.readlink(fd)):  # noqa: PTH115

@@ -1,4 +1,4 @@
-"""Keeps the worst idioms out of documents, and out of strings, docstrings and comments.
+"""Documents, strings, docstrings and comments contain none of a short list of idioms.
 
 The list is short: a pattern belongs here only if plain technical English never needs it.
 CONTRIBUTING.md has the glossary with what to write instead.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 IDIOMS = re.compile(
     "|".join(
         [
@@ -47,7 +47,7 @@ SHOWN = 20
 
 
 def lines_of_code(path: Path) -> Iterator[tuple[int, str]]:
-    """Strings (docstrings among them) and comments, each with the number of its first line."""
+    """Strings, docstrings and comments, each with the number of its first line."""
     with tokenize.open(path) as file:
         source = file.read()
     parts = (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", -1))
@@ -57,7 +57,7 @@ def lines_of_code(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def found_in(path: Path) -> list[str]:
-    """Place and idiom. A sentence may go over a line break; the glossary may name what it bans."""
+    """Place and idiom. A match may include a line break. The glossary may name banned idioms."""
     place = path.relative_to(ROOT)
     if path.suffix == ".py":
         pieces = list(lines_of_code(path))
@@ -91,7 +91,7 @@ def test_code_is_free_of_idioms(folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad",
+    "sentence",
     [
         "what the journal came to could not be written",
         "the pod is made anew",
@@ -101,12 +101,12 @@ def test_code_is_free_of_idioms(folder: str) -> None:
         "two hosts, of which one is lost",
     ],
 )
-def test_the_list_finds_the_idioms_of_the_glossary(bad: str) -> None:
-    assert IDIOMS.search(re.sub(r"\s", " ", bad))
+def test_the_list_finds_the_idioms_of_the_glossary(sentence: str) -> None:
+    assert IDIOMS.search(re.sub(r"\s", " ", sentence))
 
 
 @pytest.mark.parametrize(
-    "good",
+    "sentence",
     [
         "starts again on the same hosts",
         "resumes from step 20",
@@ -115,5 +115,5 @@ def test_the_list_finds_the_idioms_of_the_glossary(bad: str) -> None:
         "two keys, one of which has a default",
     ],
 )
-def test_plain_sentences_are_accepted(good: str) -> None:
-    assert not IDIOMS.search(good)
+def test_plain_sentences_are_accepted(sentence: str) -> None:
+    assert not IDIOMS.search(sentence)

@@ -1,4 +1,4 @@
-"""Memory that was too short, and training that went astray: what is done about either."""
+"""Remedies for too little memory (`on_oom`) and for a loss that diverges (`on_nan`)."""
 
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,7 @@ from orchestrator.contract.spec.policy import PolicyRule
 from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.job.failures.oom_replan import ANSWER_S, MOST_REFITS
 from orchestrator.job.failures.rollback import MOST_FROM_ONE
-from tests.job.supervise_stage import Job, plan
+from tests.job.job_driver import Job, plan
 
 GIB = 1 << 30
 OOM = (
@@ -24,32 +24,32 @@ OOM = (
 )
 
 
-def believed(peak: float, hosts: int = 2) -> Plan:
+def plan_with_peak(peak: float, hosts: int = 2) -> Plan:
     return replace(
         plan(hosts), memory=Memory(peak_bytes=int(peak * GIB), device_bytes=80 * GIB, items={})
     )
 
 
-def short(job: Job, capacity: str = "79.10") -> tuple[Action, ...]:
-    """Rank 1 runs out of memory, and all stop."""
+def runs_out_of_memory(job: Job, capacity: str = "79.10") -> tuple[Action, ...]:
+    """Rank 1 runs out of memory, and all hosts stop."""
     step = job.run.attempt.step + 1
     job.raises(1, OOM.format(capacity), kind="OutOfMemoryError", at_step=step)
     return job.stops()
 
 
-def asked(actions: tuple[Action, ...]) -> Replan:
+def replan_order(actions: tuple[Action, ...]) -> Replan:
     (order,) = actions
     assert isinstance(order, Replan)
     assert order.device_bytes is not None
     return order
 
 
-def answered(job: Job, peak: float, number: int) -> tuple[Action, ...]:
+def planner_answers(job: Job, peak: float, number: int) -> tuple[Action, ...]:
     assert job.run.plans.shortage is not None
     return job.tell(
         Replanned(
             at=job.now(),
-            plan=believed(peak, len(job.run.plan.hosts)),
+            plan=plan_with_peak(peak, len(job.run.plan.hosts)),
             plan_number=number,
             device_bytes=job.run.plans.shortage.device_bytes,
             why="micro batch 1",
@@ -57,41 +57,41 @@ def answered(job: Job, peak: float, number: int) -> tuple[Action, ...]:
     )
 
 
-def refused(job: Job, *ways: str, why: str = "nothing fits") -> tuple[Action, ...]:
+def planner_refuses(job: Job, *commands: str, why: str = "nothing fits") -> tuple[Action, ...]:
     assert job.run.plans.shortage is not None
     size = job.run.plans.shortage.device_bytes
-    edits = tuple(way.partition("  (")[0] for way in ways)
+    edits = tuple(command.partition("  (")[0] for command in commands)
     return job.tell(
-        ReplanRefused(at=job.now(), hosts=2, why=why, device_bytes=size, ways=ways, edits=edits)
+        ReplanRefused(at=job.now(), hosts=2, why=why, device_bytes=size, ways=commands, edits=edits)
     )
 
 
-def replanning(**more: Any) -> Job:
-    return Job(plan=believed(70), on_oom="replan", **more).running()
+def job_with_replan(**more: Any) -> Job:
+    return Job(plan=plan_with_peak(70), on_oom="replan", **more).running()
 
 
 # Memory
 
 
-def test_a_job_that_stops_says_the_cheapest_ways_out() -> None:
-    job = Job(plan=believed(70)).running()
-    order = asked(short(job))
+def test_a_job_that_stops_advises_the_cheapest_changes() -> None:
+    job = Job(plan=plan_with_peak(70)).running()
+    order = replan_order(runs_out_of_memory(job))
     assert (order.adopt, order.hosts, order.device_bytes) == (False, 2, int(0.95 * 70 * GIB))
-    assert job.waits(30) == (), "nothing starts before the planner has answered"
-    ways = ("--set train.micro_batch_size=1  (66 GiB)", "--set cluster.hosts=4  (more hosts)")
-    (end,) = refused(job, *ways)
+    assert job.waits(30) == (), "no attempt starts before the planner has answered"
+    commands = ("--set train.micro_batch_size=1  (66 GiB)", "--set cluster.hosts=4  (more hosts)")
+    (end,) = planner_refuses(job, *commands)
     assert isinstance(end, EndJob)
     assert end.state == "FAILED"
     assert end.reason.startswith("the job was stopped: cuda-out-of-memory; ")
-    assert end.reason.endswith(f"; 2 ways out are known, the cheapest {ways[0]}")
+    assert end.reason.endswith(f"; 2 ways out are known, the cheapest {commands[0]}")
     (incident,) = job.run.history.incidents
     assert incident.failure == "cuda-out-of-memory"
-    assert incident.advice == f"resume with one of: {ways[0]}; {ways[1]}"
+    assert incident.advice == f"resume with one of: {commands[0]}; {commands[1]}"
     assert incident.edits == ("--set train.micro_batch_size=1", "--set cluster.hosts=4")
-    assert f"way out: {ways[0]}" in incident.evidence.notes
+    assert f"way out: {commands[0]}" in incident.evidence.notes
 
 
-TAKEN = (
+OTHER_PROCESS_OOM = (
     "CUDA out of memory. Tried to allocate 7.83 GiB. GPU 0 has a total capacity of 139.80 GiB of"
     " which 3.14 GiB is free. Process 470 has 90.60 GiB memory in use. Including non-PyTorch"
     " memory, this process has 46.05 GiB memory in use. Of the allocated memory 45.14 GiB is"
@@ -101,9 +101,9 @@ TAKEN = (
 
 
 @pytest.mark.parametrize("on_oom", ["stop", "replan"])
-def test_no_smaller_plan_is_proposed_where_another_process_holds_the_device(on_oom: str) -> None:
-    job = Job(plan=believed(67), on_oom=on_oom).running()
-    job.raises(1, TAKEN, kind="OutOfMemoryError", at_step=1)
+def test_no_smaller_plan_is_proposed_if_another_process_uses_the_device(on_oom: str) -> None:
+    job = Job(plan=plan_with_peak(67), on_oom=on_oom).running()
+    job.raises(1, OTHER_PROCESS_OOM, kind="OutOfMemoryError", at_step=1)
     (end,) = job.stops()
     assert isinstance(end, EndJob)
     assert end.state == "FAILED"
@@ -113,66 +113,70 @@ def test_no_smaller_plan_is_proposed_where_another_process_holds_the_device(on_o
     assert not any("smaller micro batch" in note for note in incident.evidence.notes)
 
 
-def test_a_plan_that_does_not_fit_the_empty_device_is_at_fault_itself() -> None:
-    job = Job(plan=believed(140)).running()
-    job.raises(1, TAKEN, kind="OutOfMemoryError", at_step=1)
+def test_a_smaller_plan_is_sought_if_the_plan_does_not_fit_the_empty_device() -> None:
+    job = Job(plan=plan_with_peak(140)).running()
+    job.raises(1, OTHER_PROCESS_OOM, kind="OutOfMemoryError", at_step=1)
     (order,) = job.stops()
     assert isinstance(order, Replan)
 
 
-def test_with_replan_it_goes_on_with_a_plan_that_takes_less() -> None:
-    job = replanning()
-    order = asked(short(job))
+def test_with_replan_the_job_continues_with_a_smaller_plan() -> None:
+    job = job_with_replan()
+    order = replan_order(runs_out_of_memory(job))
     assert (order.adopt, order.device_bytes) == (True, int(0.95 * 70 * GIB))
-    (start,) = answered(job, 60, 2)
+    (start,) = planner_answers(job, 60, 2)
     assert isinstance(start, StartAttempt)
     assert (job.run.current.number, job.run.full.number) == (2, 2)
     job.trains()
     assert job.run.history.incidents[0].recovered_after_s is not None
 
 
-def test_no_plan_comes_twice_and_their_number_is_bounded() -> None:
-    job, sizes = replanning(max_restarts=20), []
+def test_each_new_plan_is_smaller_and_their_number_is_limited() -> None:
+    job, sizes = job_with_replan(max_restarts=20), []
     for number in range(2, 2 + MOST_REFITS):
-        order = asked(short(job))
+        order = replan_order(runs_out_of_memory(job))
         assert order.adopt
         sizes.append(order.device_bytes)
-        answered(job, 70 - 5 * number, number)
+        planner_answers(job, 70 - 5 * number, number)
         job.trains()
         job.saves(10 * number)
     assert all(a > b for a, b in pairwise(sizes) if a and b)
     assert all(size < peak * GIB for size, peak in zip(sizes, (70, 60, 55), strict=True) if size)
-    last = asked(short(job))
+    last = replan_order(runs_out_of_memory(job))
     assert not last.adopt
     assert f"{MOST_REFITS} plans for less memory did not fit either" in last.reason
-    (end,) = refused(job, "--set data.sequence_length=64  (other data: shorter sequences)")
+    (end,) = planner_refuses(job, "--set data.sequence_length=64  (other data: shorter sequences)")
     assert isinstance(end, EndJob)
 
 
-def test_what_the_device_says_of_itself_is_believed() -> None:
-    job = replanning()
-    assert asked(short(job, "39.50")).device_bytes == int(0.95 * int(39.5 * GIB))
+def test_the_capacity_in_the_error_message_limits_the_new_plan() -> None:
+    job = job_with_replan()
+    assert replan_order(runs_out_of_memory(job, "39.50")).device_bytes == int(
+        0.95 * int(39.5 * GIB)
+    )
 
 
-def test_a_planner_that_does_not_answer_is_not_waited_for_for_ever() -> None:
-    job = replanning()
-    short(job)
+def test_a_job_ends_if_the_planner_does_not_answer_in_time() -> None:
+    job = job_with_replan()
+    runs_out_of_memory(job)
     assert job.waits(ANSWER_S - 10) == ()
     (end,) = job.waits(20)
     assert isinstance(end, EndJob)
     assert "the planner did not answer within 120 s" in end.reason
-    assert answered_late(job) == ()
+    assert planner_answers_late(job) == ()
 
 
-def answered_late(job: Job) -> tuple[Action, ...]:
+def planner_answers_late(job: Job) -> tuple[Action, ...]:
     return job.tell(
-        Replanned(at=job.now(), plan=believed(60), plan_number=2, device_bytes=int(66.5 * GIB))
+        Replanned(
+            at=job.now(), plan=plan_with_peak(60), plan_number=2, device_bytes=int(66.5 * GIB)
+        )
     )
 
 
-def test_a_rule_that_asks_for_a_plan_where_none_can_help_ends_the_job_with_the_advice() -> None:
+def test_a_replan_rule_for_a_failure_that_no_plan_fixes_ends_the_job_with_advice() -> None:
     rule = PolicyRule(name="mine", classes=("host-out-of-memory",), action="replan")
-    job = Job(plan=replace(believed(70), profile="h100-sxm-80gb"), policy=(rule,)).running()
+    job = Job(plan=replace(plan_with_peak(70), profile="h100-sxm-80gb"), policy=(rule,)).running()
     job.raises(1, "[Errno 12] Cannot allocate memory", kind="OSError")
     (end,) = job.stops()
     assert isinstance(end, EndJob)
@@ -182,82 +186,82 @@ def test_a_rule_that_asks_for_a_plan_where_none_can_help_ends_the_job_with_the_a
     assert end.reason == f"{incident.action} (rule mine)"
 
 
-def test_an_answer_to_another_question_is_none() -> None:
-    job = replanning()
-    short(job)
-    late = Replanned(at=job.now(), plan=believed(60), plan_number=2, device_bytes=5)
+def test_an_answer_for_another_memory_size_is_ignored() -> None:
+    job = job_with_replan()
+    runs_out_of_memory(job)
+    late = Replanned(at=job.now(), plan=plan_with_peak(60), plan_number=2, device_bytes=5)
     assert job.tell(late) == ()
-    assert job.tell(Replanned(at=job.now(), plan=believed(60), plan_number=2)) == ()
+    assert job.tell(Replanned(at=job.now(), plan=plan_with_peak(60), plan_number=2)) == ()
 
 
 def test_the_next_leader_asks_again_and_keeps_the_plan_that_fits() -> None:
-    job = replanning()
-    first = asked(short(job))
+    job = job_with_replan()
+    first = replan_order(runs_out_of_memory(job))
     again = job.tell(LeaderStarted(at=job.now(), host="host-0", pid=5))
-    assert asked(again) == first
-    for name in job.everywhere:
+    assert replan_order(again) == first
+    for name in job.all_hosts:
         job.registers(name, pid=7)
-    answered(job, 60, 2)
+    planner_answers(job, 60, 2)
     job.trains()
     job.tell(LeaderStarted(at=job.now(), host="host-0", pid=6))
-    assert job.run.current.number == 2, "the job's own plan would not fit any better now"
+    assert job.run.current.number == 2, "the original plan still does not fit"
 
 
-def test_the_ways_out_are_those_of_the_memory_whatever_is_found_of_hosts_meanwhile() -> None:
-    job = Job(plan=believed(70)).running()
-    short(job)
+def test_the_advice_belongs_to_the_memory_incident_even_after_another_incident() -> None:
+    job = Job(plan=plan_with_peak(70)).running()
+    runs_out_of_memory(job)
     job.tell(LeaderStarted(at=job.now(), host="host-0", pid=5))
     broken = Finding(what="GPUs", verdict="stops", found="none answers")
     job.registers("host-1", pid=7, findings=(broken,))
-    way = "--set train.micro_batch_size=1"
-    (end,) = refused(job, way)
+    command = "--set train.micro_batch_size=1"
+    (end,) = planner_refuses(job, command)
     assert isinstance(end, EndJob)
     memory, unfit = job.run.history.incidents
-    assert (memory.edits, unfit.kind, unfit.edits) == ((way,), "preflight", ())
+    assert (memory.edits, unfit.kind, unfit.edits) == ((command,), "preflight", ())
     assert end.reason.startswith("the job was stopped: cuda-out-of-memory; ")
 
 
 def test_a_shrunk_job_keeps_the_plan_for_more_hosts() -> None:
-    job = Job(hosts=3, plan=believed(70, 3), on_oom="replan", shrink=True).running()
+    job = Job(hosts=3, plan=plan_with_peak(70, 3), on_oom="replan", shrink=True).running()
     job.loses("host-2")
     job.stops("host-0", "host-1")
     job.waits(60)
-    job.tell(Replanned(at=job.now(), plan=believed(79), plan_number=2))
+    job.tell(Replanned(at=job.now(), plan=plan_with_peak(79), plan_number=2))
     job.trains()
-    short(job)
-    answered(job, 70, 3)
+    runs_out_of_memory(job)
+    planner_answers(job, 70, 3)
     assert (job.run.current.number, job.run.full.number) == (3, 1)
 
 
-def test_the_hosts_own_memory_is_the_devices_only_on_processors() -> None:
+def test_memory_of_the_host_is_device_memory_only_for_cpu_training() -> None:
     words = (
         "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory:"
         " you tried to allocate 1152921504606846976 bytes. Error code 12 (Cannot allocate memory)"
     )
     for profile, expected in (("cpu", Replan), ("h100-sxm-80gb", EndJob)):
-        job = Job(plan=replace(believed(3), profile=profile)).running()
+        job = Job(plan=replace(plan_with_peak(3), profile=profile)).running()
         job.raises(1, words, at_step=1)
         assert [type(action) for action in job.stops()] == [expected]
 
 
-# Training that goes astray
+# A loss that is not finite, or that spikes
 
 
-WORDS = {
+MESSAGES = {
     "NotFinite": "the loss is nan, not finite, and so it was for 3 steps in a row",
     "LossSpike": "the loss is 9.0000, and for 8 steps in a row it was above 4.5000",
 }
 
 
-def astray(job: Job, since: int, failed: int, kind: str = "NotFinite") -> tuple[Action, ...]:
-    message = f"step {failed}: {WORDS[kind]}"
+def loss_diverges(job: Job, since: int, failed: int, kind: str = "NotFinite") -> tuple[Action, ...]:
+    message = f"step {failed}: {MESSAGES[kind]}"
     error = RankError(error=kind, message=message, step=failed, traceback="", since=since)
     for rank in range(4):
         job.exits(rank, exit_code=79, error=error)
     return job.stops()
 
 
-def trained(*saves: int, **more: Any) -> Job:
+def job_with_checkpoints(*saves: int, **more: Any) -> Job:
     job = Job(max_restarts=20, **more).running()
     for step in saves:
         job.saves(step)
@@ -265,7 +269,7 @@ def trained(*saves: int, **more: Any) -> Job:
 
 
 @pytest.mark.parametrize(
-    ("saves", "since", "failed", "to", "left_out"),
+    ("saves", "since", "failed", "to", "skipped"),
     [
         ((20, 40), 55, 57, 40, (41, 57)),
         ((20, 40, 56), 55, 57, 40, (41, 57)),
@@ -273,39 +277,39 @@ def trained(*saves: int, **more: Any) -> Job:
         ((), 3, 5, 0, (1, 5)),
     ],
 )
-def test_it_goes_back_to_before_the_first_bad_step(
-    saves: tuple[int, ...], since: int, failed: int, to: int, left_out: tuple[int, int]
+def test_a_rollback_goes_to_the_checkpoint_before_the_first_bad_step(
+    saves: tuple[int, ...], since: int, failed: int, to: int, skipped: tuple[int, int]
 ) -> None:
-    job = trained(*saves, on_nan="rollback")
-    (start,) = astray(job, since, failed)
+    job = job_with_checkpoints(*saves, on_nan="rollback")
+    (start,) = loss_diverges(job, since, failed)
     assert isinstance(start, StartAttempt)
-    assert start.skip == (Window(first=left_out[0], last=left_out[1]),)
+    assert start.skip == (Window(first=skipped[0], last=skipped[1]),)
     assert (job.run.progress.saved, job.run.progress.skipped) == (to, start.skip)
     (incident,) = job.run.history.incidents
     assert (incident.failure, incident.culprit) == ("nan-loss", NOBODY)
-    assert f"skipping batches {left_out[0]} to {left_out[1]} of the data" in incident.action
+    assert f"skipping batches {skipped[0]} to {skipped[1]} of the data" in incident.action
     job.trains(to)
     job.saves(to + 10)
     assert (job.run.progress.saved, job.run.history.fruitless) == (to + 10, 0)
 
 
-def test_without_a_checkpoint_from_before_it_went_astray_no_data_is_thrown_away() -> None:
-    """From the beginning it would be all that was read."""
-    job = trained(10, 20, on_nan="rollback")
-    (end,) = astray(job, since=5, failed=22)
+def test_no_data_is_skipped_without_a_checkpoint_from_before_the_first_bad_step() -> None:
+    """A rollback to the beginning would skip all data that was read."""
+    job = job_with_checkpoints(10, 20, on_nan="rollback")
+    (end,) = loss_diverges(job, since=5, failed=22)
     assert isinstance(end, EndJob)
     assert "no rollback, no checkpoint from before step 5 is known" in end.reason
     assert (job.run.progress.skipped, job.run.progress.saved) == ((), 20)
 
 
-def test_a_checkpoint_of_the_first_bad_step_is_spoilt() -> None:
-    job = trained(10, 20, on_nan="rollback")
-    (start,) = astray(job, since=20, failed=22)
+def test_a_checkpoint_of_the_first_bad_step_is_not_used() -> None:
+    job = job_with_checkpoints(10, 20, on_nan="rollback")
+    (start,) = loss_diverges(job, since=20, failed=22)
     assert isinstance(start, StartAttempt)
     assert (job.run.progress.saved, start.skip) == (10, (Window(first=11, last=22),))
 
 
-def test_what_failed_before_its_first_step_is_not_rolled_back() -> None:
+def test_a_failure_before_the_first_step_is_not_rolled_back() -> None:
     rule = PolicyRule(name="all-back", action="rollback")
     job = Job(policy=(rule,)).running()
     error = RankError(error="KeyError", message="'input_ids'", step=0, traceback="")
@@ -316,73 +320,73 @@ def test_what_failed_before_its_first_step_is_not_rolled_back() -> None:
     assert "no rollback, it failed before its first step" in end.reason
 
 
-def test_a_spike_is_treated_alike_and_a_second_window_counts_the_first() -> None:
-    job = trained(40, on_nan="rollback")
-    astray(job, 50, 52, "LossSpike")
+def test_a_loss_spike_is_rolled_back_and_a_second_window_counts_the_first() -> None:
+    job = job_with_checkpoints(40, on_nan="rollback")
+    loss_diverges(job, 50, 52, "LossSpike")
     assert job.run.history.incidents[0].failure == "loss-spike"
     job.trains(40)
-    job.saves(60)  # which has read batches 1-40 and 53-72
-    (start,) = astray(job, 65, 67)
+    job.saves(60)  # by this step the job has read batches 1-40 and 53-72
+    (start,) = loss_diverges(job, 65, 67)
     assert isinstance(start, StartAttempt)
     assert start.skip == (Window(first=41, last=52), Window(first=73, last=79))
 
 
-def test_a_second_rollback_to_one_checkpoint_takes_the_whole_window() -> None:
-    job = trained(40, on_nan="rollback")
-    astray(job, 50, 52)
+def test_a_second_rollback_to_the_same_checkpoint_skips_the_whole_window() -> None:
+    job = job_with_checkpoints(40, on_nan="rollback")
+    loss_diverges(job, 50, 52)
     job.trains(40)
-    (start,) = astray(job, 44, 45)
+    (start,) = loss_diverges(job, 44, 45)
     assert isinstance(start, StartAttempt)
     assert start.skip == (Window(first=41, last=57),)
 
 
-def test_what_other_data_does_not_help_ends_the_job() -> None:
-    job = trained(40, on_nan="rollback")
-    astray(job, 50, 52)
+def test_a_loss_that_diverges_with_other_data_too_ends_the_job() -> None:
+    job = job_with_checkpoints(40, on_nan="rollback")
+    loss_diverges(job, 50, 52)
     job.trains(40)
-    (end,) = astray(job, 50, 52)
+    (end,) = loss_diverges(job, 50, 52)
     assert isinstance(end, EndJob)
     assert "the loss diverged at step 50 with other data too" in end.reason
-    job = trained(40, on_nan="rollback")
+    job = job_with_checkpoints(40, on_nan="rollback")
     for turn in range(MOST_FROM_ONE):
-        assert isinstance(astray(job, 60 - turn, 70)[0], StartAttempt)
+        assert isinstance(loss_diverges(job, 60 - turn, 70)[0], StartAttempt)
         job.trains(40)
-    (end,) = astray(job, 41, 42)
+    (end,) = loss_diverges(job, 41, 42)
     assert isinstance(end, EndJob)
     assert f"{MOST_FROM_ONE} rollbacks to checkpoint step-40 did not help" in end.reason
 
 
-def test_without_it_the_job_stops_at_once_and_says_what_helps() -> None:
+def test_without_on_nan_the_job_stops_at_once_and_advises_a_rollback() -> None:
     for kind, name in (("NotFinite", "nan-loss"), ("LossSpike", "loss-spike")):
-        job = trained(40)
-        (end,) = astray(job, 50, 52, kind)
+        job = job_with_checkpoints(40)
+        (end,) = loss_diverges(job, 50, 52, kind)
         assert isinstance(end, EndJob)
         assert (end.state, job.run.history.incidents[0].failure) == ("FAILED", name)
         assert "resume from " in end.reason
         assert job.run.history.incidents[0].edits == ("--set resilience.on_nan=rollback",)
 
 
-def test_what_is_advised_after_a_stop_lets_the_job_go_on() -> None:
-    job = trained(40)
-    astray(job, 50, 52)
+def test_the_advised_key_lets_a_resumed_job_continue() -> None:
+    job = job_with_checkpoints(40)
+    loss_diverges(job, 50, 52)
     submission = job.run.job
     assert submission is not None
     job.tell(replace(submission, at=job.now(), resume=True, on_nan="rollback"))
     job.running()
-    (start,) = astray(job, 50, 52)
+    (start,) = loss_diverges(job, 50, 52)
     assert isinstance(start, StartAttempt)
     assert start.skip == (Window(first=41, last=52),)
 
 
-def test_no_key_is_advised_that_a_rule_of_the_spec_would_overrule() -> None:
+def test_no_key_is_advised_that_a_rule_of_the_spec_overrides() -> None:
     mine = PolicyRule(name="mine", classes=("nan-loss",), action="stop")
-    job = trained(40, policy=(mine,))
-    astray(job, 50, 52)
+    job = job_with_checkpoints(40, policy=(mine,))
+    loss_diverges(job, 50, 52)
     assert job.run.history.incidents[0].edits == ()
 
 
-def test_a_person_and_a_new_leader_find_the_windows_again() -> None:
-    job = trained(40, on_nan="rollback")
-    astray(job, 50, 52)
+def test_a_new_leader_keeps_the_skipped_windows() -> None:
+    job = job_with_checkpoints(40, on_nan="rollback")
+    loss_diverges(job, 50, 52)
     job.tell(LeaderStarted(at=job.now(), host="host-0", pid=5))
     assert job.run.progress.skipped == (Window(first=41, last=52),)

@@ -1,4 +1,4 @@
-"""A stage for jobs: `Job` tells events to the real `step` and keeps what follows."""
+"""`Job` passes events to the real `step`, and keeps the state and the actions."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ GLOO_CLOSED = (
     " peer [127.0.0.1]:33158. This is typically caused by a remote worker crashing. Check the logs"
     " of the remote worker before reporting an error. GLHF! 🏖️"
 )
-"""What a real rank raised when its peer was killed."""
+"""The message of a real gloo rank whose peer was killed."""
 
 
 def host(number: int) -> str:
@@ -86,7 +86,7 @@ def drills(*texts: str) -> tuple[Drill, ...]:
 
 
 def exited(rank: int, attempt: int = 1, *, at: float = START + 50, **more: Any) -> RankExited:
-    """SIGKILL, unless something else is said."""
+    """An exit by SIGKILL, unless `more` says otherwise."""
     values: dict[str, Any] = {
         "at": at,
         "attempt": attempt,
@@ -127,7 +127,7 @@ def found(rank: int, **more: Any) -> RankEvidence:
 
 
 class Job:
-    """One job, told second by second; every helper returns the actions that it led to."""
+    """One job. Each helper passes an event one second after the last, and returns the actions."""
 
     def __init__(self, hosts: int = 2, each: int = 2, spares: int = 0, **more: Any) -> None:
         self.run, self.at = Run(), START
@@ -137,7 +137,7 @@ class Job:
         self.cleared: dict[str, float] = {}
         self.all: list[tuple[Event, tuple[Action, ...]]] = []
         self.hosts = tuple(host(n) for n in range(hosts))
-        self.everywhere = tuple(host(n) for n in range(hosts + spares))
+        self.all_hosts = tuple(host(n) for n in range(hosts + spares))
         self.each = each
         self.tell(submitted(hosts, each, spares, **more))
 
@@ -148,9 +148,9 @@ class Job:
         return actions
 
     def granted(self, restarts: int = 0, successor_s: float | None = None) -> "Job":
-        """A scheduler gave its hosts."""
+        """Give the job an allocation of a scheduler, with all its hosts."""
         self.allocation = Allocation(
-            id="7", restarts=restarts, hosts=self.everywhere, successor_s=successor_s
+            id="7", restarts=restarts, hosts=self.all_hosts, successor_s=successor_s
         )
         return self
 
@@ -159,7 +159,7 @@ class Job:
         return self.at
 
     def leads(self, taken: str = "") -> tuple[Action, ...]:
-        """A leader of this allocation, where there is one."""
+        """A leader starts, in the allocation if there is one."""
         started = LeaderStarted(
             at=self.now(),
             host="host-0",
@@ -198,12 +198,12 @@ class Job:
 
     def starts(self) -> "Job":
         self.leads()
-        for name in self.everywhere:
+        for name in self.all_hosts:
             self.registers(name)
         return self
 
     def trains(self, first: int = 0) -> tuple[Action, ...]:
-        """The present attempt resumes from `first` and does a step."""
+        """The present attempt resumes from step `first` and does one step."""
         attempt = self.run.attempt.number
         self.tell(TrainingResumed(at=self.now(), attempt=attempt, step=first))
         return self.steps(first + 1)
@@ -236,7 +236,7 @@ class Job:
         return self.tell(raised(rank, message, self.run.attempt.number, at=self.now(), **more))
 
     def stops(self, *names: str, finished: bool = False, why: str = "") -> tuple[Action, ...]:
-        """No process is left on `names`; on every host of the attempt, where none is named."""
+        """All ranks have ended on `names`, or on every host of the attempt if none is given."""
         actions: tuple[Action, ...] = ()
         for name in names or self.run.attempt.placement:
             attempt = self.run.attempt.number
@@ -271,11 +271,11 @@ class Job:
         )
 
     def judged(self, rank: int | None, **more: Any) -> tuple[Action, ...]:
-        """The leader's analysis blames `rank`, or nobody."""
+        """The leader's analysis of a hang names `rank`, or no culprit."""
         host = () if rank is None else (f"host-{rank // 2}",)
         values: dict[str, Any] = {
             "verdict": "not-known" if rank is None else "never-entered",
-            "cause": "nobody stands out" if rank is None else f"rank {rank} did not call it",
+            "cause": "no rank stands out" if rank is None else f"rank {rank} did not call it",
             "scope": None if rank is None else "rank",
             "ranks": () if rank is None else (rank,),
             "hosts": host,
@@ -297,6 +297,6 @@ class Job:
         return self.tell(Tick(at=self.at))
 
     def fails_once(self, rank: int = 1, **more: Any) -> tuple[Action, ...]:
-        """A rank is killed and every host stops."""
+        """A rank is killed, and the ranks of every host stop."""
         self.exits(rank, **more)
         return self.stops()

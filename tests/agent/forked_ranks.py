@@ -1,6 +1,6 @@
-"""Ranks of the real trainer that a drill makes stand still, and what agents would learn of them.
+"""Ranks of the real trainer that hang because of a drill, and the evidence of their agents.
 
-They are forked from a process that has torch already: seconds instead of a job's start.
+They are forked from a process that has imported torch, which saves seconds for each rank.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from tests.trainer.launch.tiny_runs import environments, tiny
 from trainer.rank.environment import torch_defaults
 
 EVIDENCE_S = 15.0
-"""A limit: ranks that can answer do at once. One that is stopped is waited for."""
+"""Limit for evidence. Ranks that can answer do so at once; a stopped rank uses all of it."""
 PER_HOST = 2
 OWN_FAULTS = "INJECTED"
 """Environment variable: JSON of what `_inject` does to this rank."""
@@ -43,8 +43,8 @@ STILL_S = 2.0
 WAIT_S = 240.0
 
 
-def judged(folder: Path, mesh: Mesh, drill: Mapping[str, Any], **changes: Any) -> HangJudged:
-    """The verdict on ranks, two on each host. One of them has the fault `drill`."""
+def judge_hang(folder: Path, mesh: Mesh, drill: Mapping[str, Any], **changes: Any) -> HangJudged:
+    """The analysis of a hang of ranks, two on each host. One of them has the fault `drill`."""
     traces = folder / "traces"
     traces.mkdir()
     path, log = folder / "trainer.json", folder / "ranks.log"
@@ -103,8 +103,8 @@ def _train(env: dict[str, str], path: str, log: str) -> None:
 
 
 def _inject(faults: Mapping[str, float]) -> None:
-    """What no drill does. `larger`: the totals of so many steps on are of twice the size;
-    `forward`: each forward pass takes so many seconds more."""
+    """Faults that no drill has. `larger`: at this step the totals have twice the size;
+    `forward`: each forward pass takes this many seconds longer."""
     if "larger" in faults:
         _call_too_much(int(faults["larger"]))
     if "forward" in faults:
@@ -113,29 +113,29 @@ def _inject(faults: Mapping[str, float]) -> None:
 
 def _call_too_much(step: int) -> None:
     dist: Any = importlib.import_module("torch.distributed")
-    proper, steps = dist.all_reduce, itertools.count(1)
+    original, steps = dist.all_reduce, itertools.count(1)
 
-    def too_much(tensor: Any, *more: Any, **how: Any) -> Any:
-        totals = not (more or how)  # others are of gradients
+    def reduce_larger(tensor: Any, *more: Any, **how: Any) -> Any:
+        totals = not (more or how)  # calls with arguments reduce gradients
         again = totals and next(steps) == step
-        return proper(tensor.repeat(2) if again else tensor, *more, **how)
+        return original(tensor.repeat(2) if again else tensor, *more, **how)
 
-    dist.all_reduce = too_much
+    dist.all_reduce = reduce_larger
 
 
 def _pass_slowly(seconds: float) -> None:
     decoder: Any = importlib.import_module("trainer.model.decoder").Decoder
-    proper = decoder.forward
+    original = decoder.forward
 
-    def slowly(*values: Any, **more: Any) -> Any:
+    def forward_slowly(*values: Any, **more: Any) -> Any:
         time.sleep(seconds)
-        return proper(*values, **more)
+        return original(*values, **more)
 
-    decoder.forward = slowly
+    decoder.forward = forward_slowly
 
 
 def _wait_until_still(pids: Mapping[int, int], culprit: int, log: Path) -> None:
-    """All but the culprit, which may be busy, have waited for STILL_S without a tick of work."""
+    """Wait until all ranks but the culprit have used no processor for STILL_S."""
     until = time.monotonic() + WAIT_S
     peers = [pid for rank, pid in pids.items() if rank != culprit]
     before: list[int] | None = None
@@ -154,14 +154,14 @@ def _wait_until_still(pids: Mapping[int, int], culprit: int, log: Path) -> None:
 
 
 def _work(pid: int) -> int | None:
-    """How often the main thread of a process was given a processor; None while it wants one."""
+    """How often the main thread of a process was scheduled; None while it is runnable."""
     if process_state(pid) == "R":
         return None
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[2])
 
 
 def _judge(mesh: Mesh, pids: Mapping[int, int], traces: Path) -> HangJudged:
-    """As agents gather and their leader judges it."""
+    """Gather evidence as agents do, and analyse it as the leader does."""
     hosts = {rank: f"host-{rank // PER_HOST}" for rank in pids}
     parts = [
         asyncio.run(

@@ -1,4 +1,4 @@
-"""What ends a job from outside, in every stage: a person who cancels it, a leader that dies."""
+"""A person cancels the job, or its leader dies, in every stage."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,56 +13,56 @@ from orchestrator.job.failures.policy import strike_weight
 from orchestrator.job.stage import Starting, Waiting
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import step
-from tests.job.supervise_stage import GLOO_CLOSED, Job, drills, error, found, submitted
+from tests.job.job_driver import GLOO_CLOSED, Job, drills, error, found, submitted
 
 # Cancelling
 
-Played = Callable[[], Job]
+MakeJob = Callable[[], Job]
 
 
-def _hung() -> Job:
+def _hanging_job() -> Job:
     job = Job().running()
     job.hangs()
     return job
 
 
-def _stopping() -> Job:
+def _stopping_job() -> Job:
     job = Job().running()
     job.exits(1)
     return job
 
 
-def _led() -> Job:
+def _led_job() -> Job:
     job = Job()
     job.leads()
     return job
 
 
-@pytest.mark.parametrize("played", [Job, _led], ids=["submitted", "waiting"])
-def test_cancelling_before_the_start_ends_the_job_at_once(played: Played) -> None:
-    job = played()
+@pytest.mark.parametrize("make_job", [Job, _led_job], ids=["submitted", "waiting"])
+def test_cancelling_before_the_start_ends_the_job_at_once(make_job: MakeJob) -> None:
+    job = make_job()
     (end,) = job.cancelled()
     assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
     assert job.run.state == "CANCELLED"
 
 
 @pytest.mark.parametrize(
-    "played",
+    "make_job",
     [lambda: Job().starts(), lambda: Job().running()],
     ids=["starting", "running"],
 )
-def test_cancelling_a_live_attempt_gives_its_ranks_time_to_save(played: Played) -> None:
-    job = played()
+def test_cancelling_a_live_attempt_gives_its_ranks_time_to_save(make_job: MakeJob) -> None:
+    job = make_job()
     assert job.cancelled() == (StopAttempt(attempt=1, grace_s=30.0, reason="cancelled by ann"),)
-    assert job.cancelled("bob") == (), "once is enough"
+    assert job.cancelled("bob") == (), "the second request changes nothing"
     job.exits(0, exit_code=exit_codes.CHECKPOINTED, stopped=True)
     (end,) = job.stops()
     assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
     assert job.run.history.incidents == ()
 
 
-def test_cancelling_while_stopping_keeps_the_next_attempt_from_coming() -> None:
-    job = _stopping()
+def test_cancelling_while_ranks_stop_prevents_the_next_attempt() -> None:
+    job = _stopping_job()
     assert job.cancelled() == ()
     (end,) = job.stops()
     assert isinstance(end, EndJob)
@@ -70,7 +70,7 @@ def test_cancelling_while_stopping_keeps_the_next_attempt_from_coming() -> None:
 
 
 @pytest.mark.parametrize("by", ["ann", "the scheduler", "ann, and another leader ends it"])
-def test_what_broke_before_a_job_was_cancelled_is_an_incident_with_its_strike(by: str) -> None:
+def test_a_failure_before_the_cancellation_is_an_incident_with_a_strike(by: str) -> None:
     job = Job().running()
     job.raises(2, "CUDA error: uncorrectable ECC error encountered")
     words = "cancelled by ann"
@@ -92,8 +92,8 @@ def test_what_broke_before_a_job_was_cancelled_is_an_incident_with_its_strike(by
     assert strike_weight(incident) == 1.0
 
 
-def test_a_job_that_is_cancelled_because_it_hangs_says_who_hung() -> None:
-    job = _hung()
+def test_cancelling_a_hanging_job_still_names_the_rank_that_hangs() -> None:
+    job = _hanging_job()
     stop, judge = job.cancelled()
     assert (type(stop), type(judge)) == (StopAttempt, JudgeHang)
     job.judged(2)
@@ -103,8 +103,8 @@ def test_a_job_that_is_cancelled_because_it_hangs_says_who_hung() -> None:
     assert (incident.kind, str(incident.culprit)) == ("hang", "rank 2 on host-1")
 
 
-def test_the_verdict_on_a_hang_is_not_waited_for_where_the_job_is_cancelled() -> None:
-    job = _hung()
+def test_a_cancelled_job_does_not_wait_for_the_hang_analysis() -> None:
+    job = _hanging_job()
     job.cancelled()
     (end,) = job.stops()
     assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
@@ -112,8 +112,8 @@ def test_the_verdict_on_a_hang_is_not_waited_for_where_the_job_is_cancelled() ->
     assert (incident.kind, incident.culprit) == ("hang", NOBODY)
 
 
-def test_ranks_that_were_taken_for_stuck_and_make_their_checkpoint_did_not_hang() -> None:
-    job = _hung()
+def test_ranks_that_save_after_a_suspected_hang_are_no_incident() -> None:
+    job = _hanging_job()
     job.cancelled()
     job.exits(0, exit_code=exit_codes.CHECKPOINTED, stopped=True)
     (end,) = job.stops()
@@ -122,8 +122,8 @@ def test_ranks_that_were_taken_for_stuck_and_make_their_checkpoint_did_not_hang(
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_what_ends_after_a_job_was_cancelled_ended_of_that(before: bool) -> None:
-    """Only where ranks had lost a peer before, one that tells why is asked for."""
+def test_failures_after_the_cancellation_are_no_incident(before: bool) -> None:
+    """Exception: ranks had lost a peer before, so a later exit may explain that."""
     job = Job().running()
     if before:
         job.raises(0, GLOO_CLOSED)
@@ -133,11 +133,11 @@ def test_what_ends_after_a_job_was_cancelled_ended_of_that(before: bool) -> None
     job.loses("host-1", silent_s=0.0)
     job.stops("host-0")
     assert job.run.ending == "CANCELLED"
-    told = [(one.kind, one.culprit.rank) for one in job.run.history.incidents]
-    assert told == ([("exception", 2)] if before else [])
+    incidents = [(one.kind, one.culprit.rank) for one in job.run.history.incidents]
+    assert incidents == ([("exception", 2)] if before else [])
 
 
-def test_a_host_that_was_taken_before_the_job_was_cancelled_is_nobodys_fault() -> None:
+def test_a_host_preempted_before_the_cancellation_is_no_incident() -> None:
     job = Job().granted().starts()
     job.trains()
     job.loses("host-1", taken="Evicted: the node was low on memory")
@@ -146,7 +146,7 @@ def test_a_host_that_was_taken_before_the_job_was_cancelled_is_nobodys_fault() -
     assert (job.run.ending, job.run.history.incidents) == ("CANCELLED", ())
 
 
-def test_a_cancelled_job_whose_ranks_finish_all_the_same_succeeded() -> None:
+def test_a_cancelled_job_whose_ranks_finish_succeeded() -> None:
     job = Job().running()
     job.cancelled()
     (end,) = job.stops(finished=True)
@@ -155,7 +155,7 @@ def test_a_cancelled_job_whose_ranks_finish_all_the_same_succeeded() -> None:
 
 
 @pytest.mark.parametrize("how", ["lost", "stuck"])
-def test_a_cancelled_job_ends_though_a_host_does_not_answer(how: str) -> None:
+def test_a_cancelled_job_ends_even_if_a_host_is_lost_or_stuck(how: str) -> None:
     job = Job().running()
     job.cancelled()
     job.stops("host-0")
@@ -165,10 +165,10 @@ def test_a_cancelled_job_ends_though_a_host_does_not_answer(how: str) -> None:
     assert end.state == "CANCELLED"
 
 
-def test_nothing_is_decided_after_the_end() -> None:
+def test_no_event_causes_an_action_after_the_end() -> None:
     job = Job().running()
     job.stops(finished=True)
-    plays: list[Callable[[], object]] = [
+    events: list[Callable[[], object]] = [
         job.cancelled,
         job.hangs,
         job.stops,
@@ -179,8 +179,8 @@ def test_nothing_is_decided_after_the_end() -> None:
         lambda: job.waits(1e6),
         lambda: job.saves(60),
     ]
-    for play in plays:
-        assert play() == ()
+    for send in events:
+        assert send() == ()
         assert job.run.state == "SUCCEEDED"
     (end,) = job.leads()
     assert end == EndJob(
@@ -188,7 +188,7 @@ def test_nothing_is_decided_after_the_end() -> None:
     )
 
 
-# Leaders
+# A leader dies, or a person resumes the job
 
 
 def resumed(job: Job, **more: Any) -> Job:
@@ -196,7 +196,7 @@ def resumed(job: Job, **more: Any) -> Job:
     return job
 
 
-def test_a_job_that_a_person_resumes_has_its_budget_again() -> None:
+def test_resuming_by_a_person_restores_the_budget() -> None:
     job = Job(max_restarts=1).running()
     job.fails_once()
     job.fails_once()
@@ -211,7 +211,7 @@ def test_a_job_that_a_person_resumes_has_its_budget_again() -> None:
 
 
 @pytest.mark.parametrize("by_a_person", [True, False], ids=["resumed", "requeued"])
-def test_a_dead_leader_costs_an_incident_and_a_restart(by_a_person: bool) -> None:
+def test_a_dead_leader_is_an_incident_and_a_restart(by_a_person: bool) -> None:
     job = Job().running()
     job.saves(20)
     last = job.at
@@ -242,13 +242,13 @@ def test_a_leader_that_dies_under_every_attempt_spends_the_budget() -> None:
     assert end.state == "FAILED"
 
 
-def test_a_person_may_resume_a_job_without_any_budget() -> None:
+def test_a_person_may_resume_a_job_whose_budget_is_zero() -> None:
     job = resumed(Job(max_restarts=0).running(), max_restarts=0)
     assert isinstance(job.starts().run.stage, Starting)
 
 
-def test_a_leader_that_dies_while_waiting_leaves_nothing_behind() -> None:
-    job = _led()
+def test_a_leader_that_dies_while_waiting_is_no_incident() -> None:
+    job = _led_job()
     job.registers("host-0")
     job.leads()
     assert (type(job.run.stage), job.run.hosts.by_name, job.run.history.incidents) == (
@@ -265,20 +265,20 @@ def test_a_leader_that_cannot_lead_ends_the_job_with_its_reason() -> None:
     assert job.run.history.incidents == ()
 
 
-def test_a_cancelled_job_is_not_brought_back_by_a_requeue() -> None:
+def test_a_requeue_does_not_restart_a_cancelled_job() -> None:
     job = Job().running()
     job.cancelled()
     (end,) = job.leads()
     assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
 
 
-def test_a_person_may_resume_what_was_cancelled() -> None:
+def test_a_person_may_resume_a_cancelled_job() -> None:
     job = Job().running()
     job.cancelled()
     assert isinstance(resumed(job).starts().run.stage, Starting)
 
 
-def test_the_trouble_before_the_leaders_death_stays_the_cause() -> None:
+def test_a_failure_before_the_leader_died_stays_the_cause() -> None:
     job = Job().running()
     job.raises(2, "shapes differ")
     job.starts()
@@ -289,7 +289,7 @@ def test_the_trouble_before_the_leaders_death_stays_the_cause() -> None:
     assert isinstance(end, EndJob), "the same error twice"
 
 
-def test_errors_from_before_a_submission_by_a_person_are_forgiven() -> None:
+def test_errors_before_a_submission_by_a_person_do_not_count_as_repeated() -> None:
     job = Job().running()
     job.raises(2, "shapes differ")
     job.exits(0, exit_code=exit_codes.REFUSED, error=error("no", "TrainingError"))
@@ -313,7 +313,7 @@ def test_a_resumed_job_counts_its_drills_from_one_again() -> None:
     assert start.drills == second
 
 
-def test_a_resumed_job_goes_on_counting_attempts_and_incidents() -> None:
+def test_a_resumed_job_keeps_its_attempt_number_and_incidents() -> None:
     job = Job(max_restarts=0).running()
     job.saves(20)
     job.fails_once()
@@ -324,7 +324,7 @@ def test_a_resumed_job_goes_on_counting_attempts_and_incidents() -> None:
     assert incident.recovered_after_s is not None
 
 
-def test_a_job_submitted_anew_has_no_past() -> None:
+def test_a_job_submitted_without_resume_has_no_history() -> None:
     job = Job().running()
     fresh, actions = step(job.run, submitted())
     assert actions == ()

@@ -1,5 +1,5 @@
-"""A job that trains in virtual time, as its leader hears of it: ranks beat, an agent a host sends a
-digest each second, and at once when its ranks stand still; digests take their time to arrive."""
+"""A job that trains in virtual time: ranks send heartbeats, the agent of each host sends a digest
+to the leader each second, and at once when its ranks make no progress. Digests arrive late."""
 
 import heapq
 import math
@@ -14,7 +14,7 @@ from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.detect.heartbeat_monitor import HeartbeatMonitor
 
 MARGIN_S = 0.02
-"""What an agent waits longer than the limit."""
+"""How much longer than the limit an agent waits before it sends a digest early."""
 
 
 @dataclass
@@ -46,26 +46,26 @@ class Host:
 
 
 @dataclass
-class Line:
-    """One rank per host. The caller says what the ranks do, and lets time pass."""
+class VirtualRanks:
+    """One rank per host. The caller sends the heartbeats and lets time pass."""
 
     watch: HeartbeatMonitor
     hosts: int
     random: Random
     latency_s: float = 0.0
-    """A digest takes up to so long to arrive."""
-    look_s: float | None = None
-    """Between two looks of the leader; None looks at the worst moments, when something came."""
+    """A digest takes at most this long to arrive."""
+    check_s: float | None = None
+    """Time between two checks of the leader; None checks each time a digest arrives."""
     hang: tuple[float, HangDetected] | None = None
-    """The first that was seen, and when."""
+    """When the first hang was detected, and its event."""
     now: float = 0.0
     sent: int = 0
 
     def __post_init__(self) -> None:
         self.ranks = [Host(rank, Pace(0.0, 0.0)) for rank in range(self.hosts)]
         self.due = [PULSE_S * self.random.random() for _ in self.ranks]
-        self.coming: list[tuple[float, int, RankDigest]] = []
-        self.look_at = math.inf if self.look_s is None else self.look_s * self.random.random()
+        self.in_transit: list[tuple[float, int, RankDigest]] = []
+        self.check_at = math.inf if self.check_s is None else self.check_s * self.random.random()
 
     def beat(self, rank: int, step: int, phase: Phase = "train") -> None:
         self.ranks[rank].beat(step, phase, self.now)
@@ -75,40 +75,42 @@ class Line:
             self.beat(rank, step, phase)
 
     def run_to(self, until: float) -> None:
-        """No rank says anything until then."""
+        """Let time pass; no rank sends a heartbeat until then."""
         quiet = min(rank.pace.since for rank in self.ranks) + self.watch.limit("train")
-        arrives = self.coming[0][0] if self.coming else math.inf
-        if until < min(*self.due, arrives, self.look_at, quiet):
+        arrives = self.in_transit[0][0] if self.in_transit else math.inf
+        if until < min(*self.due, arrives, self.check_at, quiet):
             self.now = until
             return
         while True:
-            sends, rank = min((self._sends(rank), rank) for rank in range(self.hosts))
-            arrives = self.coming[0][0] if self.coming else math.inf
-            first = min(sends, arrives, self.look_at)
+            sends, rank = min((self._next_send(rank), rank) for rank in range(self.hosts))
+            arrives = self.in_transit[0][0] if self.in_transit else math.inf
+            first = min(sends, arrives, self.check_at)
             if first > until:
                 break
             self.now = first
             if first == arrives:
-                self.watch.observe([heapq.heappop(self.coming)[2]], self.now)
+                self.watch.observe([heapq.heappop(self.in_transit)[2]], self.now)
             elif first == sends:
                 self._send(rank)
-            if first == self.look_at or (self.look_s is None and first == arrives):
-                self._look()
+            if first == self.check_at or (self.check_s is None and first == arrives):
+                self._check()
         self.now = until
 
-    def _sends(self, rank: int) -> float:
+    def _next_send(self, rank: int) -> float:
         still = still_in([self.ranks[rank].pace], self.watch.limit("train"), self.now)
         return min(self.due[rank], max(self.now, self.now + still + MARGIN_S))
 
     def _send(self, rank: int) -> None:
         late = self.latency_s * self.random.random()
-        heapq.heappush(self.coming, (self.now + late, self.sent, self.ranks[rank].digest(self.now)))
+        heapq.heappush(
+            self.in_transit, (self.now + late, self.sent, self.ranks[rank].digest(self.now))
+        )
         self.sent += 1
         self.due[rank] = self.now + PULSE_S
 
-    def _look(self) -> None:
-        if self.look_s is not None:
-            self.look_at += self.look_s
+    def _check(self) -> None:
+        if self.check_s is not None:
+            self.check_at += self.check_s
         found = self.watch.hang(self.now)
         if found is not None and self.hang is None:
             self.hang = (self.now, found)
