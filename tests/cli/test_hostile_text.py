@@ -1,8 +1,8 @@
-"""Whatever stands in specs, journals, logs, metrics, strikes and dumps: no verb sends a terminal
-anything that it would obey.
+"""No command prints terminal sequences, whatever text is in specs, journals, logs, metrics, strikes
+and dumps.
 
-A job of every kind of event is written to disk once, with a mark in each text that a program or a
-person could have written. Each example puts other characters in place of the mark.
+A job with every kind of event is written to disk once. Each text that a program or a person could
+have written contains a mark. Each example replaces the mark by other characters.
 """
 
 import ast
@@ -37,7 +37,7 @@ from tests.jobs_on_disk import SPEC
 MARK = "MARKED"
 FAULT = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Categories of Unicode: controls, formats, surrogates, separators of lines and paragraphs."""
+"""Unicode categories: controls, formats, surrogates, line and paragraph separators."""
 SEQUENCES = (
     "\x1b[2J\x1b[1;1H",
     "\x1b]0;owned\x07",
@@ -61,7 +61,7 @@ def hostile() -> st.SearchStrategy[str]:
 
 
 def obeyed(text: str) -> set[str]:
-    """What of `text` a terminal obeys, or an eye does not see."""
+    """The characters of `text` that control a terminal or are invisible."""
     return {char for char in text if unicodedata.category(char) in HIDDEN and char not in "\n\t"}
 
 
@@ -117,7 +117,7 @@ def test_text_drawn_by_rich_has_no_terminal_sequences(text: str) -> None:
     assert not obeyed(console.export_text())
 
 
-# Verbs
+# Commands
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
@@ -131,7 +131,7 @@ def as_the_user_runs_it(words: Sequence[str]) -> None:
 
 
 def leaves(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Where each text stands: what holds it, and its key there."""
+    """(container, key) of each text in a document."""
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in list(items):
         if isinstance(item, str):
@@ -141,11 +141,11 @@ def leaves(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 MEANT = ("backend", "incarnation", "run_dir")
-"""Fields whose text leads somewhere."""
+"""Fields whose text the program uses, so it must stay valid."""
 
 
 def marked(entry: Entry) -> bytes:
-    """The line with the mark in every text of it that may be any text."""
+    """The journal line with the mark in every text that may be any text."""
     line = json.loads(re.sub(rb"\bhost-\d\b", rb"\g<0>%s" % MARK.encode(), to_line(entry)))
     for holder, key in leaves(line):
         before = holder[key]
@@ -209,7 +209,8 @@ def write_strikes(root: Path) -> None:
 
 
 def write_dumps(folder: Path) -> None:
-    """As NCCL's flight recorder writes them in JSON, of two ranks that called different things."""
+    """Write flight recorder dumps of NCCL as JSON, of two ranks that called different
+    operations."""
     folder.mkdir()
     for rank in range(2):
         entry = {
@@ -239,7 +240,8 @@ def write_dumps(folder: Path) -> None:
 
 
 def put(template: Path, into: Path, text: str) -> None:
-    """A copy of the template with `text` for the mark: escaped in JSON, and raw elsewhere."""
+    """A copy of the template in which `text` replaces the mark, escaped in JSON and raw
+    elsewhere."""
     in_json = json.dumps(text)[1:-1].encode()
     raw = text.encode(errors="surrogateescape" if _is_escaped(text) else "surrogatepass")
     for path in (one for one in template.rglob("*") if one.is_file()):
@@ -359,7 +361,7 @@ def run(root: Path, *words: str) -> Result:
 
 
 @pytest.mark.parametrize("at", ["1e300", "1e14", "-1", "1" + "0" * 400])
-def test_a_journal_line_of_no_possible_time_is_named(
+def test_a_journal_line_with_an_impossible_time_is_reported(
     template: Path, tmp_path: Path, at: str
 ) -> None:
     put(template, tmp_path, "x")
@@ -372,7 +374,7 @@ def test_a_journal_line_of_no_possible_time_is_named(
 
 
 def test_journal_lines_lost_to_zeros_are_reported(template: Path, tmp_path: Path) -> None:
-    """As a machine that dies may leave it. The view alone would look like that of a crash."""
+    """A machine that loses power may leave such a file. The view alone would look like a crash."""
     put(template, tmp_path, "x")
     path = tmp_path / "finished" / "journal.jsonl"
     data = path.read_bytes()
@@ -397,8 +399,8 @@ def check(done: Result, words: Sequence[str]) -> None:
             json.loads(line, parse_constant=pytest.fail)
 
 
-def test_the_command_line_prints_in_one_way() -> None:
-    """Another way would show text as it is."""
+def test_the_command_line_prints_only_through_one_function() -> None:
+    """Any other way would print text unchanged."""
     ways = {"echo", "secho", "print", "Console"}
     calls = [
         (path.name, call.lineno)

@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""Options that several commands share."""
 
 import click
 import pytest
@@ -18,7 +18,9 @@ from orchestrator.cli.options import backend_option, kind_option, place_options
         (["--context", "prod", "--namespace", "team"], Place(context="prod", namespace="team")),
     ],
 )
-def test_naming_a_part_of_a_cluster_is_to_look_there(said: list[str], place: Place | None) -> None:
+def test_options_for_a_part_of_a_cluster_select_its_scheduler(
+    said: list[str], place: Place | None
+) -> None:
     got = []
 
     @click.command()
@@ -42,7 +44,9 @@ def test_naming_a_part_of_a_cluster_is_to_look_there(said: list[str], place: Pla
         ),
     ],
 )
-def test_a_backend_and_a_kind_are_short_for_settings(said: list[str], settings: list[str]) -> None:
+def test_options_for_backend_and_kind_are_shortcuts_for_settings(
+    said: list[str], settings: list[str]
+) -> None:
     got: list[str] = []
 
     @click.command()

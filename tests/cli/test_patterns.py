@@ -1,4 +1,4 @@
-"""Sweeps and patterns as they are typed."""
+"""Sweeps, and patterns for job names, on the command line."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ NAMES = ["e2e-seed-1", "e2e-seed-2", "e2e-seed-3"]
 
 @pytest.fixture
 def swept(cluster: NoCluster, run_root: Path) -> NoCluster:
-    """Three jobs of a sweep, and one that has nothing to do with it."""
+    """Three jobs of a sweep and an unrelated job."""
     assert ndctl("submit", str(SPEC), "--set", "name=other").exit_code == 0
     done = ndctl("submit", str(SPEC), "--sweep", "train.seed=1,2,3")
     assert done.exit_code == 0, done.output
@@ -24,7 +24,7 @@ def swept(cluster: NoCluster, run_root: Path) -> NoCluster:
     return cluster
 
 
-def test_list_shows_those_that_match(swept: NoCluster) -> None:
+def test_list_shows_matching_jobs(swept: NoCluster) -> None:
     rows = ndctl_json("list", "e2e-seed-*", "--json")
     assert isinstance(rows, list)
     assert sorted(row["name"] for row in rows) == NAMES
@@ -32,7 +32,7 @@ def test_list_shows_those_that_match(swept: NoCluster) -> None:
     assert "other" in ndctl("list", "e2e-seed-1", "oth*").output
 
 
-def test_status_shows_each_that_matches_and_as_json_a_list(swept: NoCluster) -> None:
+def test_status_shows_each_matching_job_and_json_is_a_list(swept: NoCluster) -> None:
     told = ndctl("status", "e2e-seed-[12]").output
     assert "e2e-seed-1: SUBMITTED" in told
     assert "e2e-seed-2: SUBMITTED" in told
@@ -44,7 +44,7 @@ def test_status_shows_each_that_matches_and_as_json_a_list(swept: NoCluster) -> 
     assert isinstance(alone, dict)
 
 
-def test_cancel_ends_those_that_match_and_says_which(swept: NoCluster) -> None:
+def test_cancel_ends_matching_jobs_and_names_them(swept: NoCluster) -> None:
     assert ndctl("cancel", "e2e-seed-2").exit_code == 0
     done = ndctl("cancel", "e2e-seed-*")
     assert done.exit_code == 0, done.output
@@ -55,7 +55,7 @@ def test_cancel_ends_those_that_match_and_says_which(swept: NoCluster) -> None:
     assert (again.exit_code, "cancelled: no job" in again.output) == (0, True)
 
 
-def test_several_may_be_named(swept: NoCluster) -> None:
+def test_several_names_can_be_given(swept: NoCluster) -> None:
     done = ndctl("cancel", "e2e-seed-1", "other", "--no-wait")
     assert done.exit_code == 0, done.output
     assert "cancelling: 2 jobs: e2e-seed-1, other" in done.output
@@ -79,7 +79,7 @@ def test_a_pattern_without_matches_lists_the_existing_jobs(swept: NoCluster, ver
     assert "jobs: e2e-seed-1, e2e-seed-2, e2e-seed-3, other" in done.output
 
 
-def test_a_dry_run_of_a_sweep_shows_each_and_submits_none(
+def test_a_dry_run_of_a_sweep_shows_each_job_and_submits_none(
     cluster: NoCluster, run_root: Path
 ) -> None:
     done = ndctl("submit", str(SPEC), "--sweep", "parallel.tp=1,2", "--dry-run")

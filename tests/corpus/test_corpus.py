@@ -1,4 +1,4 @@
-"""The corpus is in order, and the benchmark counts what it says it counts."""
+"""The corpus is valid, and each column of the benchmark counts what it should."""
 
 import dataclasses
 import re
@@ -49,7 +49,7 @@ LEAST_DUMPS = 12
 LEAST_OF_A_ROUND = 30
 
 
-def test_there_are_as_many_cases_as_promised() -> None:
+def test_there_are_as_many_cases_as_documented() -> None:
     assert len(CASES) >= LEAST
     assert len(DUMPS) >= LEAST_DUMPS
 
@@ -156,7 +156,7 @@ def test_no_known_class_is_right_if_a_case_accepts_unknown() -> None:
     assert grade(dataclasses.replace(CASE, accepts=("unknown",)), NOTHING) is Grade.RIGHT
 
 
-def test_a_broken_host_that_stays_is_missed_and_a_healthy_one_that_leaves_excluded() -> None:
+def test_a_kept_broken_host_is_missed_and_an_excluded_healthy_one_counted() -> None:
     assert outcome(CASE, replace(FOUND, excludes_host=False)).missed
     assert not outcome(CASE, FOUND).missed
     healthy = dataclasses.replace(CASE, excludes_host=False)
@@ -184,7 +184,7 @@ VERDICT = Diagnosis(
 )
 
 
-def test_naming_an_innocent_rank_is_the_worst_outcome_of_a_dump() -> None:
+def test_naming_a_healthy_rank_is_the_worst_outcome_of_a_dump() -> None:
     assert dump_outcome(DUMP, VERDICT).grade is Grade.RIGHT
     nobody = dump_outcome(DUMP, replace(VERDICT, kind="not-known", ranks=()))
     assert nobody.grade is Grade.GENERIC
@@ -228,17 +228,17 @@ def test_each_limit_can_fail_alone() -> None:
     assert not passes(outcomes(100, excluded=1))
 
 
-def test_the_rules_keep_to_the_limits_on_the_cases_for_development() -> None:
+def test_the_rules_are_within_the_limits_on_the_cases_for_development() -> None:
     assert passes(run_cases(read_cases("development")))
 
 
-def test_the_rules_keep_to_the_limits_on_the_rounds() -> None:
+def test_the_rules_are_within_the_limits_on_the_rounds() -> None:
     assert passes(run_cases(LATER))
 
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A corpus of one case in each part, each of which is right."""
+    """A corpus with one case in each part. All cases are graded right."""
     case = {
         "name": "a",
         "source": "https://example.org",

@@ -1,4 +1,4 @@
-"""A cluster's answers, as an API server that is in order gives them, and in less order."""
+"""Doctor on Kubernetes, with the answers of healthy and of broken API servers."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def claim(*modes: str, phase: str = "Bound") -> dict[str, Any]:
     }
 
 
-def sound(**more: Any) -> FakeApi:
+def healthy(**more: Any) -> FakeApi:
     objects = {
         "namespaces": [{"metadata": {"name": "team-a"}, "status": {"phase": "Active"}}],
         "serviceaccounts": [{"metadata": {"name": "site"}}],
@@ -61,13 +61,13 @@ def job(spec: KubernetesSpec = SPEC, hosts: int = 2) -> Job:
 
 
 def look(what: str, api: FakeApi, spec: KubernetesSpec = SPEC, hosts: int | None = 2) -> Finding:
-    """With a job of so many hosts; None: with the spec of none."""
+    """The finding about `what` for a job on `hosts` hosts. Without a job if `hosts` is None."""
     found = examine_kubernetes(api, spec, None if hosts is None else job(spec, hosts))
     return next(one for one in found if one.what == what)
 
 
-def test_a_sound_cluster_stops_nothing() -> None:
-    found = examine_kubernetes(sound(), SPEC, job(hosts=1))
+def test_a_healthy_cluster_has_no_problem() -> None:
+    found = examine_kubernetes(healthy(), SPEC, job(hosts=1))
     assert {one.what: one.verdict for one in found} == {
         "api server": "ok",
         "pytorchjob": "ok",
@@ -81,17 +81,17 @@ def test_a_sound_cluster_stops_nothing() -> None:
         "run volume": "ok",
         "nodes": "ok",
     }
-    assert look("api server", sound()).found == (
+    assert look("api server", healthy()).found == (
         "Kubernetes v1.33.1 at https://10.0.0.1:6443, context prod"
     )
-    without = {one.what: one.verdict for one in examine_kubernetes(sound(), KubernetesSpec())}
+    without = {one.what: one.verdict for one in examine_kubernetes(healthy(), KubernetesSpec())}
     assert without["nodes"] == "ok"
-    assert look("nodes", sound(), hosts=None).found == (
+    assert look("nodes", healthy(), hosts=None).found == (
         "1 of 2 nodes with nvidia.com/gpu accept pods; 2 nodes in total"
     )
 
 
-def test_an_api_server_that_does_not_answer_is_all_there_is_to_say() -> None:
+def test_an_unreachable_api_server_is_the_only_finding() -> None:
     down = FakeApi(paths={"/version": Unanswered("no answer", fix="wait")})
     (found,) = examine_kubernetes(down, SPEC, job())
     assert (found.what, found.verdict, found.found, found.fix) == (
@@ -99,13 +99,13 @@ def test_an_api_server_that_does_not_answer_is_all_there_is_to_say() -> None:
     )  # fmt: skip
 
 
-def test_the_kind_that_is_asked_for_has_to_be_there_in_our_version() -> None:
-    missing = look("trainjob", sound(), replace(SPEC, kind="trainjob"))
+def test_the_requested_kind_must_exist_in_the_supported_version() -> None:
+    missing = look("trainjob", healthy(), replace(SPEC, kind="trainjob"))
     assert missing.verdict == "stops"
     assert "Kubeflow Trainer v2 is not installed" in missing.found
     assert "kubectl apply" in missing.fix
     newer = served("jobset.x-k8s.io", "v2", "jobsets")
-    api = FakeApi(objects=sound().objects, paths=PATHS | newer)
+    api = FakeApi(objects=healthy().objects, paths=PATHS | newer)
     found = look("jobset", api, replace(SPEC, kind="jobset"))
     assert found.found.startswith("served as jobsets.jobset.x-k8s.io v2")
     assert "needs 0.6 or newer, with v1alpha2" in found.found
@@ -131,7 +131,7 @@ HOST_PATH = replace(SPEC, runs=RunVolume(host_path="/runs"))
 def test_a_pod_security_standard_is_reported(
     level: str, spec: KubernetesSpec, hosts: int, verdict: str, words: str
 ) -> None:
-    found = look("pod security", sound(objects={"namespaces": [insists(level)]}), spec, hosts)
+    found = look("pod security", healthy(objects={"namespaces": [insists(level)]}), spec, hosts)
     assert found.verdict == verdict
     assert words in found.found
     assert verdict == "ok" or "kubectl label namespace team-a --overwrite" in found.fix
@@ -146,7 +146,7 @@ def test_a_pod_security_standard_is_reported(
     ],
 )
 def test_a_key_that_would_keep_pods_out_is_named(spec: KubernetesSpec, key: str) -> None:
-    api = sound(objects={"namespaces": [insists("baseline")]})
+    api = healthy(objects={"namespaces": [insists("baseline")]})
     found = look(f"cluster.kubernetes.{key}", api, spec)
     assert found.verdict == "stops"
     assert "must be unset: pods of namespace team-a must meet the standard baseline" in (
@@ -157,7 +157,7 @@ def test_a_key_that_would_keep_pods_out_is_named(spec: KubernetesSpec, key: str)
 
 def test_missing_rights_are_listed_in_the_form_of_a_role() -> None:
     refused = frozenset({"create secrets", "patch configmaps", "create pods/exec"})
-    found = look("rights", sound(refused=refused))
+    found = look("rights", healthy(refused=refused))
     assert found.verdict == "stops"
     assert found.found == (
         "ada may not patch configmaps, create secrets, create pods/exec in team-a"
@@ -166,21 +166,21 @@ def test_missing_rights_are_listed_in_the_form_of_a_role() -> None:
         'rules: [{apiGroups: [""], resources: [configmaps], verbs: [patch]},'
         ' {apiGroups: [""], resources: [secrets, pods/exec], verbs: [create]}]'
     )
-    assert look("rights", sound(refused=frozenset({"create pods/exec"}))).verdict == "warns"
-    again = look("rights", sound(refused=frozenset({"delete pytorchjobs"})))
+    assert look("rights", healthy(refused=frozenset({"create pods/exec"}))).verdict == "warns"
+    again = look("rights", healthy(refused=frozenset({"delete pytorchjobs"})))
     assert again.verdict == "warns"
     assert again.found.endswith("in team-a: `submit --resume` and --new are refused")
     refused = frozenset({"create roles", "patch pods/status"})
-    found = look("rights", sound(refused=refused))
+    found = look("rights", healthy(refused=refused))
     assert found.found == "ada may not create roles.rbac.authorization.k8s.io in team-a"
     assert (
-        look("rights", sound(refused=refused), replace(SPEC, service_account="a")).verdict == "ok"
+        look("rights", healthy(refused=refused), replace(SPEC, service_account="a")).verdict == "ok"
     )
     refused = frozenset({"create networkpolicies"})
-    assert look("rights", sound(refused=refused)).verdict == "stops"
+    assert look("rights", healthy(refused=refused)).verdict == "stops"
     for spec in (replace(SPEC, network_policy=False), replace(SPEC, host_network=True)):
-        assert look("rights", sound(refused=refused), spec).verdict == "ok"
-    blind = sound(refused=frozenset({"list pods *", "list nodes *"}))
+        assert look("rights", healthy(refused=refused), spec).verdict == "ok"
+    blind = healthy(refused=frozenset({"list pods *", "list nodes *"}))
     wide = look("cluster rights", blind, hosts=None)
     assert wide.found == "you may not list nodes or list pods in the whole cluster"
     assert wide.verdict == "warns"
@@ -200,11 +200,11 @@ def test_missing_rights_are_listed_in_the_form_of_a_role() -> None:
 def test_missing_functions_without_a_controller_are_reported(
     kind: Kind, leases: list[Any], verdict: str, words: str
 ) -> None:
-    found = look("controller", sound(objects={"leases": leases}), replace(SPEC, kind=kind))
+    found = look("controller", healthy(objects={"leases": leases}), replace(SPEC, kind=kind))
     assert found.verdict == verdict
     assert words in found.found
     assert "`kubectl apply -k manifests/controller`" in found.fix
-    hidden = look("controller", sound(refused=frozenset({"get leases"})))
+    hidden = look("controller", healthy(refused=frozenset({"get leases"})))
     assert (hidden.verdict, "not allowed to check" in hidden.found) == ("note", True)
 
 
@@ -261,7 +261,7 @@ def test_missing_functions_without_a_controller_are_reported(
 def test_missing_objects_of_a_job_are_reported(
     what: str, objects: dict[str, Any], verdict: str, words: str
 ) -> None:
-    found = look(what, sound(objects=objects))
+    found = look(what, healthy(objects=objects))
     assert (found.verdict, found.found) == (verdict, words)
     assert found.fix or verdict in ("note", "ok")
 
@@ -274,7 +274,7 @@ def test_missing_objects_of_a_spec_are_reported() -> None:
         image_pull_secrets=("registry",),
         runs=RunVolume(claim="nowhere"),
     )
-    found = {one.what: one for one in examine_kubernetes(sound(), spec, job(spec))}
+    found = {one.what: one for one in examine_kubernetes(healthy(), spec, job(spec))}
     for key, words, fix in (
         (
             "service_account",
@@ -299,13 +299,13 @@ def test_missing_objects_of_a_spec_are_reported() -> None:
 
 
 def test_a_claim_for_one_node_serves_only_one_host() -> None:
-    api = sound(objects={"persistentvolumeclaims": [claim("ReadWriteOnce")]})
+    api = healthy(objects={"persistentvolumeclaims": [claim("ReadWriteOnce")]})
     assert look("run volume", api, hosts=1).verdict == "ok"
 
 
-def test_a_forbidden_question_stops_no_other_check() -> None:
+def test_a_forbidden_request_does_not_stop_other_checks() -> None:
     hidden = {"get namespaces *", "get serviceaccounts", "get persistentvolumeclaims"}
-    api = sound(refused=frozenset(hidden | {"list nodes *", "list resourcequotas"}))
+    api = healthy(refused=frozenset(hidden | {"list nodes *", "list resourcequotas"}))
     spec = replace(SPEC, service_account="site")
     found = {one.what: one.verdict for one in examine_kubernetes(api, spec, job(spec))}
     assert found["namespace"] == "note"
@@ -317,14 +317,14 @@ def test_a_forbidden_question_stops_no_other_check() -> None:
 def test_another_resource_is_proposed_if_no_node_has_the_specs() -> None:
     amd = node("n", allocatable={"amd.com/gpu": "8"})
     del amd["status"]["allocatable"]["nvidia.com/gpu"]
-    assert look("nodes", sound(objects={"nodes": [amd]}), hosts=None).fix.startswith(
+    assert look("nodes", healthy(objects={"nodes": [amd]}), hosts=None).fix.startswith(
         "set cluster.kubernetes.gpu_resource to one of amd.com/gpu, or to null"
     )
 
 
 def test_problems_of_the_spec_are_in_the_same_list() -> None:
     spec = KubernetesSpec(priority_class="high", pod_template={"spec": {"nodename": "n1"}})
-    found = examine_kubernetes(sound(), spec, job(spec))
+    found = examine_kubernetes(healthy(), spec, job(spec))
     stops = {one.what for one in found if one.verdict == "stops"}
     assert stops == {
         "cluster.kubernetes.image",
@@ -346,6 +346,6 @@ def test_problems_of_the_spec_are_in_the_same_list() -> None:
 def test_the_queue(
     queue: str | None, paths: Any, queues: list[Any], verdict: str, words: str
 ) -> None:
-    api = sound(paths=paths, objects={"localqueues": queues})
+    api = healthy(paths=paths, objects={"localqueues": queues})
     found = look("queue", api, replace(SPEC, queue=queue))
     assert (found.verdict, found.found) == (verdict, words)

@@ -1,4 +1,4 @@
-"""Settings of a real slurmctld (22.05), and of sites as their documentation has them."""
+"""Doctor on Slurm, with settings of a real slurmctld (22.05) and from documentation of sites."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,7 +31,7 @@ MOUNTS = "/dev/vda / ext4 rw 0 0\nfiler:/home /home nfs4 rw 0 0\n"
 
 
 class Login:
-    """A login node whose commands answer what they are told to."""
+    """A login node whose Slurm commands give configured answers."""
 
     def __init__(self, **answers: Completed | None) -> None:
         self.answers = answers
@@ -67,7 +67,7 @@ def settle(**settings: str) -> Mapping[str, Finding]:
     return {finding.what: finding for finding in judge_config(config, SlurmSpec())}
 
 
-def test_a_sound_cluster_stops_nothing() -> None:
+def test_a_healthy_cluster_has_no_problem() -> None:
     found = examine_slurm(Path("/home/ada/runs"), SlurmSpec(), asked(Login()), MOUNTS)
     assert [finding for finding in found if finding.verdict == "stops"] == []
     names = ["commands", "controller", "partition", "accounting", "requeue"]
@@ -78,7 +78,7 @@ def test_a_sound_cluster_stops_nothing() -> None:
     assert (look("kill wait").verdict, look("kill wait").found[:3]) == ("warns", "2 s")
 
 
-def test_the_settings_of_a_real_slurmctld() -> None:
+def test_the_settings_of_a_real_slurmctld_are_read() -> None:
     config = parse_config(CONFIG)
     assert config["ClusterName"] == "tb"
     assert config["SLURM_VERSION"] == "22.05.8"
@@ -100,7 +100,7 @@ def test_versions(text: str, version: tuple[int, int] | None) -> None:
     assert parse_version(text) == version
 
 
-def test_commands_that_are_missing_or_old() -> None:
+def test_missing_and_old_commands_are_reported() -> None:
     missing = look("commands", version=Completed(127, "", "No such file or directory: 'sbatch'"))
     assert missing.verdict == "stops"
     assert "No such file" in missing.found
@@ -108,7 +108,7 @@ def test_commands_that_are_missing_or_old() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, Completed(1, "", "Unable to contact slurm controller")])
-def test_a_controller_that_is_down_stops(answer: Completed | None) -> None:
+def test_a_controller_that_is_down_stops_the_job(answer: Completed | None) -> None:
     found = look("controller", config=answer)
     assert found.verdict == "stops"
     assert "scontrol ping" in found.fix
@@ -154,7 +154,7 @@ def test_effects_of_preemption_are_reported() -> None:
     assert (gang.verdict, "suspended" in gang.fix) == ("warns", True)
 
 
-def test_times_and_requeues() -> None:
+def test_time_limits_and_requeue_settings_are_reported() -> None:
     assert settle()["kill wait"].verdict == "ok"
     assert settle(KillWait="10 sec")["kill wait"].verdict == "warns"
     assert "wait time" not in settle(WaitTime="0 sec")
@@ -182,8 +182,8 @@ def test_a_run_root_on_a_local_disk_is_reported() -> None:
 
 
 @pytest.mark.parametrize("warned", ["", "preempt_send_user_signal"])
-def test_a_preemption_that_cancels_queues_no_job_again(warned: str) -> None:
-    """Unless a GraceTime leaves the leader time to ask for it, the job ends as PREEMPTED."""
+def test_a_preemption_that_cancels_does_not_requeue_the_job(warned: str) -> None:
+    """Without a GraceTime, the leader has no time to request a requeue, so the job is PREEMPTED."""
     found = settle(
         PreemptMode="CANCEL", PreemptType="preempt/partition_prio", SlurmctldParameters=warned
     )["preemption"]

@@ -28,6 +28,6 @@ def setting(**changes: Any) -> Setting:
 
 
 def published(hosts: int, rates: str, **changes: Any) -> Setting:
-    """A job whose hosts fail at published rates, detected within a minute."""
+    """A job whose hosts fail at published rates. A failure is detected within a minute."""
     hazards = hazards_of(rates_of(rates), hosts, DETECTION_S)
     return setting(hosts=hosts, hazards=hazards, **changes)

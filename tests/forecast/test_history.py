@@ -15,7 +15,7 @@ from tests.forecast.settings import CRASH, published, setting
 
 
 class Script(Random):
-    """Draws exponential times from a list, then never again."""
+    """A random generator that returns times from a list, and then a time that is never reached."""
 
     def __init__(self, *times: float) -> None:
         super().__init__(0)
@@ -38,7 +38,7 @@ ONE = setting(
     stall_s=10.0,
     write_s=50.0,
 )
-"""Saves start at 100, 210, 320 …, and are complete 50 s later."""
+"""Saves start at 100 s, 210 s, 320 s …, and each is complete 50 s later."""
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_failure_costs_the_work_since_the_last_complete_save(
 
 
 def test_a_failure_during_recovery_restarts_the_recovery() -> None:
-    # at 90; 100 s later, in the restart; then never again
+    # Failures at 90 s and 100 s later, during the restart, and no other.
     account = course(replace(ONE, horizon_s=90.0 + 100.0 + 182.0), 90.0, 100.0)
     assert account.failures == 2
     assert account.seconds["restart"] == pytest.approx(98.0 + 180.0)
@@ -78,9 +78,9 @@ def test_a_planned_failure_costs_a_save_and_a_restart_but_no_work() -> None:
     assert account.seconds["queue"] == 0.0
 
 
-def test_without_a_spare_the_job_waits_for_whichever_host_comes_first() -> None:
+def test_without_a_spare_the_job_waits_for_the_first_available_host() -> None:
     chosen = replace(ONE, hazards=(CRASH,), spares=0, reserve=1, horizon_s=5000.0)
-    # failure at 90; the next one never; repaired after 1,000 s, granted by the scheduler after 300
+    # One failure at 90 s. The repair takes 1,000 s. The scheduler grants another host after 300 s.
     waited = course(chosen, 90.0, 1e12, 1000.0, 300.0).seconds["queue"]
     assert waited == pytest.approx(298.0)  # of which 2 s were needed to notice
     waited = course(replace(chosen, reserve=0), 90.0, 1e12, 1000.0, 300.0).seconds["queue"]
@@ -91,8 +91,8 @@ def test_without_a_spare_the_job_waits_for_whichever_host_comes_first() -> None:
 
 def test_a_repaired_host_of_the_reserve_replaces_a_missing_one() -> None:
     chosen = replace(ONE, hazards=(CRASH,), spares=0, reserve=1, horizon_s=5000.0)
-    # at 90: repaired after 1,000 s, granted after 300, so the reserve is whole again at 1,090;
-    # 710 s later, at 800: repaired after 9,000 s, granted 200 s after the reserve has a host
+    # Failure at 90 s: granted after 300 s, repaired after 1,000 s, so the reserve is full at 1,090
+    # s. Failure at 800 s: repaired after 9,000 s, granted 200 s after the reserve has a host again.
     account = course(chosen, 90.0, 710.0, 1000.0, 300.0, 1e12, 9000.0, 200.0)
     assert account.waits == 2
     assert account.seconds["queue"] == pytest.approx(298.0 + 1090 + 200 - 800 - 2)
@@ -107,7 +107,7 @@ def test_a_repaired_host_of_the_reserve_replaces_a_missing_one() -> None:
     spares=st.integers(0, 5),
     reserve=st.integers(0, 5),
 )
-def test_every_second_is_accounted_for_and_a_seed_is_one_history(
+def test_every_second_has_a_category_and_a_seed_gives_one_history(
     seed: int, mtbf: float, interval: float, write: float, spares: int, reserve: int
 ) -> None:
     chosen = setting(
@@ -135,7 +135,7 @@ def test_histories_and_closed_form_agree(interval: float, spares: int) -> None:
 
 
 IN_REPAIR = CRASH.per_s * DAY_S
-"""8.64 hosts on average, of a `setting` as it is."""
+"""Hosts in repair on average, 8.64, in the default `setting`."""
 
 
 @pytest.mark.parametrize(

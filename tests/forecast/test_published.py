@@ -1,4 +1,4 @@
-"""What is published of large clusters, and how far the forecast is from that
+"""The forecast, compared with published figures of large clusters
 (benchmarks/results/forecast.md)."""
 
 import pytest
@@ -12,7 +12,7 @@ from tests.forecast.settings import published
 def test_llama_3_had_419_unexpected_interruptions_in_54_days_and_trained_for_over_90_percent() -> (
     None
 ):
-    """Also with half an hour between checkpoints and five minutes to start 16,384 ranks."""
+    """With half an hour between checkpoints, and five minutes to start 16,384 ranks."""
     llama = published(
         2048, "llama3", horizon_s=54 * DAY_S, interval_s=1500.0, stall_s=5.0, restart_s=300.0
     )

@@ -1,4 +1,4 @@
-"""From a spec and its plan to a setting."""
+"""The setting of a forecast follows from a spec and its plan."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What people read of a forecast."""
+"""The text of a forecast."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""GPUs. No GPU was there when this was written: the texts are NVIDIA's documented ones."""
+"""Checks of GPUs, with the outputs in NVIDIA's documentation and of an H200."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +25,9 @@ DMESG = (DOCUMENTED / "dmesg-xid.txt").read_text()
 
 
 class Host:
-    """A host with a driver; what it has no answer for is not installed, or hangs."""
+    """A host with configured answers. A program without an answer is not installed, and a program
+    with the answer None hangs.
+    """
 
     def __init__(self, root: Path, answers: Mapping[str, Completed | None]) -> None:
         self.root = root
@@ -128,7 +130,7 @@ def test_granted_devices_are_read_from_the_environment(
     assert granted(environ) == count
 
 
-def test_a_sound_host_with_all_its_gpus(tmp_path: Path) -> None:
+def test_a_healthy_host_with_all_its_gpus_is_fit(tmp_path: Path) -> None:
     (found,) = Host(a_root(tmp_path, 8), healthy()).look(8, {"SLURM_GPUS_ON_NODE": "8"})
     assert (found.verdict, found.found) == ("ok", "8 granted, 8 seen by nvidia-smi, 8 needed")
 
@@ -143,7 +145,7 @@ def test_a_gpu_that_is_missing_stops(tmp_path: Path) -> None:
     assert why_not(found) == "gpus: 8 granted, 7 seen by nvidia-smi, 8 needed"
 
 
-def test_too_few_granted_on_a_cluster_of_fake_gpus_stop(tmp_path: Path) -> None:
+def test_too_few_granted_fake_gpus_make_a_host_unfit(tmp_path: Path) -> None:
     host = Host(a_root(tmp_path, 0, driver=False), {})
     assert why_unfit(host.look(2, {"SLURM_GPUS_ON_NODE": "2"})) is None
     environ = {"SLURM_GPUS_ON_NODE": "1", "CUDA_VISIBLE_DEVICES": "0"}
@@ -197,7 +199,7 @@ def test_an_unreadable_kernel_log_is_only_a_note(tmp_path: Path) -> None:
     assert (found[-1].what, found[-1].verdict) == ("xid", "note")
 
 
-def test_what_an_h200_answers() -> None:
+def test_the_answers_of_an_h200_are_read() -> None:
     """nvidia-smi of driver 580.159."""
     (gpu,) = parse_gpus("00000000:00:06.0, NVIDIA H200, 0, [N/A]\n")
     assert gpu == Gpu(bus_id="0000:00:06", name="NVIDIA H200", uncorrected=0, pages_pending=False)

@@ -1,4 +1,4 @@
-"""A host as a tree of files made up by the test."""
+"""Checks of a host, which is a tree of files that the test writes."""
 
 import socket
 import subprocess
@@ -59,7 +59,7 @@ def free_at(place: Path, count: int) -> Callable[[Path], int]:
     return lambda path: count if path == place else 100 * GIB
 
 
-def test_a_host_in_order_has_nothing_to_report(tmp_path: Path) -> None:
+def test_a_healthy_host_has_no_finding(tmp_path: Path) -> None:
     found = examine_host(wanted(tmp_path), {}, a_sight(tmp_path))
     assert troubles(found) == ()
     assert [f.what for f in found] == ["gpus", "/dev/shm", "run dir", "scratch", "own name"]
@@ -70,7 +70,7 @@ def test_this_very_machine_is_fit(tmp_path: Path) -> None:
     assert why_unfit(examine_host(here, {}, sight(run_command))) is None
 
 
-def test_only_what_stops_makes_a_host_unfit() -> None:
+def test_only_findings_that_stop_a_job_make_a_host_unfit() -> None:
     findings = [
         Finding(what="own name", verdict="warns", found="no address"),
         Finding(what="gpus", verdict="stops", found="1 granted, 2 needed"),
@@ -137,7 +137,7 @@ print(*(f"{it.verdict}: {it.found}" for it in found if it.what == "/dev/shm"))
     ids=["full", "read-only", "missing", "small"],
 )
 def test_without_semaphores_a_host_is_unfit(tmp_path: Path, mounted: str, found: str) -> None:
-    """On ranks of CPUs, too: it forks them, and hears of them by multiprocessing's queues."""
+    """Also for ranks on CPUs, because the agent forks them and uses multiprocessing's queues."""
     if (why := why_no_containers()) is not None:
         pytest.skip(why)
     script = f'{mounted} && exec "$@"'
@@ -150,7 +150,7 @@ def test_without_semaphores_a_host_is_unfit(tmp_path: Path, mounted: str, found:
     assert (made.returncode == 0) is found.startswith("warns")
 
 
-def test_a_full_run_directory_warns_as_no_other_host_would_fare_better(tmp_path: Path) -> None:
+def test_a_full_run_directory_is_a_warning_because_all_hosts_share_it(tmp_path: Path) -> None:
     found = look(tmp_path, "run dir", free=free_at(tmp_path / "run", 5 << 20))
     assert (found.verdict, found.found) == ("warns", f"5 MiB free for {tmp_path}/run")
 
@@ -192,7 +192,7 @@ def unknown(name: str) -> tuple[str, ...]:
         ),
     ],
 )
-def test_a_host_has_to_find_itself_by_its_name(
+def test_a_host_must_resolve_its_own_name(
     tmp_path: Path,
     resolve: Callable[[str], tuple[str, ...]],
     address: str,
@@ -208,7 +208,7 @@ def test_a_host_has_to_find_itself_by_its_name(
     assert found in finding.found
 
 
-def test_checks_that_hang_are_given_up(tmp_path: Path) -> None:
+def test_a_check_that_hangs_is_abandoned(tmp_path: Path) -> None:
     released = threading.Event()
 
     def hangs(name: str) -> tuple[str, ...]:

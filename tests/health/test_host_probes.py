@@ -1,4 +1,4 @@
-"""What a host says of itself when something broke on it."""
+"""Probes of a host after a failure: memory, links, disk and the kernel log."""
 
 import asyncio
 import threading
@@ -25,7 +25,7 @@ OF_KERNELS = [
 
 
 def a_host(tmp_path: Path, dmesg: Completed | None) -> Sight:
-    """A machine laid out in a folder, without GPUs; `dmesg` None never answers."""
+    """A machine without GPUs, as files in a folder. `dmesg` hangs if it is None."""
     for name, text in {
         "proc/meminfo": "MemTotal:  8 kB\nMemAvailable:  2 kB\nOther: 1 kB\n",
         "proc/7/status": "Name: python\nVmRSS:   512 kB\n",
@@ -77,7 +77,7 @@ def test_memory_links_disk_and_the_kernels_log(tmp_path: Path) -> None:
         (None, "dmesg timed out after 3 s"),
     ],
 )
-def test_a_kernel_log_that_cannot_be_read_is_missing_with_why(
+def test_an_unreadable_kernel_log_is_reported_with_the_reason(
     tmp_path: Path, dmesg: Completed | None, why: str
 ) -> None:
     (said,) = look(tmp_path, dmesg).missing
@@ -120,7 +120,7 @@ def test_users_classes_sort_the_kernels_lines_too() -> None:
     assert telling([line], 0.0, (own,)) == (line,)
 
 
-def test_no_class_crowds_out_another() -> None:
+def test_each_class_has_a_limit_of_lines() -> None:
     loud = [f"[{n}.0] NVRM: Xid (PCI:0000:1b:00): 31, pid={n}, MMU Fault" for n in range(20)]
     fallen = "[20.0] NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus"
     killed = "[21.0] Memory cgroup out of memory: Killed process 7 (python)"

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class FakeShell:
-    """A machine with one program, timedatectl, which says what it is told to."""
+    """A machine with one program, timedatectl, which gives a configured answer."""
 
     def __init__(self, answer: Completed | None) -> None:
         self.answer = answer
@@ -47,7 +47,7 @@ def look(
     environ: dict[str, str] | None = None,
     now: float = 1_800_000_000.0,
 ) -> Finding:
-    """The finding about one thing."""
+    """The finding about `what`."""
     found = examine(root, plan, environ or {}, FakeShell(answer), TurnedClock(now))
     return next(finding for finding in found if finding.what == what)
 
@@ -141,13 +141,13 @@ def test_a_run_root_must_be_a_folder_to_write_in(tmp_path: Path) -> None:
 def test_locks_are_tried_as_agents_use_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def of_nfs_without_lockd(file: int, operation: int) -> None:
+    def nfs_without_lockd(file: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    def of_nobody(file: int, operation: int) -> None:
+    def ignored(file: int, operation: int) -> None:
         pass
 
-    def none_that_is_shared(file: int, operation: int) -> None:
+    def without_shared_locks(file: int, operation: int) -> None:
         if operation & fcntl.LOCK_SH:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         real(file, operation)
@@ -156,9 +156,9 @@ def test_locks_are_tried_as_agents_use_them(
     monkeypatch.setattr(fcntl, "flock", flock)
     assert look(tmp_path, "run root").verdict == "ok"
     for broken, said in (
-        (of_nfs_without_lockd, "No locks available"),
-        (of_nobody, "file locks do not work"),
-        (none_that_is_shared, "Bad file descriptor"),
+        (nfs_without_lockd, "No locks available"),
+        (ignored, "file locks do not work"),
+        (without_shared_locks, "Bad file descriptor"),
     ):
         monkeypatch.setattr(fcntl, "flock", broken)
         found = look(tmp_path, "run root")
@@ -197,7 +197,7 @@ def test_loopback_must_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_fewer_open_files_than_the_job_needs_are_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the hard limit: the soft one is raised to it."""
+    """The hard limit decides, because the soft limit is raised to it."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
     assert look(tmp_path, "open files").verdict == "ok"
     needed = files_needed(2048, 2048)
@@ -240,7 +240,7 @@ def test_schedulers_are_noted(tmp_path: Path) -> None:
     assert (missing.verdict, missing.found) == ("note", "not on PATH; only needed for Kubernetes")
 
 
-def test_findings_are_lines_and_only_trouble_has_a_fix() -> None:
+def test_findings_are_lines_and_only_problems_have_a_fix() -> None:
     findings = [
         Finding(what="disk", verdict="ok", found="9.0 GiB free", fix="free some"),
         Finding(what="open files", verdict="warns", found="limit 256", fix="ulimit -n 1024"),
@@ -261,7 +261,7 @@ def test_findings_are_lines_and_only_trouble_has_a_fix() -> None:
 
 
 @pytest.mark.process
-def test_a_command_is_run_to_its_end() -> None:
+def test_a_command_runs_to_its_end() -> None:
     script = r"echo out; printf '\377' >&2; exit 3"
     assert run_command(["sh", "-c", script], timeout=WAIT_S) == Completed(3, "out\n", "\ufffd")
 
@@ -292,7 +292,7 @@ def test_a_command_that_does_not_end_is_a_timeout() -> None:
         run_command(["sleep", "60"], timeout=0.05)
 
 
-def test_the_clock_goes_forward() -> None:
+def test_the_clock_advances() -> None:
     clock = SystemClock()
     before, now = clock.monotonic(), clock.now()
     clock.sleep(0.001)
@@ -301,7 +301,7 @@ def test_the_clock_goes_forward() -> None:
 
 
 def test_doctor_asks_for_the_versions_that_the_package_needs() -> None:
-    """Seen: doctor was content with torch 2.11, under which no rank starts."""
+    """A doctor that accepted torch 2.11 would pass a machine on which no rank starts."""
     given = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     found = re.findall(r"^([\w-]+)>=([\d.]+)", "\n".join(given), re.MULTILINE)
     least = {name: tuple(map(int, version.split("."))) for name, version in found}

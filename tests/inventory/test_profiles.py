@@ -1,4 +1,4 @@
-"""Hardware as data: complete, sourced, and open to a user's own numbers."""
+"""Hardware profiles are complete, have sources, and users can override their numbers."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -107,7 +107,7 @@ def test_a_machine_without_gpus_has_its_cpu_cores_as_places() -> None:
 
 
 def test_ranks_on_gpus_of_this_machine_are_planned_for_these(tmp_path: Path) -> None:
-    """Seen on an H100: they were planned as CPU ranks, in micro batches of one."""
+    """Otherwise they are planned as CPU ranks, with micro batches of one sequence."""
     cluster = ClusterSpec(hosts=2, gpus_per_host=1)
     two = driver(tmp_path, *["NVIDIA H100 80GB HBM3"] * 2)
     gpu = gpu_of_ranks(cluster, {"CUDA_VISIBLE_DEVICES": "0,1"}, two)

@@ -1,9 +1,9 @@
-"""`manifests/image/Containerfile`, followed without a container runtime: `python -m
+"""Executes `manifests/image/Containerfile` without a container runtime: `python -m
 tests.manifests.containerfile DIR`.
 
-What is copied and what pip does are real, in a virtual environment that stands for the image's
-Python and finds the packages of this one. Nothing is downloaded. What would change the machine is
-only looked at: packages of Debian are tried by `apt-get --simulate`, users are not made.
+Copying and pip are real, in a virtual environment that replaces the image's Python and finds the
+packages of this one. Nothing is downloaded. Commands that would change the machine are only
+checked: Debian packages with `apt-get --simulate`. Users are not created.
 """
 
 import os
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 CONTAINERFILE = ROOT / "manifests" / "image" / "Containerfile"
 INSTRUCTIONS = ("FROM", "RUN", "ENV", "WORKDIR", "COPY", "USER", "CMD")
 PLAYED = ("apt-get", "rm", "groupadd", "useradd")
-"""Commands that are written down instead of being run."""
+"""Commands that are recorded and not run."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def steps_of(text: str) -> list[Step]:
 
 @dataclass
 class Image:
-    """As far as a folder can be one."""
+    """A folder that replaces the file system of an image."""
 
     folder: Path
     environ: dict[str, str] = field(default_factory=dict)

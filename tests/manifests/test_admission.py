@@ -1,5 +1,5 @@
-"""manifests/admission: the expressions of the policies, evaluated on requests as the API server
-sees them; and tried on a server that has such policies."""
+"""manifests/admission: the expressions of the policies are evaluated on requests as the API server
+sees them, and tested on a server that supports such policies."""
 
 import copy
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ def refusal(
     item: Object | None = None,
     before: Object | None = None,
 ) -> str:
-    """What the policy says against it; empty: nothing. `what`: RESOURCE/NAME."""
+    """The reason why the policy refuses a request, or "". `what` is RESOURCE/NAME."""
     spec, (resource, _, called) = policy(name), what.partition("/")
     group = next(
         (one.resource.group for one in JOB_KINDS.values() if one.resource.plural == resource), ""
@@ -117,7 +117,7 @@ def test_pods_annotate_their_config_map_and_change_nothing_in_it() -> None:
     assert refusal(*other, with_notes(mine), mine)
 
 
-def test_pods_delete_pods_of_their_job_alone() -> None:
+def test_pods_delete_only_pods_of_their_job() -> None:
     ask = ("ndctl-pods", PODS, "pods/any", "DELETE")
     mine = {"metadata": {"labels": {names.JOB_LABEL: "job"}}}
     assert refusal(*ask, None, mine) == ""
@@ -141,7 +141,7 @@ def test_pods_write_nothing_else_even_if_a_role_allows_it(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", JOB_KINDS)
 def test_every_action_of_the_controller_is_allowed(kind: Kind) -> None:
-    """Each of its orders for a job that asks for all that can be asked for."""
+    """All its requests for a job that uses every feature."""
     job = copy.deepcopy(objects(a_handover(PLAIN, kind))[-1])
     job["metadata"] |= {"namespace": "training", "uid": "uid-job", "resourceVersion": "1"}
     asks = {names.GANG_ANNOTATION: GangRestart(exclude=("node1",)).text()}
@@ -245,7 +245,7 @@ def test_every_file_is_used_and_every_policy_is_bound() -> None:
 
 
 SINCE = 30
-"""The minor version of the API server from which on it has such policies."""
+"""The first minor version of the API server that supports such policies."""
 
 
 @pytest.mark.kubernetes

@@ -1,4 +1,4 @@
-"""Manifests on a real API server, as a person applies them with kubectl."""
+"""Manifests on a real API server, applied with kubectl."""
 
 import json
 import re
@@ -28,7 +28,7 @@ NAMESPACES = ("plain", "training", "ndctl")
 
 @pytest.fixture
 def still(kube: KubeTestbed) -> KubeTestbed:
-    """A cluster whose quotas let no pod come up: the objects alone are looked at."""
+    """A cluster whose quotas allow no pod, because only the objects are checked."""
     for name in NAMESPACES:
         kube.namespace(name)
         quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "still"}}
@@ -42,7 +42,7 @@ def namespace_of(path: Path) -> str:
 
 
 def dropped(sent: Any, kept: Any, path: str = "") -> Iterator[str]:
-    """What was sent and is not there."""
+    """The paths of fields that were sent but not stored."""
     if isinstance(sent, Mapping) and isinstance(kept, Mapping):
         for key, value in sent.items():
             yield from dropped(value, kept.get(key), f"{path}.{key}")
@@ -59,7 +59,7 @@ def strict(kube: KubeTestbed) -> tuple[str, ...]:
     return ("--validate=strict",) if kube.minor_version >= 27 else ()
 
 
-def test_applied_objects_are_kept_whole_and_a_second_apply_changes_nothing(
+def test_applied_objects_keep_all_fields_and_a_second_apply_changes_nothing(
     still: KubeTestbed,
 ) -> None:
     for path in RENDERED:
@@ -86,12 +86,12 @@ def _items(text: str) -> list[dict[str, Any]]:
 
 
 def _managed(item: Mapping[str, Any]) -> Any:
-    """Without what an operator writes meanwhile."""
+    """The object without the fields that an operator writes."""
     return item["kind"], item["metadata"].get("generation")
 
 
 def pod_of(item: Mapping[str, Any]) -> dict[str, Any] | None:
-    """One of those that an operator makes of it."""
+    """A pod that an operator creates from the object."""
     spec = item.get("spec", {})
     if item["kind"] == "PyTorchJob":
         template = spec["pytorchReplicaSpecs"]["Master"]["template"]
@@ -110,7 +110,7 @@ PERSON = ("--as=ada", "--as-group=ndctl-users", "--as-group=system:authenticated
 
 @pytest.mark.parametrize("path", RENDERED, ids=[path.stem for path in RENDERED])
 def test_the_api_server_accepts_the_pods_of_a_job(kube: KubeTestbed, path: Path) -> None:
-    """Of which it says nothing when it takes the job."""
+    """The API server does not check them when it accepts the job."""
     items = list(yaml.load_all(path.read_text(), yaml.CSafeLoader))
     (pod,) = (pod for item in items if (pod := pod_of(item)) is not None)
     sites = list(what_a_site_has_for(pod["spec"]))
@@ -127,7 +127,7 @@ def test_the_api_server_accepts_the_pods_of_a_job(kube: KubeTestbed, path: Path)
 
 
 def what_a_site_has_for(pod: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the pod names and nobody submits."""
+    """The objects that the pod names but no submission creates."""
     account = {"name": pod["serviceAccountName"]}
     yield {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account}
     if name := pod.get("priorityClassName"):
@@ -176,7 +176,7 @@ def test_two_namespaces_each_have_the_base_with_their_own_rights(kube: KubeTestb
 def test_a_copy_of_the_overlay_is_in_the_namespace_that_it_names(
     kube: KubeTestbed, tmp_path: Path
 ) -> None:
-    """As its first lines say."""
+    """As the first lines of the overlay describe."""
     manifests = tmp_path / "manifests"
     shutil.copytree(MANIFESTS / "base", manifests / "base")
     shutil.copytree(MANIFESTS / "overlays", manifests / "overlays")

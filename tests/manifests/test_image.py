@@ -1,4 +1,4 @@
-"""The image's recipe, followed step by step where there is no container runtime."""
+"""The Containerfile of the image, executed step by step without a container runtime."""
 
 import re
 import subprocess

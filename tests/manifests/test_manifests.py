@@ -1,4 +1,4 @@
-"""What is below manifests/ says what it claims to."""
+"""The files in manifests/ are valid, complete and grant only the intended rights."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -51,7 +51,7 @@ def test_every_file_of_a_kustomization_exists_and_is_used(folder: str) -> None:
     assert sorted(listed) == sorted(there)
 
 
-def test_pods_of_all_jobs_may_look_at_nodes_and_no_more() -> None:
+def test_pods_of_all_jobs_may_only_read_nodes() -> None:
     role, binding = documents("base/job.yaml")
     assert (role["kind"], binding["kind"]) == ("ClusterRole", "ClusterRoleBinding")
     (rule,) = role["rules"]
@@ -103,7 +103,7 @@ def test_the_queue_has_a_quota_of_all_that_pods_ask_for(name: str) -> None:
 
 
 def _containers(item: Any) -> Iterator[dict[str, Any]]:
-    """Wherever a kind has its pod template."""
+    """The containers of all pod templates in the object."""
     if isinstance(item, Mapping):
         yield from item.get("containers", ())
     parts = item.values() if isinstance(item, Mapping) else item if isinstance(item, list) else ()

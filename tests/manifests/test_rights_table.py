@@ -1,5 +1,4 @@
-"""docs/kubernetes.md has one table of who may do what: it says what the Roles say, no more and no
-less."""
+"""The table of rights in docs/kubernetes.md equals the Roles."""
 
 import re
 from collections.abc import Iterator
@@ -109,7 +108,7 @@ def test_no_program_of_ndctl_has_a_right_to_any_secret(who: str, what: str) -> N
     assert not [row for row in rendered() if row.who == who and row.what == what]
 
 
-def test_the_controller_alone_changes_what_pods_are_made_from() -> None:
+def test_only_the_controller_changes_pod_templates() -> None:
     made_from = {one.resource.word for one in JOB_KINDS.values()}
     made_from |= {"trainingruntimes.trainer.kubeflow.org"}
     change = ("create", "update", "patch", "delete", "deletecollection", "*")

@@ -1,6 +1,6 @@
-"""flock as Linux's NFS client does it: a lock on the bytes of the whole file, whose owner is the
-open file description. The kernel's own locks of that kind refuse what NFS refuses: an exclusive
-one through a descriptor that may not write, a shared one through one that may not read.
+"""flock as the NFS client of Linux implements it: a lock on all bytes of the file, owned by the
+open file description. Such locks of the kernel refuse what NFS refuses: an exclusive lock through a
+read-only descriptor, and a shared lock through a write-only one.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""With this folder in PYTHONPATH every Python process has locks as on NFS."""
+"""If this folder is in PYTHONPATH, locks of every Python process behave as on NFS."""
 
 import fcntl
 import runpy

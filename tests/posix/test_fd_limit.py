@@ -1,4 +1,4 @@
-"""The limit of open files, in processes of their own: a hard limit is not raised again."""
+"""The limit of open files, in separate processes because a hard limit cannot be raised again."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A folder that no other user can take beforehand. Other users are played by root (`chown`)."""
+"""A private folder that no other user can create first. Root simulates other users with chown."""
 
 import fcntl
 import os
@@ -30,14 +30,15 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to play anoth
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """The path of a socket has 107 bytes, and `tmp_path` may take them all."""
+    """A short folder, because the path of a socket has at most 107 bytes, and `tmp_path` may be
+    long."""
     with tempfile.TemporaryDirectory(prefix="nd-", dir="/tmp") as folder:
         yield Path(folder)
 
 
 @pytest.fixture
 def scratch(short: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A temporary directory as /tmp is, shared by all users."""
+    """A temporary directory that all users share, like /tmp."""
     folder = short / "tmp"
     folder.mkdir()
     folder.chmod(0o1777)
@@ -109,7 +110,7 @@ def test_a_runtime_folder_of_another_user_is_not_used(scratch: Path, runtime: Pa
 def test_the_folder_of_logind_is_used_only_for_users_with_lingering(
     scratch: Path, runtime: Path, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Real folders below /run/user belong to the machine, so another folder plays it."""
+    """Folders below /run/user belong to the machine, so another folder replaces it."""
     monkeypatch.setattr("orchestrator.posix.private_folder.LOGIN_FOLDERS", short)
     linger = short / "linger"
     assert base_for({"XDG_RUNTIME_DIR": str(runtime)}, linger) == scratch
@@ -187,7 +188,7 @@ def test_folders_of_killed_processes_are_removed_and_live_ones_kept(
 def test_without_working_locks_no_folder_is_removed(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Agents of other jobs would be cut off from their ranks."""
+    """Otherwise agents of other jobs lose the sockets to their ranks."""
     with private_folder({}) as lives:
         monkeypatch.setattr(fcntl, "flock", lambda fd, operation: None)
         remove_abandoned(scratch)

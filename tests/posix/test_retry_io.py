@@ -42,7 +42,7 @@ def test_a_lasting_error_is_raised_at_once(error: type[OSError]) -> None:
 
 
 class Emptied(TurnedClock):
-    """After a while the disk has room again."""
+    """A disk that has space again after a while."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def announced(run_dir: RunDir) -> None:
 
 
 @pytest.mark.parametrize("work", [taken_over, announced])
-def test_a_leader_starts_when_the_disk_has_room_again(
+def test_a_leader_starts_once_the_disk_has_space(
     tmp_path: Path, work: Callable[[RunDir], None]
 ) -> None:
     run_dir, clock = RunDir(tmp_path), Emptied()

@@ -1,4 +1,4 @@
-"""Work that hangs is not waited for: not beyond its limit, nor at the end of the process."""
+"""A call that hangs blocks neither its caller beyond the limit nor the exit of the process."""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""The scripts that a Slurm site installs, on hosts made up as trees of files."""
+"""The scripts that a Slurm site installs, on hosts that are trees of files."""
 
 import os
 import re
@@ -18,7 +18,7 @@ SCRIPTS = ("prolog.sh", "epilog.sh", "healthcheck.sh")
 
 @dataclass
 class Node:
-    """A node below `root`, with an nvidia-smi and an scontrol that remembers."""
+    """A node below `root` with a fake nvidia-smi and an scontrol that records its calls."""
 
     root: Path
 
@@ -36,7 +36,7 @@ class Node:
         )
 
     def stands(self, state: str) -> None:
-        """What Slurm says of the node; it remembers what else it is asked for."""
+        """Set the state that Slurm shows for the node. Other calls are recorded."""
         shown = f"NodeName=node7 Arch=x86_64 State={state} Reason=a cable"
         asked = f'echo "$@" >> {self.root}/asked'
         self.program("scontrol", f'case $1 in show) echo "{shown}" ;; *) {asked} ;; esac')
@@ -57,7 +57,7 @@ class Node:
 
     @property
     def drained(self) -> str:
-        """What scontrol was asked for, if it was."""
+        """The recorded call of scontrol, if there was one."""
         asked = self.root / "asked"
         return asked.read_text().strip() if asked.exists() else ""
 
@@ -111,8 +111,8 @@ DMESG = """\
 
 
 def test_a_kernel_message_about_a_gpu_drains_the_node_once(node: Node) -> None:
-    """A person who resumes the node has fixed the GPU. Users cannot read the kernel log where dmesg
-    is restricted."""
+    """An administrator who resumes the node has fixed the GPU. Users cannot read the kernel log if
+    dmesg is restricted."""
     (node.root / "messages").write_text(DMESG)
     node.program("dmesg", f"cat {node.root}/messages")
     assert node.run("healthcheck.sh") == 0
@@ -184,7 +184,7 @@ def test_a_full_or_missing_folder_drains_the_node(node: Node) -> None:
     ],
 )
 def test_a_node_that_is_drained_keeps_its_reason(node: Node, state: str, kept: bool) -> None:
-    """Of an administrator, say, who looks for a bad cable there."""
+    """For example the reason of an administrator who looks for a bad cable."""
     node.has_gpus(2, GOOD.split(r"\n")[0] + r"\n")
     node.stands(state)
     assert node.run("healthcheck.sh") == 0

@@ -1,4 +1,4 @@
-"""Nodes and pods as the API gives them: those of `tests/captured/kubernetes`, and made ones."""
+"""Nodes and pods in the format of the API, from `tests/captured/kubernetes` and generated."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Nodes of GKE, EKS and a site of one's own as inventories."""
+"""Inventories from nodes of GKE, EKS and an on-premises site."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -226,7 +226,7 @@ def test_a_cluster_without_gpus_has_places_for_ranks() -> None:
 
 
 @given(st.integers(0, 16), st.lists(st.integers(0, 16), max_size=5), st.booleans(), st.booleans())
-def test_devices_are_never_fewer_than_none_nor_more_than_there_are(
+def test_the_number_of_devices_is_between_zero_and_all(
     there: int, asked: list[int], patient: bool, on_cpus: bool
 ) -> None:
     items = [node("n", allocatable={GPU: str(there), "cpu": str(there)})]
@@ -262,7 +262,7 @@ def test_devices_are_never_fewer_than_none_nor_more_than_there_are(
         ({"node.kubernetes.io/instance-type": "p5en.48xlarge"}, "h200-sxm-141gb"),
         ({"node.kubernetes.io/instance-type": "p4d.24xlarge"}, "a100-sxm-40gb"),
         ({"node.kubernetes.io/instance-type": "Standard_ND96isr_H100_v5"}, "h100-sxm-80gb"),
-        # What the driver says goes before what the machine is called.
+        # Labels of the driver have priority over the machine type.
         (
             {
                 "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-SHARED",
@@ -278,7 +278,7 @@ def test_gpus_are_read_from_labels(labels: Mapping[str, str], profile: str | Non
     assert (found and found.name) == profile
 
 
-def test_a_sites_table_goes_before_ndctls(tmp_path: Path) -> None:
+def test_a_sites_table_has_priority_over_ndctls(tmp_path: Path) -> None:
     own = tmp_path / "gpus.yaml"
     own.write_text('gpus: [{type: nvidia-gb200, feature: "18[0-9]gb", profile: b200-sxm-180gb}]')
     table = gpu_table({"NDCTL_KUBERNETES_GPUS": str(own)})
@@ -300,7 +300,8 @@ def test_a_device_smaller_than_its_profile_is_detected_by_its_label() -> None:
 
 
 def test_a_leader_learns_which_of_its_nodes_are_taken_back() -> None:
-    """Neither that a kubelet is silent, nor that a taint keeps new pods off: its own run on."""
+    """A silent kubelet or a taint against new pods does not count, because its own pods still
+    run."""
     items = captured("onprem")[:6] + captured("gke")[:1]
     found = shut_nodes(items, tolerations_of(KubernetesSpec()))
     assert [(one.node, one.state, one.reason) for one in found] == [("dgx-02", "cordoned", "")]

@@ -1,4 +1,4 @@
-"""What pods take, counted as the scheduler counts it."""
+"""The resources that pods use, computed as the scheduler does."""
 
 from fractions import Fraction
 from typing import Any
@@ -45,7 +45,7 @@ def test_a_unit_multiplies(number: int, unit: str) -> None:
     assert quantity(f"{number}{unit}") == number * quantity(f"1{unit}")
 
 
-def test_amounts_are_shown_as_people_write_them() -> None:
+def test_amounts_are_shown_with_suitable_units() -> None:
     assert words(quantity("1918193204Ki"), "memory") == "1829Gi"
     assert words(quantity("63770m"), "cpu") == "63.77"
     assert words(quantity("8"), GPU) == "8"
@@ -110,7 +110,7 @@ def test_only_bound_pods_that_have_not_ended_use_resources() -> None:
     assert set(found) == {"a", "b"}
 
 
-def test_a_pod_that_is_being_deleted_holds_what_it_has() -> None:
+def test_a_pod_that_is_being_deleted_keeps_its_resources() -> None:
     leaving = pod("a", container(gpu="8"))
     leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     assert taken([leaving], [GPU])["a"].of(GPU) == 8

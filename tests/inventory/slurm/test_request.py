@@ -1,4 +1,4 @@
-"""What a job asks of the topology."""
+"""The topology that a job requests from Slurm."""
 
 import pytest
 

@@ -46,10 +46,10 @@ def test_reservations_are_read_with_their_nodes_and_times() -> None:
         (at(10), {}),
     ],
 )
-def test_a_node_is_taken_back_from_shortly_before_maintenance_to_its_end(
+def test_a_node_is_unavailable_from_shortly_before_maintenance_to_its_end(
     now: float, hosts: dict[str, str]
 ) -> None:
-    """A reservation that only keeps nodes for others takes none from a job that runs."""
+    """A reservation that only keeps nodes for other users takes no node from a running job."""
     assert soon(now) == hosts
 
 

@@ -66,7 +66,7 @@ def test_the_same_blocks_on_two_versions(version: str) -> None:
 
 
 def test_several_topologies_of_one_cluster() -> None:
-    """A ring, a torus or none ask for nothing: they are flat to us."""
+    """A ring, a torus or no topology is treated as flat, so nothing is requested."""
     said = json.loads(captured("26.05.5/several-topologies.json"))
     found = {" ".join(one["argv"][3:]): parse_topology(one["out"]) for one in said}
     assert {name: one.kind for name, one in found.items()} == {
