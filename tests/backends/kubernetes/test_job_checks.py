@@ -14,7 +14,7 @@ from orchestrator.errors import BackendError, SpecError, Unanswered
 from orchestrator.inventory.kubernetes.gpus import gpu_table
 from tests.backends.kubernetes.fake_api import FakeApi
 from tests.backends.kubernetes.rendered import PLAIN, a_handover
-from tests.doctor.test_kubernetes import KUEUE, SPEC, sound
+from tests.doctor.test_kubernetes import KUEUE, SPEC, healthy
 from tests.inventory.kubernetes.objects import node
 
 TABLE = gpu_table({})
@@ -36,7 +36,7 @@ def test_all_blocking_problems_are_reported_at_once_with_key_and_fix() -> None:
     spec = replace(SPEC, priority_class="high", queue="train")
     refusals = {"ConfigMap": Forbidden("ada may not patch configmaps", fix="ask")}
     with pytest.raises(BackendError) as refused:
-        check(sound(refusals=refusals), "team-a", a_handover(spec), TABLE)
+        check(healthy(refusals=refusals), "team-a", a_handover(spec), TABLE)
     message = str(refused.value)
     assert message.startswith(
         "this job cannot run on Kubernetes (namespace team-a, https://10.0.0.1:6443):\n"
@@ -50,7 +50,7 @@ def test_all_blocking_problems_are_reported_at_once_with_key_and_fix() -> None:
 def test_mistakes_of_the_spec_raise_a_spec_error_with_all_other_problems() -> None:
     spec = replace(SPEC, priority_class="high", pod_template={"spec": {"nodename": "n"}})
     with pytest.raises(SpecError) as refused:
-        check(sound(), "team-a", a_handover(spec), TABLE)
+        check(healthy(), "team-a", a_handover(spec), TABLE)
     assert isinstance(refused.value.__cause__, Invalid)
     assert "pod_template.spec.nodename" in str(refused.value)
     assert "cluster.kubernetes.priority_class" in str(refused.value)
@@ -69,7 +69,7 @@ def test_mistakes_of_the_spec_are_found_without_a_server() -> None:
 
 
 def test_a_reason_to_wait_does_not_block_a_job() -> None:
-    found = check(sound(objects={"nodes": []}), "team-a", a_handover(PLAIN), TABLE)
+    found = check(healthy(objects={"nodes": []}), "team-a", a_handover(PLAIN), TABLE)
     warned = {one.what: one for one in found if one.verdict == "warns"}
     assert set(warned) == {"nodes", "gang scheduling"}
     assert "manifests/overlays/kueue" in warned["gang scheduling"].fix
@@ -78,14 +78,14 @@ def test_a_reason_to_wait_does_not_block_a_job() -> None:
 
 
 def test_one_host_or_an_explicit_null_gives_no_gang_warning() -> None:
-    assert not of(looked(sound(), PLAIN, hosts=1), "gang scheduling")
-    assert not of(looked(sound(), replace(PLAIN, gang_scheduler=None)), "gang scheduling")
+    assert not of(looked(healthy(), PLAIN, hosts=1), "gang scheduling")
+    assert not of(looked(healthy(), replace(PLAIN, gang_scheduler=None)), "gang scheduling")
     queued = replace(PLAIN, queue="train")
-    assert not of(looked(sound(paths=KUEUE), queued), "gang scheduling")
+    assert not of(looked(healthy(paths=KUEUE), queued), "gang scheduling")
 
 
 def test_the_servers_warnings_are_in_the_list() -> None:
-    found = looked(sound(warnings=('unknown field "spec.x"', "policy/v1beta1 is deprecated")))
+    found = looked(healthy(warnings=('unknown field "spec.x"', "policy/v1beta1 is deprecated")))
     assert [one.found for one in of(found, "api server warns")] == [
         'unknown field "spec.x"',
         "policy/v1beta1 is deprecated",
@@ -93,7 +93,7 @@ def test_the_servers_warnings_are_in_the_list() -> None:
 
 
 def test_pods_that_may_get_another_kind_of_device_give_a_warning() -> None:
-    api = sound(objects={"nodes": [node("a"), node("b"), node("c", A100), node("d", A100)]})
+    api = healthy(objects={"nodes": [node("a"), node("b"), node("c", A100), node("d", A100)]})
     enough, other = of(looked(api), "nodes")
     assert enough.verdict == "ok"
     assert other.found == (
@@ -109,14 +109,14 @@ def test_pods_that_may_get_another_kind_of_device_give_a_warning() -> None:
 
 def test_an_operators_container_that_makes_workers_burstable_gives_a_warning() -> None:
     whole = replace(SPEC, guaranteed=True, cpu="8", memory="64Gi")
-    (found,) = of(looked(sound(), whole), "cluster.kubernetes.guaranteed")
+    (found,) = of(looked(healthy(), whole), "cluster.kubernetes.guaranteed")
     assert found.verdict == "warns"
     assert "workers are Burstable" in found.found
-    assert not of(looked(sound(), whole, hosts=1), "cluster.kubernetes.guaranteed")
-    assert not of(looked(sound(), replace(whole, kind="jobset")), "cluster.kubernetes.guaranteed")
+    assert not of(looked(healthy(), whole, hosts=1), "cluster.kubernetes.guaranteed")
+    assert not of(looked(healthy(), replace(whole, kind="jobset")), "cluster.kubernetes.guaranteed")
 
 
 def test_a_job_waits_for_nodes_that_an_autoscaler_makes() -> None:
     groups = {"/apis": {"groups": [{"name": "karpenter.sh"}]}}
-    (found,) = of(looked(sound(paths=groups, objects={"nodes": []})), "nodes")
+    (found,) = of(looked(healthy(paths=groups, objects={"nodes": []})), "nodes")
     assert found.found.endswith("exist; its pods wait until Karpenter adds them")
