@@ -19,7 +19,7 @@ DEV_READY := .venv/.ready-dev
 # schedulers mostly wait.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 
-# With it each worker of pytest would compile all tests again, and each process of a job all of ndctl.
+# If it were set, each worker of pytest would compile all tests again, and each process of a job all of ndctl.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help

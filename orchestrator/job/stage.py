@@ -27,6 +27,7 @@ State = Literal[
 ENDED: tuple[State, ...] = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
+# Each stage has a tag, so that a snapshot of the state says which one it has.
 class Submitted(Struct, frozen=True, kw_only=True, tag=True):
     """No leader has started in this launch yet."""
 

@@ -1,5 +1,5 @@
 """Plans a job: how it is split over ranks, and which host runs which ranks.
 
-Pure functions of the standard library: no torch, no I/O, no clock. The interface is
+Pure functions: no torch, no I/O, no clock. The interface is
 `planner.plan(spec, inventory, config) -> Plan`.
 """

@@ -1,7 +1,7 @@
 """Finds the files of a data spec and their format by name.
 
 The trainer opens the files, and `ndctl submit` checks that they exist before the job is queued.
-Both use these rules. Only the standard library is needed.
+Both use these rules.
 """
 
 import glob
