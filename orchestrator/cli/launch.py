@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.app.submission.submit_job import Submission, Submitted
     from orchestrator.app.submission.sweep_jobs import Element
     from orchestrator.cli.options import Looks
-    from orchestrator.contract.spec.drills import Drill
+    from orchestrator.contract.drills import Drill
     from orchestrator.dashboard.command_hints import Commands
 
 
@@ -54,7 +54,7 @@ def _drills(
     if not texts:
         return ()
     from orchestrator.contract.codec import Invalid
-    from orchestrator.contract.spec.drills import parse_drill
+    from orchestrator.contract.drills import parse_drill
 
     try:
         return tuple(parse_drill(text, number) for number, text in enumerate(texts, 1))

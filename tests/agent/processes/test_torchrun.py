@@ -11,10 +11,10 @@ from orchestrator.agent.processes.torchrun import (
     render,
     with_defaults,
 )
+from orchestrator.contract.drills import Drill
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.agent_protocol import Start
 from orchestrator.contract.skipped_batches import Window
-from orchestrator.contract.spec.drills import Drill
 from orchestrator.run_module import command
 
 PLACE = HostPlace(
