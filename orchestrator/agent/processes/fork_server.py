@@ -12,6 +12,7 @@ process of this host's ranks is left.
 import argparse
 import importlib
 import json
+import math
 import os
 import select
 import signal
@@ -31,6 +32,7 @@ from orchestrator.agent.processes.exec_in_fork import (
     find_name,
     open_driver,
 )
+from orchestrator.agent.processes.learned_imports import Learning
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.files.env import TORCHRUN_PID
 from orchestrator.contract.read_json import read_json
@@ -77,6 +79,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="orchestrator.agent.processes.fork_server")
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--lock", type=Path, required=True)
+    parser.add_argument("--learned", type=Path, help="file with more modules, once it exists")
     parser.add_argument("modules", nargs="*")
     args = parser.parse_args(argv)
     die_with_parent(args.parent)
@@ -90,8 +93,9 @@ def main(argv: Sequence[str]) -> int:
     # Each order needs the first module. The others are imported while no order waits.
     imports.next()
     orders = os.fdopen(os.dup(sys.stdin.fileno()))  # children must not inherit buffered orders
-    child = None
-    while line := _order(orders, imports):
+    child, learning = None, Learning(args.learned)
+    while line := _order(orders, imports, learning):
+        learning.pause()
         if child is not None:
             # Reap the child only now. Until its next order the agent may still signal this pid, so
             # the kernel must not give it to another process.
@@ -101,7 +105,7 @@ def main(argv: Sequence[str]) -> int:
         # An all-reduce check does not need the other modules, so it does not wait for them.
         if isinstance(order, Run):
             imports.rest()
-        child = _carry_out(order, answers, args.lock, afresh=imports.failed)
+        child = _carry_out(order, answers, args.lock, learning, afresh=imports.failed)
     return 0
 
 
@@ -136,11 +140,31 @@ class Imports:
             sys.stderr.flush()
 
 
-def _order(orders: TextIO, imports: Imports) -> str:
+def _order(orders: TextIO, imports: Imports, learning: Learning) -> str:
     """Wait for the next order, and import the remaining modules meanwhile."""
     while imports.waiting and not select.select([orders], [], [], 0)[0]:
         imports.next()
+    _learn_until(orders.fileno(), learning)
     return orders.readline()
+
+
+def _learn_until(fd: int, learning: Learning) -> None:
+    """Import what was learned, until `fd` is readable or nothing is left to import."""
+    wait_s = 0.0
+    while wait_s < math.inf and not select.select([fd], [], [], wait_s)[0]:
+        wait_s = learning.advance()
+
+
+def _wait(child: int, learning: Learning) -> os.waitid_result:
+    """Wait for the end of `child`, without reaping it."""
+    fd = os.pidfd_open(child)
+    try:
+        _learn_until(fd, learning)
+    finally:
+        os.close(fd)
+    ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert ended is not None  # None is possible only with WNOHANG
+    return ended
 
 
 def _reap_orphans() -> None:
@@ -161,7 +185,9 @@ def _ignore_signals_of_a_scheduler() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _carry_out(order: LaunchOrder, answers: TextIO, lock: Path, *, afresh: bool) -> int | None:
+def _carry_out(
+    order: LaunchOrder, answers: TextIO, lock: Path, learning: Learning, *, afresh: bool
+) -> int | None:
     """Run one order to its end. Returns the child, which is not reaped yet, or None if the fork
     failed."""
     try:
@@ -173,8 +199,7 @@ def _carry_out(order: LaunchOrder, answers: TextIO, lock: Path, *, afresh: bool)
             if child == 0:
                 _run_in_child(order, launcher, lock, files, afresh)
             _answer(answers, Begun(pid=child))
-            ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-            assert ended is not None  # None is possible only with WNOHANG
+            ended = _wait(child, learning)
             _answer(answers, _ended(ended, files if isinstance(order, Try) else None))
     # The log cannot be opened, or no process can be created. A later order may succeed.
     except OSError as exc:

@@ -147,7 +147,9 @@ class Standby:
         place = self.place
         return await asyncio.create_subprocess_exec(
             *command(place.python, "orchestrator.agent.processes.fork_server"),
-            *("--parent", str(place.parent), "--lock", str(place.lock), "--", *place.imports),
+            *("--parent", str(place.parent), "--lock", str(place.lock)),
+            *([] if place.learned is None else ["--learned", str(place.learned)]),
+            *("--", *place.imports),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=self.environ,

@@ -70,8 +70,7 @@ def _script(script: str, workdir: Path) -> Iterator[Problem]:
 
 
 def _module(module: str, workdir: Path, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """Only the top-level package is searched: to find a module inside a package, Python would import
-    the package."""
+    """Only the top-level package is searched. To search inside it, Python would import it."""
     top = module.partition(".")[0]
     given = environ.get("PYTHONPATH", "").split(os.pathsep)
     folders = [str(workdir), *(str(workdir / one) for one in given if one), *sys.path]

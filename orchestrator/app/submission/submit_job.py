@@ -418,7 +418,8 @@ def _check_trainable(submission: Submission) -> None:
     if shape.untrainable is not None:
         raise PlanError(
             f"the bundled trainer cannot train {shape.model_type}: {shape.untrainable}",
-            fix="use `ndctl plan` to plan it, and train it with your own script: ndctl run -- train.py",
+            fix="use `ndctl plan` to plan it, and train it with your own script:"
+            " ndctl run -- train.py",
         )
 
 

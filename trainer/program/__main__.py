@@ -1,0 +1,16 @@
+"""`python -m trainer.program WORKDIR PROGRAM …`, with the program as after `ndctl run --`:
+`train.py ARGS`, `-m MODULE ARGS` or `--no-python EXECUTABLE ARGS`.
+"""
+
+import os
+import sys
+
+from orchestrator.contract.files.env import RankEnv
+from trainer.program.run import run
+from trainer.rank.environment import torch_defaults
+
+if __name__ == "__main__":
+    env = RankEnv.from_mapping(os.environ)  # noqa: TID251 (this is the entry point)
+    for name, value in torch_defaults(env).items():
+        os.environ.setdefault(name, value)  # noqa: TID251
+    run(sys.argv[1], sys.argv[2:], env)
