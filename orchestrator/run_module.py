@@ -4,8 +4,8 @@
 
 `python -m MODULE` searches the working directory first. A user may submit a job from a folder that
 has a `trainer.py` or `torch.py`, which would then be run or imported. With `-P` the working
-directory is not searched, and `orchestrator`, `trainer` and `ndctl` are the packages beside this file,
-whatever else is installed under these names. PYTHONPATH is left as the user set it.
+directory is not searched, and `orchestrator`, `trainer` and `ndctl` are the packages beside this
+file, whatever else is installed under these names. PYTHONPATH is left as the user set it.
 """
 
 import runpy

@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from orchestrator.agent.allreduce_check import check_fabric
@@ -38,6 +39,9 @@ from orchestrator.diagnosis.logs.readings import read_words
 from orchestrator.health.host_probes import Probe
 from orchestrator.posix.run_with_timeout import within
 from orchestrator.seams import Clock
+
+LEARN_S = 1.0
+"""Seconds between two looks for the list of modules."""
 
 
 class HostAttempt(Protocol):
@@ -186,13 +190,25 @@ class HostProcesses:
         self.standby, self.probe = standby, probe
         self.socket: asyncio.DatagramTransport | None = None
         self.hear: Callable[[Datagram], None] = lambda datagram: None
+        self.learning: asyncio.Task[None] | None = None
 
     async def open(self, hear: Callable[[Datagram], None]) -> None:
         self.hear = hear
         self.socket = await listen(self.place.socket, hear)
         await self.standby.prepare()
+        if self.place.learned is not None and not self.place.learned.exists():
+            self.learning = asyncio.create_task(self._learn(self.place.learned))
+
+    async def _learn(self, file: Path) -> None:
+        """Once the ranks have written which modules they import, here or on another host, import
+        them before the next attempt."""
+        while not await within(None, file.exists):
+            await asyncio.sleep(LEARN_S)
+        await self.standby.learn()
 
     async def close(self) -> None:
+        if self.learning is not None:
+            self.learning.cancel()
         await self.standby.close()
         if self.socket is not None:
             self.socket.close()

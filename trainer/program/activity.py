@@ -19,12 +19,14 @@ def watch_collectives(link: Link) -> None:
 
 
 def _watch(link: Link) -> None:
-    called, wait = 0, threading.Event()
+    step, called, wait = -1, 0, threading.Event()
     while not wait.wait(LOOK_S):
         now = collectives()
-        if now != called:
-            called = now
+        # A rank that hangs in a step has already called some of its collectives. So only calls
+        # between two looks in the same step are a sign of life.
+        if link.step == step and now != called:
             link.beat(link.phase, active=True)
+        step, called = link.step, now
 
 
 def collectives() -> int:

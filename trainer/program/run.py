@@ -13,11 +13,12 @@ from types import FrameType
 from typing import NoReturn
 
 from ndctl.rank.link import Link, current
-
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.env import EXIT_SIGNAL, RankEnv
+from orchestrator.contract.files.run_dir import RunDir
 from trainer.program.activity import watch_collectives
 from trainer.program.learned import remember_imports
+from trainer.program.step_log import StepLog
 from trainer.program.torch_hooks import report_steps
 from trainer.rank.flight import dump_at_end, dump_on_signal
 from trainer.rank.signals import show_stacks_on_signal
@@ -28,7 +29,7 @@ END_S = 10.0
 and the end of this rank is what the agent must report."""
 
 
-def run(workdir: str, words: Sequence[str], env: RankEnv) -> NoReturn:
+def run(workdir: str, run_dir: str, words: Sequence[str], env: RankEnv) -> NoReturn:
     """Run the program `words` in `workdir`. Never returns."""
     try:
         os.chdir(workdir)
@@ -41,7 +42,8 @@ def run(workdir: str, words: Sequence[str], env: RankEnv) -> NoReturn:
     signal.signal(EXIT_SIGNAL, _exit_now)
     link = current()
     link.beat("init")
-    report_steps(link, first_step=remember_imports)
+    log = StepLog(RunDir(Path(run_dir)), env)
+    report_steps(link, log, first_step=remember_imports)
     watch_collectives(link)
     try:
         _run_python(words)
@@ -54,6 +56,7 @@ def run(workdir: str, words: Sequence[str], env: RankEnv) -> NoReturn:
         link.raised(exc)
         dump_at_end(env)
         _print(exc)
+    log.close()
     _end(link, code)
 
 

@@ -12,19 +12,19 @@ from types import ModuleType
 from typing import Any
 
 from ndctl.rank.link import Link
-
 from trainer.program.after_import import after_import
+from trainer.program.step_log import StepLog
 
 OTHERS_STEPS = 3
 """The optimizer that is counted changes when another one has stepped so often since its last step,
 for example after a warm-up that has an optimizer of its own."""
 
 
-def report_steps(link: Link, first_step: Callable[[], None]) -> None:
+def report_steps(link: Link, log: StepLog, first_step: Callable[[], None]) -> None:
     """Report each optimizer step. `first_step` is called after the first one."""
     if not link.active:
         return
-    steps = OptimizerSteps(link, first_step)
+    steps = OptimizerSteps(link, log, first_step)
     after_import(
         "torch.optim.optimizer",
         lambda torch: torch.register_optimizer_step_post_hook(steps.stepped),
@@ -39,8 +39,8 @@ def report_steps(link: Link, first_step: Callable[[], None]) -> None:
 class OptimizerSteps:
     """Counts the steps of one optimizer, though a script may have several (a GAN has two)."""
 
-    def __init__(self, link: Link, first_step: Callable[[], None]) -> None:
-        self.link = link
+    def __init__(self, link: Link, log: StepLog, first_step: Callable[[], None]) -> None:
+        self.link, self.log = link, log
         self.first_step: Callable[[], None] | None = first_step
         self.counted: weakref.ref[Any] | None = None
         self.others = 0
@@ -53,7 +53,9 @@ class OptimizerSteps:
             self.others += 1
             return
         self.others = 0
-        self.link.stepped()
+        if not self.link.logged:
+            self.link.stepped()
+            self.log.stepped(self.link.step)
         if self.first_step is not None:
             first, self.first_step = self.first_step, None
             first()

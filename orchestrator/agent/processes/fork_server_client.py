@@ -105,6 +105,14 @@ class Standby:
         else:
             await _end(launcher)
 
+    async def learn(self) -> None:
+        """Start a fork server with the modules that the ranks have imported by now. It replaces the
+        idle one. One that runs ranks ends with them, because only one idle one is kept."""
+        former, self.waiting = self.waiting, None
+        await self.prepare()
+        if former is not None:
+            await _end(former)
+
     async def close(self) -> None:
         """Kill every fork server, and with it the process that it runs."""
         waiting, self.waiting = self.waiting, None
