@@ -5,6 +5,7 @@ the time that `ndctl plan` may take (benchmarks/cli.py).
 """
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ class Written(Struct, frozen=True, kw_only=True):
 
     spec: CommonSpec
     path: Path
-    """Absolute path of the file."""
+    """Absolute path of the file; the current folder if there is none."""
     overrides: tuple[str, ...]
     document: Document
 
@@ -59,6 +60,19 @@ def read_written(path: Path, overrides: Sequence[str] = ()) -> Written:
         raise SpecError(message, fix=f"ndctl run -- {path}, or a spec with run: {{script: {path}}}")
     spec, document = _load(text, str(path), overrides)
     return Written(spec=spec, path=path.absolute(), overrides=tuple(overrides), document=document)
+
+
+def written_from(data: dict[str, Any], source: str, overrides: Sequence[str] = ()) -> Written:
+    """The spec with the values `data`, which is in no file. `source` names it in messages.
+
+    Raises:
+        SpecError: as `load_spec`.
+    """
+    document = Document(source, deepcopy(data), places={"": source})
+    _override(document, overrides)
+    _check_patterns(document)
+    spec = decode_document(_class_of(document), document)
+    return Written(spec=spec, path=Path(), overrides=tuple(overrides), document=document)
 
 
 def load_spec(text: str, source: str, overrides: Sequence[str] = ()) -> CommonSpec:
