@@ -24,6 +24,8 @@ from trainer.rank.flight import dump_at_end, dump_on_signal
 from trainer.rank.signals import show_stacks_on_signal
 
 NOT_FOUND = 127
+RUNPY = "<frozen runpy>"
+"""File name of runpy in tracebacks."""
 END_S = 10.0
 """Limit for exit handlers and threads of a program that has failed. They may wait for other ranks,
 and the end of this rank is what the agent must report."""
@@ -98,13 +100,12 @@ def _code_of(exc: SystemExit) -> int:
 
 def _print(exc: BaseException) -> None:
     """The traceback without the frames of this module and of runpy."""
-    tb = exc.__traceback__
-    while tb is not None and tb.tb_frame.f_code.co_filename in (__file__, runpy.__file__):
+    whole = tb = exc.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename in (__file__, RUNPY, runpy.__file__):
         tb = tb.tb_next
-    # `runpy` may have a frozen file name; then the whole traceback is printed.
-    while tb is not None and tb.tb_frame.f_code.co_filename == "<frozen runpy>":
-        tb = tb.tb_next
-    sys.excepthook(type(exc), exc, tb or exc.__traceback__)
+    # Nothing is left of an error of runpy itself, such as a module that it does not find.
+    exc = exc.with_traceback(tb or whole)
+    sys.excepthook(type(exc), exc, exc.__traceback__)
 
 
 def _end(link: Link, code: int) -> NoReturn:
