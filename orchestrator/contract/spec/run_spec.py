@@ -14,7 +14,7 @@ File = Annotated[str, Matches(r"[^\0]+", "a path, not empty", "train.py")]
 Module = Annotated[
     str, Matches(r"[^\W\d]\w*(\.[^\W\d]\w*)*", "the name of a Python module", "package.train")
 ]
-Pattern = Annotated[str, Matches(r"(?s).+", "a regular expression, not empty", r"step (\d+)")]
+Pattern = Annotated[str, Matches(r"[\s\S]+", "a regular expression, not empty", r"step (\d+)")]
 
 
 class MetricPatterns(Struct, frozen=True, kw_only=True):
