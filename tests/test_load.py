@@ -57,7 +57,7 @@ def refusal_of(text: str, *overrides: str) -> str:
 
 BAD: list[tuple[str, str, str, str]] = [
     # override, place, limit, fix
-    ("nam=x", "nam", "one of the keys name, model", "did you mean name?"),
+    ("nam=x", "nam", "one of the keys name, cluster", "did you mean name?"),
     ("name=My Job", "name", "first a letter or digit", "something like llama-run-1"),
     ("name=.hidden", "name", "first a letter or digit", "something like"),
     ("name=-x", "name", "first a letter or digit", "something like"),
