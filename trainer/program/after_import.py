@@ -1,4 +1,4 @@
-"""Calls a function when a module has been imported, whoever imports it and when."""
+"""Calls a function when a module has been imported, now or later."""
 
 import sys
 from collections.abc import Callable, Sequence
