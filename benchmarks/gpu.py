@@ -144,7 +144,7 @@ def run(case: Case, steps: int, sequence_length: int) -> str:
         path.write_text(json.dumps(encode(config)))
         error = train(path, case.gpus, steps)
         lines = metrics_of(Path(folder))[WARM_UP:]
-    memory = planned.memory
+    memory = planned.needs
     # torch's figure is the allocator's, which knows nothing of the rest.
     tensors = memory.peak_bytes - sum(memory.items.get(item, 0) for item in RESERVE)
     return f"{error} | | | |" if error else show(lines, tensors, planned.time)

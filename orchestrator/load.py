@@ -1,10 +1,11 @@
-"""Loads a YAML job spec, with `--set` overrides, as a JobSpec; every problem has its place.
+"""Loads a YAML job spec, with `--set` overrides; every problem has its place.
 
 The contract's codec interprets the values. pydantic is not used, because importing it takes most of
 the time that `ndctl plan` may take (benchmarks/cli.py).
 """
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from orchestrator.contract.codec import Problem, encode, join, key_of
-from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.job_spec import CommonSpec, JobSpec, ScriptSpec
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.diagnosis.logs.patterns import problem_of
 from orchestrator.errors import NdctlError, SpecError
@@ -30,9 +31,9 @@ from orchestrator.yaml_document import (
 class Written(Struct, frozen=True, kw_only=True):
     """A spec, and where in the file each of its values is."""
 
-    spec: JobSpec
+    spec: CommonSpec
     path: Path
-    """Absolute path of the file."""
+    """Absolute path of the file; the current folder if there is none."""
     overrides: tuple[str, ...]
     document: Document
 
@@ -42,7 +43,7 @@ class Written(Struct, frozen=True, kw_only=True):
         return spec_error(self.document.source, placed, also)
 
 
-def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
+def read_spec(path: Path, overrides: Sequence[str] = ()) -> CommonSpec:
     """The spec in the file `path`.
 
     Raises:
@@ -54,11 +55,27 @@ def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 def read_written(path: Path, overrides: Sequence[str] = ()) -> Written:
     """The spec with the places of its values."""
     text = read_text(path, "examples/ has specs")
+    if path.suffix == ".py":
+        message = f"{path}: this is a Python script, not a job spec"
+        raise SpecError(message, fix=f"ndctl run -- {path}, or a spec with run: {{script: {path}}}")
     spec, document = _load(text, str(path), overrides)
     return Written(spec=spec, path=path.absolute(), overrides=tuple(overrides), document=document)
 
 
-def load_spec(text: str, source: str, overrides: Sequence[str] = ()) -> JobSpec:
+def written_from(data: dict[str, Any], source: str, overrides: Sequence[str] = ()) -> Written:
+    """The spec with the values `data`, which is in no file. `source` names it in messages.
+
+    Raises:
+        SpecError: as `load_spec`.
+    """
+    document = Document(source, deepcopy(data), places={"": source})
+    _override(document, overrides)
+    _check_patterns(document)
+    spec = decode_document(_class_of(document), document)
+    return Written(spec=spec, path=Path(), overrides=tuple(overrides), document=document)
+
+
+def load_spec(text: str, source: str, overrides: Sequence[str] = ()) -> CommonSpec:
     """The spec in `text`, with `a.b.c=VALUE` overrides. `source` names the text in messages.
 
     Raises:
@@ -68,7 +85,7 @@ def load_spec(text: str, source: str, overrides: Sequence[str] = ()) -> JobSpec:
     return _load(text, source, overrides)[0]
 
 
-def _load(text: str, source: str, overrides: Sequence[str]) -> tuple[JobSpec, Document]:
+def _load(text: str, source: str, overrides: Sequence[str]) -> tuple[CommonSpec, Document]:
     document = parse(text, source)
     if not isinstance(document.data, dict):
         empty = document.data is None
@@ -82,7 +99,37 @@ def _load(text: str, source: str, overrides: Sequence[str]) -> tuple[JobSpec, Do
         raise spec_error(source, [(f"{source}:1", problem)])
     _override(document, overrides)
     _check_patterns(document)
-    return decode_document(JobSpec, document), document
+    return decode_document(_class_of(document), document), document
+
+
+OF_THE_TRAINER = ("model", "data", "train", "parallel", "objective")
+"""Keys that describe a job of the bundled trainer."""
+OFTEN_FOR_RUN = ("command", "cmd", "entrypoint", "script", "module", "program")
+"""Keys that other tools have for the user's program."""
+
+
+def _class_of(document: Document) -> type[CommonSpec]:
+    """Which kind of spec it is. Reports keys of the other kind."""
+    data = document.data
+    for key in filter(data.__contains__, OFTEN_FOR_RUN):
+        limit = "inside run, which names your own program"
+        fix = "write run: {script: train.py, args: [...]}"
+        document.report(Problem(path=key, value=data[key], limit=limit, fix=fix))
+    if "run" not in data and not any(key in data for key in OFTEN_FOR_RUN):
+        return JobSpec
+    both = [key for key in OF_THE_TRAINER if key in data] if "run" in data else []
+    for key in ["run", *both] if both else []:
+        others = "run" if key != "run" else ", ".join(both)
+        place = document.place_of("run" if key != "run" else both[0])
+        document.report(
+            Problem(
+                path=key,
+                limit=f"left out beside {others} ({place})",
+                fix="keep run to train with your own program, or the other keys to train with the"
+                " bundled trainer",
+            )
+        )
+    return ScriptSpec
 
 
 def _check_patterns(document: Document) -> None:
@@ -102,10 +149,26 @@ def _check_patterns(document: Document) -> None:
                     document.report(Problem(path=path, value=pattern, limit=limit, fix=fix))
 
 
-def dump_spec(spec: JobSpec) -> str:
+def of_the_trainer(spec: CommonSpec, what: str) -> JobSpec:
+    """`spec`, for a command that needs a job of the bundled trainer.
+
+    Raises:
+        SpecError: it runs the user's own program; `what` is the command.
+    """
+    if isinstance(spec, JobSpec):
+        return spec
+    raise SpecError(
+        f"{what} needs a job of the bundled trainer, but {spec.name} runs your own program",
+        fix="give a spec with model, data and train",
+    )
+
+
+def dump_spec(spec: CommonSpec) -> str:
     """`spec` as YAML with every default written out, without `kubernetes` if the job does not use
     it. `load_spec` reads it back as an equal spec."""
-    body, cluster = _without_absent(spec), spec.cluster
+    given, cluster = _without_absent(spec), spec.cluster
+    # A reader first wants to know what the job trains.
+    body = {key: given[key] for key in ("name", "run", *OF_THE_TRAINER) if key in given} | given
     if cluster.backend != "kubernetes" and cluster.kubernetes == KubernetesSpec():
         del body["cluster"]["kubernetes"]
     text: str = yaml.dump(body, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)

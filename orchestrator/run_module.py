@@ -4,8 +4,8 @@
 
 `python -m MODULE` searches the working directory first. A user may submit a job from a folder that
 has a `trainer.py` or `torch.py`, which would then be run or imported. With `-P` the working
-directory is not searched, and `orchestrator` and `trainer` are the packages beside this file,
-whatever else is installed under these names. PYTHONPATH is left as the user set it.
+directory is not searched, and `orchestrator`, `trainer` and `ndctl` are the packages beside this
+file, whatever else is installed under these names. PYTHONPATH is left as the user set it.
 """
 
 import runpy
@@ -35,7 +35,7 @@ def _load(package: Path) -> None:
 
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
-    for name in (here.name, "trainer"):
+    for name in (here.name, "trainer", "ndctl"):
         _load(here.parent / name)
     del sys.argv[0]  # as with `python -m`: the module sees its own name and arguments
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -18,10 +18,11 @@ from msgspec import NODEFAULT, Struct, structs
 
 from orchestrator.contract.codec import encode, fields_of, is_struct
 from orchestrator.contract.spec.data_spec import ValidationSpec
-from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.job_spec import JobSpec, ScriptSpec
 from orchestrator.contract.spec.kubernetes_spec import EnvFrom, ValueFrom
 from orchestrator.contract.spec.limits import Above, AtLeast, AtMost, Limit, Matches, OneOf
 from orchestrator.contract.spec.model_spec import ModelSpec
+from orchestrator.contract.spec.run_spec import RunSpec
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TYPES: dict[Any, dict[str, Any]] = {
@@ -37,6 +38,7 @@ TYPES: dict[Any, dict[str, Any]] = {
 ONE_OF: Mapping[type, tuple[str, ...]] = {
     ModelSpec: ("preset", "config", "path"),
     ValidationSpec: ("files", "fraction"),
+    RunSpec: ("script", "module", "program"),
     ValueFrom: ("secret", "config_map"),
     EnvFrom: ("secret", "config_map"),
 }
@@ -44,9 +46,20 @@ ONE_OF: Mapping[type, tuple[str, ...]] = {
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of `JobSpec`."""
+    """JSON Schema (2020-12) of a spec: a `JobSpec` or a `ScriptSpec`."""
     definitions: dict[str, Any] = {}
-    root = _object(JobSpec, definitions)
+    root, own = _object(JobSpec, definitions), _object(ScriptSpec, definitions)
+    trained = [key for key in root["properties"] if key not in own["properties"]]
+    needed = [key for key in root["required"] if key not in own["properties"]]
+    root["description"] = f"{root['description']} Or {own['description'][0].lower()}"
+    root["description"] += own["description"][1:]
+    root["properties"] |= own["properties"]
+    root["required"] = ["name"]
+    # A property with the schema `false` must not be given.
+    root["oneOf"] = [
+        {"required": needed, "properties": {"run": False}},
+        {"required": ["run"], "properties": dict.fromkeys(trained, False)},
+    ]
     return {"$schema": DIALECT, "title": "ndctl job spec"} | root | {"$defs": definitions}
 
 

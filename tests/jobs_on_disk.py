@@ -10,9 +10,9 @@ import pytest
 from orchestrator.app.planning import plans
 from orchestrator.app.submission import submit_job
 from orchestrator.contract.check_results import Finding
+from orchestrator.contract.drills import Drill, parse_drill
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import Event, LeaderStarted
-from orchestrator.contract.spec.drills import Drill, parse_drill
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError
 from orchestrator.journal.journal import Journal, read

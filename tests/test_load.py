@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.contract.spec.parallel_spec import ParallelSpec
 from orchestrator.contract.spec.train_spec import OptimizerSpec, ScheduleSpec, TrainSpec
 from orchestrator.errors import SpecError
-from orchestrator.load import dump_spec, load_spec, read_spec
+from orchestrator.load import dump_spec, load_spec, of_the_trainer, read_spec
 from orchestrator.model_config import hub_cache, read_model_config
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -56,7 +57,7 @@ def refusal_of(text: str, *overrides: str) -> str:
 
 BAD: list[tuple[str, str, str, str]] = [
     # override, place, limit, fix
-    ("nam=x", "nam", "one of the keys name, model", "did you mean name?"),
+    ("nam=x", "nam", "one of the keys name, cluster", "did you mean name?"),
     ("name=My Job", "name", "first a letter or digit", "something like llama-run-1"),
     ("name=.hidden", "name", "first a letter or digit", "something like"),
     ("name=-x", "name", "first a letter or digit", "something like"),
@@ -205,6 +206,10 @@ BAD: list[tuple[str, str, str, str]] = [
 ]
 
 
+def job_of(text: str, source: str, overrides: Sequence[str]) -> JobSpec:
+    return of_the_trainer(load_spec(text, source, overrides), "this test")
+
+
 @pytest.mark.parametrize(
     ("override", "path", "limit", "fix"), BAD, ids=[row[0][:40] for row in BAD]
 )
@@ -338,26 +343,26 @@ def test_yaml_beyond_plain_values_is_refused(text: str, expected: str) -> None:
     [("3e-4", 3e-4), ("3.0e-4", 3e-4), ("1E+0", 1.0), (".5", 0.5), ("1", 1.0), ("0x10", 16.0)],
 )
 def test_numbers_are_read_in_every_notation(text: str, value: float) -> None:
-    assert load_spec(GOOD, "x", [f"train.optimizer.lr={text}"]).train.optimizer.lr == value
+    assert job_of(GOOD, "x", [f"train.optimizer.lr={text}"]).train.optimizer.lr == value
 
 
 def test_values_that_yaml_1_1_would_convert_keep_their_form() -> None:
-    spec = load_spec(GOOD, "x", ["model={config: {a: yes, b: 1:30, c: 2024-01-01, d: 010, 7: ~}}"])
+    spec = job_of(GOOD, "x", ["model={config: {a: yes, b: 1:30, c: 2024-01-01, d: 010, 7: ~}}"])
     assert spec.model.config == {"a": "yes", "b": "1:30", "c": "2024-01-01", "d": 10, "7": None}
 
 
 def test_an_override_wins_over_the_file_and_a_later_one_over_an_earlier() -> None:
-    spec = load_spec(GOOD, "x", ["train.steps=20", "train.steps=30", "run_root=/a=b"])
+    spec = job_of(GOOD, "x", ["train.steps=20", "train.steps=30", "run_root=/a=b"])
     assert (spec.train.steps, spec.run_root) == (30, "/a=b")
 
 
 def test_an_override_creates_missing_sections() -> None:
-    spec = load_spec(GOOD + "parallel:\n", "x", ["parallel.tp=2", "train.optimizer.lr=1e-3"])
+    spec = job_of(GOOD + "parallel:\n", "x", ["parallel.tp=2", "train.optimizer.lr=1e-3"])
     assert (spec.parallel.tp, spec.train.optimizer.lr) == (2, 1e-3)
 
 
 def test_an_override_replaces_the_model() -> None:
-    spec = load_spec(GOOD, "x", ["model.preset=null", "model.config={model_type: llama}"])
+    spec = job_of(GOOD, "x", ["model.preset=null", "model.config={model_type: llama}"])
     assert spec.model == ModelSpec(config={"model_type": "llama"})
 
 
@@ -399,7 +404,7 @@ def test_every_example_loads_and_its_dump_loads_as_an_equal_spec(path: Path) -> 
 
 
 def test_the_quickstart_uses_tp_inside_a_host_and_fsdp_across_hosts() -> None:
-    spec = read_spec(EXAMPLES / "quickstart.yaml")
+    spec = of_the_trainer(read_spec(EXAMPLES / "quickstart.yaml"), "this test")
     assert spec.parallel == ParallelSpec(pp=1, dp_replicate=1, dp_shard=2, cp=1, tp=2)
     assert spec.train == TrainSpec(
         steps=60,

@@ -196,6 +196,12 @@ class Attempt:
             record.loss, record.tokens_per_second = beat.loss, beat.tokens_per_second
         record.memory_bytes = beat.memory_bytes or record.memory_bytes
 
+    def active(self, rank: int) -> None:
+        """Record that the rank does something: it has printed a line."""
+        if (record := self.ranks.get(rank)) is not None:
+            record.heard = self.clock.monotonic()
+            record.pace.active(record.heard)
+
     def exited(self, ended: RankExited) -> RankExited:
         """`ended` with all that this agent knows of the rank. It overwrites the sender's values.
 

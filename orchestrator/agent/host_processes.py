@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from orchestrator.agent.allreduce_check import check_fabric
@@ -22,6 +23,7 @@ from orchestrator.agent.evidence.evidence_collector import (
 )
 from orchestrator.agent.processes.fork_server_client import Standby
 from orchestrator.agent.processes.torchrun import HostPlace
+from orchestrator.agent.program import Program
 from orchestrator.agent.rank_socket import free_port, listen
 from orchestrator.contract.messages.agent_protocol import (
     Checked,
@@ -31,12 +33,15 @@ from orchestrator.contract.messages.agent_protocol import (
     Start,
 )
 from orchestrator.contract.messages.events import HostStopped, RankExited
-from orchestrator.contract.messages.rank_messages import Datagram
+from orchestrator.contract.messages.rank_messages import Beat, Datagram
 from orchestrator.contract.spec.failures import Reading
 from orchestrator.diagnosis.logs.readings import read_words
 from orchestrator.health.host_probes import Probe
 from orchestrator.posix.run_with_timeout import within
 from orchestrator.seams import Clock
+
+LEARN_S = 1.0
+"""Seconds between two looks for the list of modules."""
 
 
 class HostAttempt(Protocol):
@@ -125,9 +130,26 @@ class TorchrunAttempt(Attempt):
     standby: Standby
     environ: Mapping[str, str]
     probe: Callable[[], Probe]
+    program: Program | None = None
+    """Given if the ranks run the user's own program."""
 
     async def begin(self) -> None:
         await self.launch(self.standby, self.environ)
+        if self.program is not None:
+            self.program.begin()
+
+    async def wait(self) -> tuple[list[RankExited], HostStopped]:
+        try:
+            return await super().wait()
+        finally:
+            if self.program is not None:
+                self.program.close()
+
+    def hear(self, datagram: Datagram) -> RankExited | None:
+        exited = super().hear(datagram)
+        if self.program is not None and isinstance(datagram, Beat):
+            self.program.heard(datagram)
+        return exited
 
     async def read(self, exited: RankExited) -> RankExited:
         if exited.stopped:  # its log explains nothing; the traces keep it
@@ -167,12 +189,26 @@ class HostProcesses:
         self.place, self.environ, self.clock = place, environ, clock
         self.standby, self.probe = standby, probe
         self.socket: asyncio.DatagramTransport | None = None
+        self.hear: Callable[[Datagram], None] = lambda datagram: None
+        self.learning: asyncio.Task[None] | None = None
 
     async def open(self, hear: Callable[[Datagram], None]) -> None:
+        self.hear = hear
         self.socket = await listen(self.place.socket, hear)
         await self.standby.prepare()
+        if self.place.learned is not None and not self.place.learned.exists():
+            self.learning = asyncio.create_task(self._learn(self.place.learned))
+
+    async def _learn(self, file: Path) -> None:
+        """Once the ranks have written which modules they import, here or on another host, import
+        them before the next attempt."""
+        while not await within(None, file.exists):
+            await asyncio.sleep(LEARN_S)
+        await self.standby.learn()
 
     async def close(self) -> None:
+        if self.learning is not None:
+            self.learning.cancel()
         await self.standby.close()
         if self.socket is not None:
             self.socket.close()
@@ -180,6 +216,10 @@ class HostProcesses:
     def attempt(self, start: Start) -> HostAttempt:
         attempt = TorchrunAttempt(start, self.place, self.clock)
         attempt.standby, attempt.environ, attempt.probe = self.standby, self.environ, self.probe
+        if start.run is not None:
+            attempt.program = Program(
+                start, attempt.log_dir, self.hear, attempt.running, attempt.active
+            )
         return attempt
 
     async def check_fabric(self, order: CheckFabric) -> Checked:

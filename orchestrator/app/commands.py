@@ -16,6 +16,7 @@ from orchestrator.contract.files import env
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.read_json import read_json
+from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.job_paths import run_root_of
 
@@ -55,6 +56,8 @@ def _depends_on_folder(written: "Written") -> bool:
     spec = written.spec
     if spec.cluster.backend == "slurm":
         return True  # Slurm starts the agents where the job was submitted
+    if not isinstance(spec, JobSpec):
+        return True  # run.workdir
     held_out = spec.data.validation.files if spec.data.validation else None
     globs = [files for files in (spec.data.files, held_out) if files is not None]
     folders = [spec.data.tokenizer, spec.model.weights, spec.model.path]

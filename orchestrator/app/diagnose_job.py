@@ -151,7 +151,7 @@ def in_order(snapshot: Snapshot) -> str:
     """Says that a job is healthy or succeeded; empty if neither. Only the leader decides how long a
     rank may be silent."""
     shown = snapshot.view
-    at = f"step {shown.step:,} of {shown.steps:,}"
+    at = f"step {format.steps(shown.step, shown.steps)}"
     if shown.state == "SUCCEEDED":
         return f"{shown.name} succeeded: {at}"
     silent = [health for host in shown.hosts for health in host.ranks if health in UNHEALTHY]

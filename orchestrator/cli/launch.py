@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.app.submission.submit_job import Submission, Submitted
     from orchestrator.app.submission.sweep_jobs import Element
     from orchestrator.cli.options import Looks
-    from orchestrator.contract.spec.drills import Drill
+    from orchestrator.contract.drills import Drill
     from orchestrator.dashboard.command_hints import Commands
 
 
@@ -54,12 +54,23 @@ def _drills(
     if not texts:
         return ()
     from orchestrator.contract.codec import Invalid
-    from orchestrator.contract.spec.drills import parse_drill
+    from orchestrator.contract.drills import parse_drill
 
     try:
         return tuple(parse_drill(text, number) for number, text in enumerate(texts, 1))
     except Invalid as exc:
         raise click.BadParameter(str(exc)) from exc
+
+
+drill_option = click.option(
+    "--drill",
+    "drills",
+    multiple=True,
+    callback=_drills,
+    metavar="FAULT",
+    help="Inject a fault once: kill|stop|slow|raise|exit|segv|busy|skip|shape|order|data"
+    ":rank=R@step=S, kill:host=H@step=S.",
+)
 
 
 class _DryRunAlone(click.Command):
@@ -111,15 +122,7 @@ class _DryRunAlone(click.Command):
     metavar="N",
     help="With --sweep on Slurm: run at most N jobs at the same time.",
 )
-@click.option(
-    "--drill",
-    "drills",
-    multiple=True,
-    callback=_drills,
-    metavar="FAULT",
-    help="Inject a fault once: kill|stop|raise|exit|busy|skip|shape|order|data:rank=R@step=S,"
-    " kill:host=H@step=S.",
-)
+@drill_option
 def submit(  # noqa: PLR0913 - click hands over one argument for each option
     spec: str,
     overrides: tuple[str, ...],
@@ -180,10 +183,11 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     if dry_run is not None:
         _print_dry_run(submission, asks=dry_run == "server")
     else:
-        _submit_one(submission, follow=follow)
+        submit_one(submission, follow=follow)
 
 
-def _submit_one(submission: "Submission", *, follow: bool) -> None:
+def submit_one(submission: "Submission", *, follow: bool) -> None:
+    """Submit, print what happened and, with `follow`, wait for the end and exit."""
     from orchestrator.app.submission import submit_job
     from orchestrator.system import SystemClock
 

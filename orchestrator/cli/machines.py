@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestrator.contract.check_results import Finding
-    from orchestrator.contract.spec.job_spec import JobSpec
+    from orchestrator.contract.spec.job_spec import CommonSpec
 
 
-def _spec_of(spec: str | None, overrides: tuple[str, ...]) -> "JobSpec | None":
+def _spec_of(spec: str | None, overrides: tuple[str, ...]) -> "CommonSpec | None":
     from pathlib import Path
 
     from orchestrator.load import read_spec
@@ -51,7 +51,7 @@ def _input_findings(
     return findings_of(look_at(written, os.environ, root, resume=resume), written)
 
 
-def _slurm_findings(root: "Path", wish: "JobSpec | None") -> "tuple[Finding, ...]":
+def _slurm_findings(root: "Path", wish: "CommonSpec | None") -> "tuple[Finding, ...]":
     from orchestrator.backends.slurm.commands import Slurm
     from orchestrator.contract.spec.slurm_spec import SlurmSpec
     from orchestrator.doctor.slurm import examine_slurm

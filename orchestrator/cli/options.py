@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.app.planning.planned_hosts import Purpose
     from orchestrator.app.planning.plans import Planned
     from orchestrator.app.remote import Found, Place
-    from orchestrator.contract.spec.job_spec import JobSpec
+    from orchestrator.contract.spec.job_spec import CommonSpec
 
 
 class FiniteRange(click.FloatRange):
@@ -238,7 +238,7 @@ def looks_for(*, resume: bool) -> Looks:
     return "at-checkpoint-too" if resume else "at-inputs"
 
 
-def warn_of_secrets(spec: "JobSpec") -> None:
+def warn_of_secrets(spec: "CommonSpec") -> None:
     """Warn of environment variables that look like secrets and are plain text in the spec."""
     from orchestrator.contract.spec.kubernetes_spec import plain_secrets
     from orchestrator.contract.spec.slurm_spec import plain_secrets as plain_on_slurm

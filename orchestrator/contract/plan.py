@@ -99,8 +99,11 @@ class PlacementCost(Struct, frozen=True, kw_only=True):
 
 class Plan(Struct, frozen=True, kw_only=True):
     mesh: Mesh
-    micro_batch_size: int
-    gradient_accumulation: int
+    """ndctl does not know how the user's own program splits its work. Its ranks are all along
+    `dp_replicate`."""
+    micro_batch_size: int | None
+    """None: the program decides."""
+    gradient_accumulation: int | None
     activation_checkpointing: Literal["none", "selective", "full", "every_k"] = "none"
     """The spec's choice, with `auto` decided."""
     reshard_after_forward: bool | int = True
@@ -114,7 +117,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     ranks_per_host: int
     placement: PlacementCost | None = None
     """None: the switches between the hosts are unknown."""
-    memory: Memory
+    memory: Memory | None
+    """None: unknown, because the ranks run the user's own program."""
     memory_along_pp: tuple[Memory, ...] = ()
     """Memory of each rank along pp, in order; empty without a pipeline."""
     time: StepTime | None = None
@@ -134,6 +138,12 @@ class Plan(Struct, frozen=True, kw_only=True):
         return self.mesh.world_size
 
     @property
+    def needs(self) -> Memory:
+        """The memory of a plan that the planner made."""
+        assert self.memory is not None
+        return self.memory
+
+    @property
     def schedule(self) -> str | None:
         """Pipeline schedule; None without a pipeline."""
         return self.pipeline.schedule if self.mesh.pp > 1 else None
@@ -141,8 +151,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     @property
     def choice(self) -> Choice | None:
         """The plan in the form of its alternatives; None if its time was not predicted."""
-        if self.time is None:
+        if self.time is None or self.memory is None:
             return None
+        assert self.micro_batch_size is not None
+        assert self.gradient_accumulation is not None
         return Choice(
             mesh=self.mesh,
             micro_batch_size=self.micro_batch_size,

@@ -36,7 +36,7 @@ class Handover(Struct, frozen=True, kw_only=True):
     plan: Mapping[str, Any]
     """Content of plan-<n>.json."""
     trainer: Mapping[str, Any]
-    """Content of trainer-<n>.json."""
+    """Content of trainer-<n>.json; empty if the ranks run the user's own program."""
     new: bool = False
     """Rename the directory of an ended run of the same name before this one starts."""
     submitted: Mapping[str, Any] | None = None
@@ -66,7 +66,7 @@ def renamed(handover: Handover, run_dir: Path) -> Handover:
         job=replace(handover.job, launch=replace(launch, job=name, run_dir=str(run_dir))),
         # The name is the first key of a spec that ndctl wrote, and never needs escapes.
         spec=re.sub(r"\Aname: .*", f"name: '{name}'", handover.spec),
-        trainer={**handover.trainer, "out": str(run_dir)},
+        trainer={**handover.trainer, "out": str(run_dir)} if handover.trainer else {},
         submitted=submitted,
     )
 

@@ -1,5 +1,6 @@
 """`ndctl describe`: everything that is known about a job, with each incident in full."""
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import tzinfo
@@ -54,6 +55,13 @@ def _plan(snapshot: Snapshot) -> Iterator[str]:
     current = snapshot.seen.run.current
     plan = current.plan
     yield row("mesh", f"{plan.mesh} ({format.count(plan.world_size, 'rank')})")
+    if plan.memory is None:  # the user's own program
+        job = snapshot.seen.run.job
+        assert job is not None
+        assert job.run is not None
+        yield row("program", shlex.join(job.run.words))
+        yield row("folder", job.run.workdir)
+        return
     accumulation = f"gradient accumulation {plan.gradient_accumulation}"
     yield row("batch", f"micro batch {plan.micro_batch_size}, {accumulation}")
     peak = format.size(plan.memory.peak_bytes)

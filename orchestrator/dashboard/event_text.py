@@ -1,5 +1,6 @@
 """One line of text per journal entry: the event, the actions that followed and their reasons."""
 
+import shlex
 from collections.abc import Iterable, Mapping
 from datetime import tzinfo
 from typing import assert_never
@@ -260,13 +261,17 @@ def _hosts_with_reasons(hosts: Mapping[str, str]) -> str:
     return ", ".join(f"{host} ({why})" for host, why in sorted(hosts.items()))
 
 
+def _work(event: JobSubmitted) -> str:
+    return f"{event.steps:,} steps" if event.run is None else shlex.join(event.run.words)
+
+
 def _submitted(event: JobSubmitted) -> str:
     verb = "resubmitted" if event.resume else "submitted"
     ranks = format.count(event.plan.world_size, "rank")
     hosts = format.count(len(event.plan.hosts), "host")
     drills = f", drills {', '.join(map(str, event.drills))}" if event.drills else ""
     return (
-        f"job {event.launch.job} {verb} to {event.backend}: {event.steps:,} steps,"
+        f"job {event.launch.job} {verb} to {event.backend}: {_work(event)},"
         f" {ranks} on {hosts}, {event.plan.mesh}{drills}"
     )
 

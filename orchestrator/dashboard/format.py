@@ -86,6 +86,16 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def steps(done: int, of: int) -> str:
+    """`of`: 0 if unknown."""
+    return f"{done:,} of {of:,}" if of else f"{done:,}"
+
+
+def of_steps(done: int, of: int) -> str:
+    """The same, shorter."""
+    return f"{done:,}/{of:,}" if of else f"{done:,}"
+
+
 def loss(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.4f}"
 

@@ -140,11 +140,13 @@ def row(label: str, text: str) -> str:
 
 
 def _progress(shown: View) -> str:
-    parts = [f"step {shown.step:,} of {shown.steps:,}"]
+    parts = [f"step {format.steps(shown.step, shown.steps)}"]
     if shown.loss is not None:
         parts.append(f"loss {format.loss(shown.loss)}")
     if shown.state == "RUNNING" and shown.tokens_per_second is not None:
         parts.append(format.rate(shown.tokens_per_second))
+    elif shown.state == "RUNNING" and shown.step_s:
+        parts.append(f"{1 / shown.step_s:.3g} steps/s")
     if shown.eta_s is not None:
         parts.append(f"about {format.duration(shown.eta_s)} left")
     return ", ".join(parts)

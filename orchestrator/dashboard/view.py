@@ -363,6 +363,8 @@ def view(
     )
     over = standing.state in ENDED
     done = last_step(run, progress)
+    left = run.job.steps - done if run.job.steps else None
+    eta_s = None if standing.as_of or left is None else _eta(standing.state, left, progress, now)
     return View(
         name=run.job.launch.job,
         state=standing.state,
@@ -379,7 +381,7 @@ def view(
         tokens_per_second=last.tokens_per_second if last else None,
         step_s=progress.step_s,
         quiet_s=None if last is None or last.time is None else max(0.0, now - last.time),
-        eta_s=None if standing.as_of else _eta(standing.state, run.job.steps - done, progress, now),
+        eta_s=eta_s,
         elapsed_s=max(0.0, (_ended_at(run, progress) if over else now) - run.job.at),
         mesh=run.plan.mesh,
         hosts=tuple(_host_rows(seen, standing.state)),

@@ -128,7 +128,7 @@ def checkpoint_bytes(plan: Plan) -> tuple[int, int]:
 
     Replicas hold the same data, which is written once. A pipeline stage writes its own part.
     """
-    stages = plan.memory_along_pp or (plan.memory,)
+    stages = plan.memory_along_pp or (plan.needs,)
     each = [memory.host.get("checkpoint", 0) for memory in stages]
     per_stage = plan.world_size // plan.mesh.dp_replicate // len(each)
     return sum(each) * per_stage, max(each)

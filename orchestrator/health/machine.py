@@ -105,6 +105,9 @@ def _memory(plan: Plan | None) -> Finding:
     available = _meminfo("MemAvailable")
     if plan is None:
         return Finding(what="memory", verdict="ok", found=f"{_gib(available)} available")
+    if plan.memory is None:
+        ranks = f"{plan.world_size} ranks of your program need an unknown amount"
+        return Finding(what="memory", verdict="ok", found=f"{_gib(available)} available, {ranks}")
     of_rank = plan.memory.peak_bytes + sum(plan.memory.host.values())
     need = plan.world_size * (of_rank + RANK_BYTES)
     found = f"{_gib(available)} available, {plan.world_size} ranks need about {_gib(need)}"
@@ -138,7 +141,7 @@ def _run_root(run_root: Path, plan: Plan | None) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(place).free
     need = DISK_BYTES
-    if plan is not None:
+    if plan is not None and plan.memory is not None:
         items = {**plan.memory.items, **plan.memory.host}
         state = items.get("parameters", 0) + items.get("optimizer", 0)
         need += 3 * state * plan.world_size  # two kept checkpoints and one being written

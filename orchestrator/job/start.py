@@ -97,7 +97,10 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
         crossing = cost.crossing
     attempt = run.attempt.number + 1
     origin = f"checkpoint step-{run.progress.saved}" if run.progress.saved else "the beginning"
-    reason = f"attempt {attempt} on {len(placement)} hosts from {origin}"
+    reason = f"attempt {attempt} on {len(placement)} hosts"
+    # A user's program may resume from a checkpoint that ndctl does not know.
+    if run.job.run is None or run.progress.saved:
+        reason += f" from {origin}"
     # Where each host is replaced alone, an allocation never ends, so there is nothing to count.
     allocations = 0 if has_successors(run) else run.history.allocations
     after = replace(

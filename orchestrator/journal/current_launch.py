@@ -16,18 +16,21 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.contract.read_json import read_json
+from orchestrator.contract.spec.run_spec import RunSpec
 from orchestrator.journal.journal import Tail
 
 
 class Launched(Struct, frozen=True, kw_only=True):
     backend: str
     launch: LaunchPlan
+    run: RunSpec | None = None
+    """The user's own program."""
 
 
 def write_current_launch(run_dir: RunDir, job: JobSubmitted) -> None:
     """Call it before the journal is written. If the caller dies in between, an agent of the
     previous launch is rejected, which is safe; the other order would let it touch the new job."""
-    body = encode(Launched(backend=job.backend, launch=job.launch))
+    body = encode(Launched(backend=job.backend, launch=job.launch, run=job.run))
     write_whole(run_dir.launch, json.dumps(body).encode())
 
 
@@ -52,5 +55,6 @@ def _journalled(run_dir: RunDir) -> Launched | None:
     found = None
     for entry in Tail(run_dir.journal).each():
         if isinstance(entry.event, JobSubmitted):
-            found = Launched(backend=entry.event.backend, launch=entry.event.launch)
+            job = entry.event
+            found = Launched(backend=job.backend, launch=job.launch, run=job.run)
     return found

@@ -34,7 +34,8 @@ def write_files(run_dir: RunDir, handover: Handover, number: int, *, token: bool
     if not run_dir.spec.exists():  # else it belongs to a launch that trained; this one has not yet
         run_dir.spec.write_text(handover.spec)
     run_dir.plan(number).write_text(json.dumps(handover.plan, indent=2))
-    run_dir.trainer_config(number).write_text(json.dumps(handover.trainer, indent=2))
+    if handover.trainer:  # else the ranks run the user's own program
+        run_dir.trainer_config(number).write_text(json.dumps(handover.trainer, indent=2))
     if handover.submitted is not None:
         write_whole(run_dir.submitted, json.dumps(handover.submitted, indent=2).encode())
     if token and not run_dir.token.exists():

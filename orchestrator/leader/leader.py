@@ -578,6 +578,8 @@ class Leader:
                     skip=action.skip,
                     pace=pace_of(self.supervisor.run),
                     classes=self.job.failure_classes,
+                    run=self.job.run,
+                    keep=self.job.keep,
                 ),
             )
 

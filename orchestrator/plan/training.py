@@ -18,6 +18,7 @@ def trainer_config(
 
     The trainer decides `auto` for data formats and module classes itself.
     """
+    assert plan.micro_batch_size is not None
     fsdp, limits = spec.parallel.fsdp, spec.resilience
     given = (limits.init_timeout, limits.checkpoint_timeout, limits.hang_timeout)
     if fsdp.reshard_after_forward == "auto":

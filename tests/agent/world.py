@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 from orchestrator.agent.evidence.rank_evidence import process_state
 from orchestrator.agent.processes.torchrun import HostPlace
+from orchestrator.contract.drills import Drill
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.messages.agent_protocol import Start
 from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.contract.plan import Memory, Plan
-from orchestrator.contract.spec.drills import Drill
 from orchestrator.errors import BackendError, MustLeave, PlanError, Unanswered
 from orchestrator.job.plans import JobPlan, Refit, Shortage
 from orchestrator.job_secret import draw, secret_from

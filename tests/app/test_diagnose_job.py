@@ -25,6 +25,7 @@ from orchestrator.contract.messages.events import (
     StepReached,
     StragglerFound,
 )
+from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.errors import JobError
 from orchestrator.journal.journal import Entry, Journal, to_line
 from tests.agent.world import TurnedClock
@@ -184,7 +185,9 @@ def reached(root: Path, step: int, at: float) -> None:
 def test_diagnose_reports_a_job_that_ended_without_failure(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
-    steps = submission(tmp_path).planned.spec.train.steps
+    spec = submission(tmp_path).planned.spec
+    assert isinstance(spec, JobSpec)
+    steps = spec.train.steps
     finished = [HostStopped(at=NOW + 200, attempt=1, host=host, finished=True) for host in HOSTS]
     done = StepReached(at=NOW + 190, attempt=1, step=steps, loss=1.0, tokens_per_second=9.0)
     exits_in_order = [

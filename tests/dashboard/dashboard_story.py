@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from orchestrator.contract.drills import Drill, parse_drill
 from orchestrator.contract.launch import Allocation, LaunchPlan
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.messages.events import (
@@ -24,7 +25,6 @@ from orchestrator.contract.messages.events import (
     TrainingResumed,
 )
 from orchestrator.contract.plan import Memory, Plan
-from orchestrator.contract.spec.drills import Drill, parse_drill
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
 from orchestrator.dashboard.view import ReplayedJob, View, fold_seen, view
 from orchestrator.job.state import Run

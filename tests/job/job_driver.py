@@ -3,6 +3,7 @@
 from typing import Any
 
 from orchestrator.contract.check_results import Finding
+from orchestrator.contract.drills import Drill, parse_drill
 from orchestrator.contract.launch import Allocation, LaunchPlan
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.messages.actions import Action
@@ -28,7 +29,6 @@ from orchestrator.contract.messages.events import (
     TrainingResumed,
 )
 from orchestrator.contract.plan import Memory, Plan
-from orchestrator.contract.spec.drills import Drill, parse_drill
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import step
 from tests.read_events import as_read

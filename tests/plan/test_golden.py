@@ -18,7 +18,7 @@ from orchestrator.contract.spec.model_presets import PRESETS
 from orchestrator.inventory.file import load_inventory
 from orchestrator.inventory.hosts import Inventory
 from orchestrator.inventory.local import local_inventory
-from orchestrator.load import read_written
+from orchestrator.load import of_the_trainer, read_spec
 from orchestrator.plan.planner import plan
 
 HERE = Path(__file__).parent
@@ -66,7 +66,7 @@ def cases() -> Iterator[tuple[str, str, tuple[str, ...], str]]:
 
 def chosen(example: str, sets: tuple[str, ...], where: str) -> dict[str, Any]:
     """The parts of a plan that decide how the job runs."""
-    spec = read_written(EXAMPLES / f"{example}.yaml", sets).spec
+    spec = of_the_trainer(read_spec(EXAMPLES / f"{example}.yaml", sets), "this test")
     assert spec.model.preset is not None
     found = plan(spec, hosts(spec, where), PRESETS[spec.model.preset])
     assert found.choice is not None

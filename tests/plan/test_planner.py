@@ -358,7 +358,7 @@ def test_a_misspelt_key_of_the_config_is_noted() -> None:
 
 def test_activations_of_cpu_ranks_stay_within_their_limit() -> None:
     found = planned(job(train__global_batch_size=4096))
-    assert found.memory.items["activations"] + found.memory.items["logits"] <= 256 << 20
+    assert found.needs.items["activations"] + found.needs.items["logits"] <= 256 << 20
 
 
 @pytest.mark.parametrize("kind", ["none", "selective", "full"])
@@ -369,7 +369,7 @@ def test_auto_checkpointing_recomputes_no_more_than_needed(kind: str) -> None:
         "train__global_batch_size": 32,
         "train__micro_batch_size": 8,
     }
-    peak = planned(job(train__activation_checkpointing=kind, **changes)).memory.peak_bytes
+    peak = planned(job(train__activation_checkpointing=kind, **changes)).needs.peak_bytes
     found = planned(job(**changes), device_bytes=peak)
     assert found.activation_checkpointing == kind
     assert f"activation_checkpointing={kind}" in found.notes[0]
@@ -391,7 +391,7 @@ def test_selective_checkpointing_is_not_chosen_where_backward_is_split() -> None
             train__micro_batch_size=4,
             train__activation_checkpointing="full",
         )
-    ).memory.peak_bytes
+    ).needs.peak_bytes
     kinds = {
         planned(spec, device_bytes=least + (size << 20)).activation_checkpointing
         for size in range(0, 99, 3)
@@ -403,7 +403,7 @@ def test_a_job_that_does_not_fit_is_refused_with_changes_that_would_fit() -> Non
     """The devices are just large enough for the smallest plan, but the micro batch is too large."""
     limit = planned(
         job(train__micro_batch_size=1, train__activation_checkpointing="full", cluster__hosts=1)
-    ).memory.peak_bytes
+    ).needs.peak_bytes
     with pytest.raises(PlanError) as caught:
         planned(
             job(
@@ -507,6 +507,8 @@ def test_a_plan_fills_the_world_and_keeps_the_batch(spec: JobSpec, inventory: In
         inventory = local_inventory(spec.cluster)
     found = plan(spec, inventory, TINY)
     mesh = found.mesh
+    assert found.micro_batch_size is not None
+    assert found.gradient_accumulation is not None
     per_pass = mesh.data_parallel * found.micro_batch_size
     assert mesh.world_size == len(found.hosts) * found.ranks_per_host
     assert per_pass * found.gradient_accumulation == spec.train.global_batch_size

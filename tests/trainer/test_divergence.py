@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from orchestrator.contract.codec import encode
+from orchestrator.contract.drills import parse_drill
 from orchestrator.contract.files import exit_codes
-from orchestrator.contract.spec.drills import parse_drill
 from tests.trainer.launch.tiny_runs import finish, losses_of, metrics_of, start_ranks, tiny
 from tests.trainer.launch.tiny_runs import work as work_on
 from trainer.data.ledger_check import first_mistake, replay

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.contract.codec import Invalid, decode
+from orchestrator.contract.drills import Drill
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.env import DRILLS, RankEnv
 from orchestrator.contract.read_json import read_json
-from orchestrator.contract.spec.drills import Drill
 from orchestrator.errors import TrainingError
 from trainer.rank.reporter import Reporter
 
@@ -78,6 +78,9 @@ def inject_fault(drill: Drill, reporter: Reporter, target: FaultTarget) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        case "segv":
+            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGSEGV)
         case "slow":
             target.delay_s = max(MIN_DELAY_S, target.step_s)
         case "raise":

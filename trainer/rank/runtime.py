@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from orchestrator.contract.drills import Drill
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.skipped_batches import Window
-from orchestrator.contract.spec.drills import Drill
 from trainer.rank.reporter import Reporter
 from trainer.rank.signals import StopRequest
 

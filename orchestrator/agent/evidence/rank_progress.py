@@ -50,6 +50,8 @@ class Pace:
     def beat(self, step: int, phase: Phase, beat: Beat, now: float) -> None:
         """Take in `beat`. Until now the rank was in `phase` and had done `step` steps."""
         if (beat.step, beat.phase) == (step, phase):
+            if beat.active:
+                self.active(now)
             return
         self.since, self.changed, self.told, self.starved = now, now, 0.0, 0.0
         stepped = beat.step > step and phase != "init"
@@ -59,6 +61,10 @@ class Pace:
         # would spoil the statistics.
         self._trained = self._trained or stepped
         self._begun = now if beat.phase == "train" and self._trained else None
+
+    def active(self, now: float) -> None:
+        """The rank does something, although neither its step nor its phase has changed."""
+        self.since, self.changed, self.told, self.starved = now, now, 0.0, 0.0
 
     def _stepped(self, seconds: float, steps: int, own_s: float | None) -> None:
         """

@@ -105,6 +105,14 @@ class Standby:
         else:
             await _end(launcher)
 
+    async def learn(self) -> None:
+        """Start a fork server with the modules that the ranks have imported by now. It replaces the
+        idle one. One that runs ranks ends with them, because only one idle one is kept."""
+        former, self.waiting = self.waiting, None
+        await self.prepare()
+        if former is not None:
+            await _end(former)
+
     async def close(self) -> None:
         """Kill every fork server, and with it the process that it runs."""
         waiting, self.waiting = self.waiting, None
@@ -147,7 +155,9 @@ class Standby:
         place = self.place
         return await asyncio.create_subprocess_exec(
             *command(place.python, "orchestrator.agent.processes.fork_server"),
-            *("--parent", str(place.parent), "--lock", str(place.lock), "--", *place.imports),
+            *("--parent", str(place.parent), "--lock", str(place.lock)),
+            *([] if place.learned is None else ["--learned", str(place.learned)]),
+            *("--", *place.imports),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=self.environ,

@@ -3,14 +3,17 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.codec import encode
 from orchestrator.contract.files import env
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.agent_protocol import Start
 from orchestrator.contract.skipped_batches import to_text
+from orchestrator.contract.spec.run_spec import Keep, RunSpec
 from orchestrator.run_module import command
 
 KEEPER = Path(__file__).with_name("rank_watcher.py")
@@ -30,6 +33,18 @@ class HostPlace(Struct, frozen=True, kw_only=True):
     imports: tuple[str, ...] = ("torch.distributed.launcher.api", "trainer.imports")
     """Modules that take seconds to import: first for torchrun and all-reduce checks, then for
     ranks."""
+    learned: Path | None = None
+    """File with more modules, which the ranks of a user's script imported; None: not used."""
+
+    def with_program(self, run: RunSpec) -> Self:
+        """The same host, for ranks of the user's own program."""
+        own = () if run.preload == "auto" else run.preload
+        learns = run.preload == "auto" and run.is_python
+        return replace(
+            self,
+            imports=(self.imports[0], *own),
+            learned=self.run_dir.learned_imports if learns else None,
+        )
 
     @property
     def lock(self) -> Path:
@@ -58,7 +73,10 @@ def render(start: Start, place: HostPlace) -> list[str]:
         "--run-path",
     ]
     keeper = [str(KEEPER), "--lock", str(place.lock), "--log-dir", str(log_dir), "--"]
-    return [*torchrun, *keeper, *command(place.python, "trainer"), start.config]
+    if start.run is None:
+        return [*torchrun, *keeper, *command(place.python, "trainer"), start.config]
+    program = [*command(place.python, "trainer.program"), start.run.workdir, *start.run.words]
+    return [*torchrun, *keeper, *program]
 
 
 def with_defaults(environ: Mapping[str, str]) -> Mapping[str, str]:
@@ -69,7 +87,7 @@ def with_defaults(environ: Mapping[str, str]) -> Mapping[str, str]:
         # Count GPUs by NVML: once the CUDA driver is initialised, a fork cannot use it.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         # `python -m` must not import from the working directory, also when a library starts it.
-        "PYTHONSAFEPATH": "1",
+        env.SAFE_PATH: "1",
         # A rank whose collective failed ends at once. torchrun's default (1) aborts communicators
         # first, which can hang when peers are gone; then only the hang limit would end the rank.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
@@ -79,8 +97,14 @@ def with_defaults(environ: Mapping[str, str]) -> Mapping[str, str]:
 
 def environment(start: Start, place: HostPlace, environ: Mapping[str, str]) -> Mapping[str, str]:
     """The agent's own environment, with the variables that the ranks need besides torchrun's."""
+    if start.run is not None:
+        # The script's folder is part of its search path, also in processes that it starts.
+        safe = env.SAFE_PATH
+        environ = {name: value for name, value in environ.items() if name != safe}
+        environ |= {**start.run.env, env.KEEP: json.dumps(encode(start.keep or Keep()))}
     return {
         **environ,
+        env.RUN_DIR: str(place.run_dir.path),
         env.ATTEMPT: str(start.attempt),
         env.HOST: place.host,
         env.HEARTBEAT_SOCKET: str(place.socket),

@@ -10,6 +10,7 @@ from orchestrator.errors import PlanError
 from orchestrator.forecast.monte_carlo import Forecast, forecast
 from orchestrator.forecast.rates import Rates, rates_of
 from orchestrator.forecast.settings import Assumptions, Basis, basis_of
+from orchestrator.load import of_the_trainer
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -64,7 +65,7 @@ def forecast_spec(
         queue_s=asked.queue_s,
         hosts_there=_hosts_there(planned, environ, inventory),
     )
-    basis = basis_of(planned.spec, planned.plan, around)
+    basis = basis_of(of_the_trainer(planned.spec, "forecast"), planned.plan, around)
     found = forecast(basis.setting, asked.histories, asked.seed, basis.step_s)
     return Told(found=found, basis=basis, rates=rates)
 

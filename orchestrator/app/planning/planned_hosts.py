@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from orchestrator.contract.codec import Problem
 from orchestrator.contract.devices import GPU_NAMES
 from orchestrator.contract.plan import Plan
-from orchestrator.contract.spec.job_spec import ClusterSpec, JobSpec
+from orchestrator.contract.spec.job_spec import ClusterSpec, CommonSpec, JobSpec, ScriptSpec
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.errors import BackendError, PlanError
 
@@ -29,7 +29,7 @@ machine, so no Kubernetes cluster is asked. `submit`: to run it now."""
 
 
 class Found(Struct, frozen=True):
-    spec: JobSpec
+    spec: CommonSpec
     """Includes what the plan requests from the scheduler, such as a topology."""
     plan: Plan
     notes: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Found(Struct, frozen=True):
 
 
 def planned_hosts(
-    spec: JobSpec,
+    spec: CommonSpec,
     config: Mapping[str, Any],
     environ: Mapping[str, str],
     inventory: Path | None,
@@ -73,6 +73,17 @@ def planned_hosts(
     return replace(found, notes=(*found.notes, gang.note)) if gang and gang.note else found
 
 
+def _plan(spec: CommonSpec, hosts: "Inventory", config: Mapping[str, Any]) -> Plan:
+    if isinstance(spec, ScriptSpec):
+        from orchestrator.plan.program import plan_program
+
+        return plan_program(spec, hosts)
+    from orchestrator.plan.planner import plan
+
+    assert isinstance(spec, JobSpec)
+    return plan(spec, hosts, config)
+
+
 class Given(Struct, frozen=True, kw_only=True):
     """Nodes of an existing allocation."""
 
@@ -82,12 +93,11 @@ class Given(Struct, frozen=True, kw_only=True):
 
 
 def planned_as_given(
-    spec: JobSpec, config: Mapping[str, Any], environ: Mapping[str, str], given: Given
+    spec: CommonSpec, config: Mapping[str, Any], environ: Mapping[str, str], given: Given
 ) -> Found:
     """Plan for the nodes of an existing allocation. Nodes that are not needed are spares."""
     from orchestrator.backends.slurm.inventory import hosts_given
     from orchestrator.inventory.slurm.gpus import gpu_table
-    from orchestrator.plan.planner import plan
 
     cluster, count = spec.cluster, len(given.nodes)
     if cluster.hosts > count:
@@ -97,12 +107,14 @@ def planned_as_given(
             fix=f"--set cluster.hosts={count}, or request an allocation of {cluster.hosts} nodes",
         )
     inventory = hosts_given(slurm(), gpu_table(environ), cluster, given.nodes)
-    found = plan(spec, inventory, config)
+    found = _plan(spec, inventory, config)
     cluster = replace(cluster, spare_hosts=count - cluster.hosts)
     return Found(replace(spec, cluster=cluster), found)
 
 
-def inventory_for(spec: JobSpec, environ: Mapping[str, str], inventory: Path | None) -> "Inventory":
+def inventory_for(
+    spec: CommonSpec, environ: Mapping[str, str], inventory: Path | None
+) -> "Inventory":
     """The hosts for a plan that is only shown."""
     from orchestrator.inventory.described import described_hosts
     from orchestrator.inventory.local import gpu_of_ranks, local_inventory
@@ -171,15 +183,13 @@ def _contradiction(cluster: ClusterSpec) -> Problem | None:
 
 
 def _planned_on(
-    spec: JobSpec,
+    spec: CommonSpec,
     config: Mapping[str, Any],
     hosts: "Inventory",
     kueue: Collection[str] | None = None,
 ) -> Found:
     """Plan on given hosts. `kueue`: topology levels that Kueue supports."""
-    from orchestrator.plan.planner import plan
-
-    found = plan(spec, hosts, config)
+    found = _plan(spec, hosts, config)
     if spec.cluster.backend != "kubernetes":
         return Found(spec, found)
     from orchestrator.inventory.kubernetes.request import request_of_spec, requested
@@ -190,23 +200,22 @@ def _planned_on(
     return Found(_with(spec, requested(kubernetes, asks)), found)
 
 
-def _with(spec: JobSpec, kubernetes: KubernetesSpec) -> JobSpec:
+def _with(spec: CommonSpec, kubernetes: KubernetesSpec) -> CommonSpec:
     return replace(spec, cluster=replace(spec.cluster, kubernetes=kubernetes))
 
 
 def _planned_on_slurm(
-    spec: JobSpec, config: Mapping[str, Any], environ: Mapping[str, str], run_root: Path | None
+    spec: CommonSpec, config: Mapping[str, Any], environ: Mapping[str, str], run_root: Path | None
 ) -> Found:
     """Plan on the nodes of Slurm, and add the topology request to the spec."""
     from orchestrator.inventory.slurm.request import request_of, requested
-    from orchestrator.plan.planner import plan
 
     excluded = _excluded_on_slurm(spec, environ, run_root)
     hosts = _slurm_hosts(spec.cluster, environ, excluded)
     would_do = {host.name for host in hosts.inventory.hosts if host.state == "excluded"}
     undo = [f"to use {host.name}: {host.undo}" for host in excluded if host.name in would_do]
     try:
-        found = plan(spec, hosts.inventory, config)
+        found = _plan(spec, hosts.inventory, config)
     except PlanError as exc:
         raise PlanError(exc.message, fix="\n    ".join([exc.fix, *undo])) from exc
     found = replace(found, notes=(*found.notes, *undo, *hosts.notes))
@@ -216,7 +225,7 @@ def _planned_on_slurm(
 
 
 def _excluded_on_slurm(
-    spec: JobSpec, environ: Mapping[str, str], run_root: Path | None
+    spec: CommonSpec, environ: Mapping[str, str], run_root: Path | None
 ) -> "tuple[ExcludedHost, ...]":
     from orchestrator.app.excluded_hosts import excluded_hosts
     from orchestrator.app.schedulers import scheduler_of
@@ -248,7 +257,7 @@ def slurm() -> "Slurm":
 
 
 def _planned_on_kubernetes(
-    spec: JobSpec, config: Mapping[str, Any], environ: Mapping[str, str]
+    spec: CommonSpec, config: Mapping[str, Any], environ: Mapping[str, str]
 ) -> Found:
     """Plan on the nodes of the cluster, and add the placement of the pods to the spec.
 
@@ -257,7 +266,6 @@ def _planned_on_kubernetes(
     """
     from orchestrator.inventory.described import described_hosts
     from orchestrator.inventory.kubernetes.request import request_of, requested
-    from orchestrator.plan.planner import plan
 
     kubernetes, spares = spec.cluster.kubernetes, spec.cluster.spare_hosts
     hosts = _kubernetes_hosts(spec.cluster, environ)
@@ -267,7 +275,7 @@ def _planned_on_kubernetes(
         come = _planned_on(spec, config, to_come, hosts.kueue)
         return replace(come, plan=replace(come.plan, notes=(*come.plan.notes, *hosts.notes)))
     try:
-        found = plan(spec, hosts.inventory, config)
+        found = _plan(spec, hosts.inventory, config)
     except PlanError as exc:
         raise PlanError(exc.message, fix=exc.fix + hosts.advice) from exc
     asks = request_of(
@@ -277,7 +285,7 @@ def _planned_on_kubernetes(
     return Found(_with(spec, requested(kubernetes, asks)), found)
 
 
-def _gang(spec: JobSpec, environ: Mapping[str, str]) -> "Gang":
+def _gang(spec: CommonSpec, environ: Mapping[str, str]) -> "Gang":
     """The gang scheduler of the cluster, if the spec does not name one."""
     from orchestrator.backends.kubernetes.checks.queues import gang_for
 

@@ -18,7 +18,7 @@ from orchestrator.app.planning.planned_hosts import (
     slurm,
 )
 from orchestrator.contract.plan import Plan
-from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.job_spec import CommonSpec, JobSpec, ScriptSpec
 from orchestrator.errors import BackendError, NdctlError, PlanError, SpecError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Planned(Struct, frozen=True, kw_only=True):
     """A spec with its plan."""
 
-    spec: JobSpec
+    spec: CommonSpec
     plan: Plan
     model_config: Mapping[str, Any]
     written: "Written | None" = None
@@ -107,6 +107,12 @@ def plan_and_look_back(
     return _looked_and_planned(written, environ, inventory, run_root, purpose, resume=True)
 
 
+def plan_written(written: "Written", environ: Mapping[str, str], run_root: str | None) -> Planned:
+    """Like `plan_and_look`, for a spec that was read already and will be submitted now."""
+    root = None if run_root is None else Path(run_root)
+    return _looked_and_planned(written, environ, None, root, "submit")
+
+
 def _looked_and_planned(
     written: "Written",
     environ: Mapping[str, str],
@@ -148,6 +154,12 @@ def look_at(
     from orchestrator.model_config import hub_cache
 
     spec, hub = written.spec, hub_cache(environ)
+    if isinstance(spec, ScriptSpec):
+        from orchestrator.app.submission.program_check import look_at_program
+
+        # A program resumes as it likes, so only its own checks are left to the ranks.
+        return look_at_program(spec, environ, hosts_of_a_file=hosts_of_a_file)
+    assert isinstance(spec, JobSpec)
     looked = look(spec, hub, hosts_of_a_file=hosts_of_a_file)
     if not resume:
         return looked
@@ -190,18 +202,11 @@ def _planned(
     run_root: Path | None,
     purpose: Purpose | Given,
 ) -> Planned:
-    from orchestrator.model_config import hub_cache, read_model_config
-
-    spec = written.spec
+    spec = _with_folder(written.spec)
     problems = tuple(mistakes(spec.cluster, inventory, purpose))
     if problems:
         raise written.refused(problems)
-    try:
-        config = read_model_config(spec.model, hub_cache(environ))
-    except SpecError as exc:
-        place = written.document.place_of("model.path")
-        place = "--set " if place == "--set model.path" else f"{place}: "
-        raise SpecError(f"{place}{exc.message}", fix=exc.fix) from exc
+    config = _model_config(written, environ)
     if isinstance(purpose, Given):
         found = planned_as_given(spec, config, environ, purpose)
     else:
@@ -209,6 +214,27 @@ def _planned(
     return Planned(
         spec=found.spec, plan=found.plan, model_config=config, written=written, notes=found.notes
     )
+
+
+def _with_folder(spec: CommonSpec) -> CommonSpec:
+    """`spec` with an absolute working directory of the program, if this machine has it."""
+    if not isinstance(spec, ScriptSpec) or spec.cluster.backend == "kubernetes":
+        return spec
+    return replace(spec, run=replace(spec.run, workdir=str(Path(spec.run.workdir).absolute())))
+
+
+def _model_config(written: "Written", environ: Mapping[str, str]) -> Mapping[str, Any]:
+    """The model's config; empty for the user's own program."""
+    from orchestrator.model_config import hub_cache, read_model_config
+
+    if not isinstance(written.spec, JobSpec):
+        return {}
+    try:
+        return read_model_config(written.spec.model, hub_cache(environ))
+    except SpecError as exc:
+        place = written.document.place_of("model.path")
+        place = "--set " if place == "--set model.path" else f"{place}: "
+        raise SpecError(f"{place}{exc.message}", fix=exc.fix) from exc
 
 
 class CountedHosts(Struct, frozen=True, kw_only=True):
@@ -279,12 +305,12 @@ def zero_of(
     path: Path, overrides: Sequence[str], environ: Mapping[str, str], inventory: Path | None
 ) -> "ZeroTable":
     """Memory of the ZeRO stages on as many devices as the job has, even if it does not fit."""
-    from orchestrator.load import read_spec
+    from orchestrator.load import of_the_trainer, read_spec
     from orchestrator.model_config import hub_cache, read_model_config
     from orchestrator.plan.model.families import shape_of
     from orchestrator.plan.show.zero import ZeroTable
 
-    spec = read_spec(path, overrides)
+    spec = of_the_trainer(read_spec(path, overrides), "plan --zero")
     shape = shape_of(read_model_config(spec.model, hub_cache(environ)))
     devices = spec.cluster.hosts * spec.cluster.gpus_per_host
     fabric = inventory_for(spec, environ, inventory).fabric(spec.cluster.gpus_per_host)

@@ -16,7 +16,7 @@ from orchestrator.inventory.hosts import Host, Inventory
 from orchestrator.inventory.profiles import load_profile
 from orchestrator.job.plans import JobPlan, Refit, Shortage
 from orchestrator.journal.current_launch import current_spec
-from orchestrator.load import read_spec
+from orchestrator.load import of_the_trainer, read_spec
 from orchestrator.model_config import hub_cache, read_model_config
 from orchestrator.plan.cost.groups import BLOCK
 from orchestrator.plan.memory_savings import memory_savings
@@ -44,10 +44,10 @@ def replan(
     Raises:
         PlanError: no plan for `resilience.min_hosts` hosts or more; has the reason for the largest.
     """
-    spec = read_spec(current_spec(run_dir))
+    spec = of_the_trainer(read_spec(current_spec(run_dir)), "a new plan")
     config = read_model_config(spec.model, hub_cache(environ))
     first: PlanError | None = None
-    inventory = _inventory(former, hosts, switches, former.memory.device_bytes)
+    inventory = _inventory(former, hosts, switches, former.needs.device_bytes)
     for count in range(len(hosts), spec.resilience.min_hosts - 1, -1):
         smaller = _for_hosts(spec, count)
         try:
@@ -75,7 +75,7 @@ def refit(
     Raises:
         PlanError: there is no plan for a reason other than memory.
     """
-    spec = read_spec(current_spec(run_dir))
+    spec = of_the_trainer(read_spec(current_spec(run_dir)), "a new plan")
     config = read_model_config(spec.model, hub_cache(environ))
     if len(former.hosts) != spec.cluster.hosts:
         spec = _for_hosts(spec, len(former.hosts))

@@ -31,11 +31,11 @@ from orchestrator.backends.slurm import job_lookup, render
 from orchestrator.backends.slurm.detach import Detached, start_beside
 from orchestrator.backends.slurm.here import HereBackend
 from orchestrator.backends.slurm.observe import SlurmJob
+from orchestrator.contract.drills import Drill
 from orchestrator.contract.files.access import access_of, access_umask
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import LeaderStarted
-from orchestrator.contract.spec.drills import Drill
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.dashboard.follow.follow_loop import follow_job
 from orchestrator.errors import BackendError, JobError, NdctlError

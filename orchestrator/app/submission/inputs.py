@@ -17,7 +17,7 @@ from orchestrator.contract.check_results import Finding
 from orchestrator.contract.codec import Problem
 from orchestrator.contract.files.data_files import Found, UnusableFiles, find
 from orchestrator.contract.spec.data_spec import DataSpec
-from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.job_spec import CommonSpec, JobSpec
 from orchestrator.errors import JobError
 from orchestrator.load import Written
 from orchestrator.model_config import HUB_ID, cached_snapshots
@@ -69,7 +69,7 @@ def look(spec: JobSpec, hub: Path, *, hosts_of_a_file: bool = False) -> Looked:
         hub: the local Hugging Face cache.
         hosts_of_a_file: the hosts are from an inventory file, so they may see other files.
     """
-    if elsewhere := _elsewhere(spec, hosts_of_a_file):
+    if elsewhere := sees_other_files(spec, hosts_of_a_file):
         named = tuple(_named(spec))
         return Looked(unchecked=f"{_listed(named)} not checked: {elsewhere}" if named else "")
     problems = tuple(_problems(spec, hub))
@@ -122,7 +122,7 @@ def _listed(names: Iterable[str]) -> str:
     return f"{', '.join(names)} {'was' if len(names) == 1 else 'were'}"
 
 
-def _elsewhere(spec: JobSpec, hosts_of_a_file: bool) -> str:
+def sees_other_files(spec: CommonSpec, hosts_of_a_file: bool) -> str:
     """Why this machine does not see the files of the ranks; empty if it does."""
     if spec.cluster.backend == "kubernetes":
         return "pods see the files of their image and volumes"

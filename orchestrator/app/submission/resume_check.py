@@ -20,14 +20,14 @@ from orchestrator.contract.files.checkpoint_names import (
     trained,
 )
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.job_spec import CommonSpec, JobSpec
 from orchestrator.contract.spec.model_spec import LoraSpec, ModelSpec
 from orchestrator.errors import JobError, NdctlError, PlanError
 from orchestrator.job.state import Run
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import has_writer
 from orchestrator.journal.run_dir_init import files_without_journal, unknown_run
-from orchestrator.load import read_spec
+from orchestrator.load import of_the_trainer, read_spec
 
 START_OVER = "start over with --new"
 SHAPE = (
@@ -128,8 +128,14 @@ def no_run(run_dir: RunDir) -> JobError:
     return JobError(f"{message} in {run_dir.path.parent}", fix="submit it without --resume")
 
 
-def steps_left(spec: JobSpec, run: Run) -> JobError | None:
+def steps_left(spec: CommonSpec, run: Run) -> JobError | None:
     """The error if no steps are left; the job would hold its hosts for nothing."""
+    if not isinstance(spec, JobSpec):
+        if run.state != "SUCCEEDED":
+            return None
+        return JobError(
+            f"job {spec.name} has succeeded, so there is nothing to resume", fix="--new starts over"
+        )
     done = run.progress.saved
     if run.job is not None and run.state == "SUCCEEDED":
         done = max(done, run.job.steps)  # also if no checkpoint was written at the end
@@ -174,7 +180,7 @@ def _spec_of(run_dir: RunDir) -> JobSpec | None:
     """The spec of the newest launch that trained; None if it cannot be read, for example because an
     older version of ndctl wrote it."""
     try:
-        return read_spec(run_dir.spec)
+        return of_the_trainer(read_spec(run_dir.spec), "a resume")
     except (NdctlError, OSError):
         return None
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,12 +20,13 @@ from orchestrator.app.submission.submission_rollback import look, restore
 from orchestrator.backends.by_name import HERE
 from orchestrator.contract.check_results import Finding, words_of_finding
 from orchestrator.contract.codec import Problem, encode
+from orchestrator.contract.drills import Drill, faults_of
 from orchestrator.contract.files.access import access_of, access_umask
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import JobSubmitted
-from orchestrator.contract.spec.drills import Drill
-from orchestrator.contract.spec.job_spec import INIT_TIMEOUT_S, JobSpec
+from orchestrator.contract.spec.job_spec import INIT_TIMEOUT_S, CommonSpec, JobSpec, ScriptSpec
+from orchestrator.contract.spec.run_spec import Keep, RunSpec
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, JobError, PlanError, Refused, SpecError, Unsettled
 from orchestrator.job.state import Run
@@ -176,12 +178,15 @@ def handover_of(submission: Submission, job: JobSubmitted) -> Handover:
             if planned.written is None
             else submitted_from(planned.written, here=submission.backend == HERE)
         )
-    config = trainer_config(planned.spec, planned.plan, planned.model_config, out)
+    trainer: Mapping[str, Any] = {}
+    if isinstance(planned.spec, JobSpec):
+        config = trainer_config(planned.spec, planned.plan, planned.model_config, out)
+        trainer = encode(config)
     return Handover(
         job=job,
         spec=dump_spec(spec),
         plan=plan_json(planned.plan),
-        trainer=encode(config),
+        trainer=trainer,
         new=submission.new,
         submitted=submitted,
     )
@@ -364,11 +369,16 @@ def _admit_remotely(
 def _check_inputs(submission: Submission, environ: Mapping[str, str]) -> None:
     """Raises SpecError if an input of the spec is missing."""
     from orchestrator.app.submission.inputs import look
+    from orchestrator.app.submission.program_check import look_at_program
     from orchestrator.model_config import hub_cache
 
     planned = submission.planned
-    looked = planned.looked or look(planned.spec, hub_cache(environ))
-    if looked.problems:
+    looked, spec = planned.looked, planned.spec
+    if looked is None and isinstance(spec, JobSpec):
+        looked = look(spec, hub_cache(environ))
+    if looked is None and isinstance(spec, ScriptSpec):
+        looked = look_at_program(spec, environ)
+    if looked is not None and looked.problems:
         raise _refused(planned, looked.problems)
 
 
@@ -377,6 +387,10 @@ def _check_resume(submission: Submission, run: Run) -> None:
     from orchestrator.app.submission.resume_check import look_at_run
 
     planned = submission.planned
+    if not isinstance(planned.spec, JobSpec):
+        if (refusal := steps_left(planned.spec, run)) is not None:
+            raise refusal
+        return
     looked = look_at_run(planned.spec, planned.model_config, submission.run_dir, run)
     if looked.problems:
         raise _refused(planned, looked.problems, looked.refusal)
@@ -398,25 +412,46 @@ def _refused(
 def _check_trainable(submission: Submission) -> None:
     from orchestrator.plan.model.families import shape_of
 
+    if not isinstance(submission.planned.spec, JobSpec):
+        return
     shape = shape_of(submission.planned.model_config)
     if shape.untrainable is not None:
         raise PlanError(
             f"the bundled trainer cannot train {shape.model_type}: {shape.untrainable}",
-            fix="use `ndctl plan` to plan it, and train it with your own trainer",
+            fix="use `ndctl plan` to plan it, and train it with your own script:"
+            " ndctl run -- train.py",
         )
 
 
 def _check_drills(submission: Submission) -> None:
     """Raises JobError for a drill that can never happen."""
-    plan, steps = submission.planned.plan, submission.planned.spec.train.steps
+    plan, steps = submission.planned.plan, _steps(submission.planned.spec)
+    run = _run_of(submission.planned.spec)
     for drill in submission.drills:
+        if run is not None and drill.fault not in faults_of(run):
+            can = ", ".join(faults_of(run))
+            raise JobError(
+                f"drill {drill} needs the bundled trainer: ndctl injects it inside a step",
+                fix=f"use one of {can}, for example --drill kill:rank=0@step=2",
+            )
         count = plan.world_size if drill.target == "rank" else len(plan.hosts)
-        if drill.index >= count or drill.step > steps:
+        if drill.index >= count or (steps and drill.step > steps):
+            of = f", and {steps} steps" if steps else ""
             raise JobError(
                 f"drill {drill} can never happen: the job has {count} {drill.target}s, numbered"
-                f" from 0, and {steps} steps",
-                fix=f"use for example --drill {drill.fault}:{drill.target}=0@step={min(2, steps)}",
+                f" from 0{of}",
+                fix=f"use for example --drill {drill.fault}:{drill.target}=0"
+                f"@step={min(2, steps or 2)}",
             )
+
+
+def _steps(spec: CommonSpec) -> int:
+    """0: unknown."""
+    return spec.train.steps if isinstance(spec, JobSpec) else 0
+
+
+def _run_of(spec: CommonSpec) -> RunSpec | None:
+    return spec.run if isinstance(spec, ScriptSpec) else None
 
 
 def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Path | None:
@@ -479,7 +514,7 @@ def submitted_event(
     return JobSubmitted(
         at=at,
         backend=submission.backend or spec.cluster.backend,
-        steps=spec.train.steps,
+        steps=_steps(spec),
         plan=submission.planned.plan,
         plan_number=plans,
         launch=launch_of(submission, number, exclude),
@@ -504,9 +539,18 @@ def submitted_event(
         on_oom=resilience.on_oom,
         on_nan=resilience.on_nan,
         keep_attempts=resilience.keep_attempts,
+        run=_run_of(spec),
+        keep=_keep(spec),
     )
 
 
-def _preflight(spec: JobSpec) -> bool:
+def _keep(spec: CommonSpec) -> Keep | None:
+    if isinstance(spec, JobSpec):
+        return None
+    given = spec.checkpoint
+    return Keep(keep=given.keep, keep_every=given.keep_every, verify=given.verify)
+
+
+def _preflight(spec: CommonSpec) -> bool:
     wanted = spec.resilience.preflight
     return spec.cluster.backend != "local" if wanted == "auto" else wanted

@@ -35,6 +35,7 @@ from orchestrator.failover.takeover import FollowingSeams, run_follower
 from orchestrator.health.host_check import Wanted, examine_host, sight
 from orchestrator.health.host_probes import prober
 from orchestrator.job_secret import secret_from
+from orchestrator.journal.current_launch import current_launch
 from orchestrator.posix.fd_limit import allow_files
 from orchestrator.posix.locks import is_free, try_lock
 from orchestrator.posix.private_folder import SOCKET, NoPrivateFolder, private_folder
@@ -71,15 +72,16 @@ def _be_agent(
 ) -> int:
     run_dir = RunDir(args.run_dir)
     scheduled = args.restarts is not None
+    place = HostPlace(
+        python=sys.executable,
+        run_dir=run_dir,
+        host=args.host,
+        address=args.address,
+        socket=ranks_socket,
+        parent=os.getpid(),
+    )
     config = AgentConfig(
-        place=HostPlace(
-            python=sys.executable,
-            run_dir=run_dir,
-            host=args.host,
-            address=args.address,
-            socket=ranks_socket,
-            parent=os.getpid(),
-        ),
+        place=_with_program(place),
         secret=secret_from(environ.get(env.TOKEN) or run_dir.token.read_text()),
         term=Term(args.launch, args.restarts or 0),
         devices=args.devices,
@@ -105,6 +107,16 @@ def _be_agent(
 
         return asyncio.run(lead(config, args.bind, scheduled, environ, clock, args.port))
     return asyncio.run(_follow(config, scheduled, args, environ, clock))
+
+
+def _with_program(place: HostPlace) -> HostPlace:
+    """`place` with the modules of the user's program, if the job has one and that is known already:
+    a pod may start before the leader has written the run directory."""
+    try:
+        launched = current_launch(place.run_dir)
+    except OSError:
+        return place
+    return place if launched is None or launched.run is None else place.with_program(launched.run)
 
 
 def _look_at_host(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Finding, ...]:

@@ -104,13 +104,18 @@ def script(handover: Handover, python: str, cwd: Path) -> str:
 # What sbatch reads
 
 
+def _work(handover: Handover) -> str:
+    run = handover.job.run
+    return f"{handover.job.steps:,} steps" if run is None else shlex.join(run.words)
+
+
 def _about(handover: Handover) -> list[str]:
     launch, plan = handover.launch, handover.job.plan
     spares = len(launch.hosts) - len(plan.hosts)
     hosts = f"{len(plan.hosts)} hosts" + (f" and {spares} spare" if spares else "")
     return _comment(
-        f"{launch.job}: {plan.world_size} ranks on {hosts} ({plan.mesh}), {handover.job.steps:,}"
-        f" steps. Start it with `sbatch` and this file, or with `ndctl submit`. When it has"
+        f"{launch.job}: {plan.world_size} ranks on {hosts} ({plan.mesh}), {_work(handover)}."
+        f" Start it with `sbatch` and this file, or with `ndctl submit`. When it has"
         f" started, `ndctl status {launch.job}`, `logs`, `cancel` and the other commands find it in"
         f" {launch.run_dir}; set NDCTL_RUN_ROOT or --run-root."
     )

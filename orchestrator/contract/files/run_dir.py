@@ -8,6 +8,7 @@
   journal.jsonl           append-only, one writer; folding it gives the state of the job
   state.json              snapshot: the fold of the journal up to some line; optional
   metrics.jsonl           a line per optimizer step
+  imports.json            modules that a user's script imported, so that hosts import them once
   samples.jsonl           the sample ledger: a line per optimizer step
   tokens/                 token files made from text data: train.tokens, validation.tokens
   tensorboard/, wandb/    metrics for these tools, if the spec asks for them
@@ -89,6 +90,10 @@ class RunDir(Struct, frozen=True):
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def learned_imports(self) -> Path:
+        return self.path / "imports.json"
 
     @property
     def samples(self) -> Path:

@@ -4,8 +4,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from orchestrator.contract.drills import Drill
 from orchestrator.contract.skipped_batches import Window
-from orchestrator.contract.spec.drills import Drill
 
 Ending = Literal["SUCCEEDED", "FAILED", "CANCELLED"]
 

@@ -14,11 +14,12 @@ from typing import Literal
 from msgspec import Struct, field
 
 from orchestrator.contract.checkpoint_interval import SavePace
+from orchestrator.contract.drills import Drill
 from orchestrator.contract.messages.events import AgentEvent, AgentRegistered, EvidenceGathered
 from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.skipped_batches import Window
-from orchestrator.contract.spec.drills import Drill
 from orchestrator.contract.spec.failures import FailureRule
+from orchestrator.contract.spec.run_spec import Keep, RunSpec
 
 AGENT_PATH = "/v1/agent"
 CANCEL_PATH = "/v1/cancel"
@@ -186,18 +187,23 @@ class Start(Struct, frozen=True, kw_only=True):
     master_address: str
     master_port: int
     config: str
-    """The trainer's CONFIG."""
+    """The trainer's CONFIG; unused if `run` is given."""
     drills: tuple[Drill, ...]
     resume: bool = True
     """From the newest checkpoint. False: start at step 0; existing checkpoints are of another run.
     """
     steps: int = 0
-    """Steps of the whole job. A rank that returns 0 before the last one has not finished."""
+    """Steps of the whole job. A rank that returns 0 before the last one has not finished. 0: the
+    number is unknown, and every rank that returns 0 has finished."""
     skip: tuple[Window, ...] = ()
     """Windows of data that are skipped on purpose."""
     pace: SavePace = field(default_factory=SavePace)
     classes: tuple[FailureRule, ...] = ()
     """The failure classes of the spec, also used to classify lines of the host's kernel log."""
+    run: RunSpec | None = None
+    """The user's own program, in place of the bundled trainer."""
+    keep: Keep | None = None
+    """Which checkpoints of the program are kept."""
 
 
 class Stop(Struct, frozen=True, kw_only=True):

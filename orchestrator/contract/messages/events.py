@@ -15,14 +15,15 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from orchestrator.contract.check_results import Finding
+from orchestrator.contract.drills import Drill
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.plan import Plan
-from orchestrator.contract.spec.drills import Drill
 from orchestrator.contract.spec.failures import ExitReading, FailureRule, Reading, Scope
 from orchestrator.contract.spec.policy import PolicyRule
+from orchestrator.contract.spec.run_spec import Keep, RunSpec
 from orchestrator.contract.spec.types import Step
 
 Health = Literal["ok", "slow", "silent", "dead"]
@@ -38,6 +39,7 @@ class JobSubmitted(Struct, frozen=True, kw_only=True):
     at: float
     backend: str
     steps: int
+    """0: unknown, because the ranks run the user's own program."""
     plan: Plan
     plan_number: int
     launch: LaunchPlan
@@ -65,6 +67,10 @@ class JobSubmitted(Struct, frozen=True, kw_only=True):
     max_allocations: int | None = None
     """Allowed in a row without a new checkpoint; None: no limit, as in journals of older versions.
     """
+    run: RunSpec | None = None
+    """The user's own program; None: the bundled trainer."""
+    keep: Keep | None = None
+    """Which checkpoints of the program are kept."""
 
 
 class LeaderStarted(Struct, frozen=True, kw_only=True):

@@ -40,6 +40,9 @@ class Beat(Struct, frozen=True, kw_only=True):
     """Peak device memory; on CPU, the resident set."""
     own_s: float | None = None
     """Seconds of the step before the rank entered its first collective."""
+    active: bool = False
+    """A user's program, whose steps and phases are not all known, has called a collective since its
+    last beat, so it does not stand still."""
 
 
 class RankRaised(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The job spec: what one YAML file of a user says.
+"""The job spec: what one YAML file of a user says. It is a `JobSpec` or a `ScriptSpec`.
 
 The classes check only what is true of the values alone. `plan/` checks whether a cluster can run
 the job. Each part of a spec has a file in this folder.
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import Struct, field
 
-from orchestrator.contract.codec import Invalid, Problem
+from orchestrator.contract.codec import Invalid, Problem, key_of
 from orchestrator.contract.devices import GPU_NAMES
 from orchestrator.contract.spec.data_spec import DataSpec
 from orchestrator.contract.spec.failures import FailureRule
@@ -19,6 +19,7 @@ from orchestrator.contract.spec.limits import AtLeast, AtMost, Matches, OneOf
 from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.contract.spec.parallel_spec import ParallelSpec
 from orchestrator.contract.spec.policy import PolicyRule, former_names
+from orchestrator.contract.spec.run_spec import RunSpec
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.contract.spec.train_spec import TrainSpec
 from orchestrator.contract.spec.types import MOST_HOSTS, Auto, Count, Devices, Hosts, Seconds
@@ -128,17 +129,12 @@ KUBERNETES_NAME = Matches(
 """On Kubernetes the job's name is part of host names and the value of a label."""
 
 
-class JobSpec(Struct, frozen=True, kw_only=True):
+class CommonSpec(Struct, frozen=True, kw_only=True):
+    """The keys that supervision needs, whatever the ranks run."""
+
     name: Annotated[str, NAME]
     """Name of the run directory below `run_root`. Kubernetes allows only lower case, digits and -.
     """
-    model: ModelSpec
-    data: DataSpec
-    train: TrainSpec
-    parallel: ParallelSpec = field(default_factory=ParallelSpec)
-    objective: Literal["throughput", "memory", "fewest_hosts"] = "throughput"
-    """What the planner optimizes when it decides `auto`: the shortest step, the least memory per
-    device, or the fewest of `cluster.hosts` and then the shortest step."""
     cluster: ClusterSpec = field(default_factory=ClusterSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     resilience: ResilienceSpec = field(default_factory=ResilienceSpec)
@@ -150,8 +146,6 @@ class JobSpec(Struct, frozen=True, kw_only=True):
             raise Invalid(problems)
 
     def _problems(self) -> Iterator[Problem]:
-        if self.train.eval_every is not None and self.data.validation is None:
-            yield eval_without_data(self.train.eval_every)
         hooks, init = self.cluster.slurm.hooks, self.resilience.init_timeout
         if hooks.before and hooks.timeout >= (INIT_TIMEOUT_S if init == "auto" else init):
             yield hook_without_time(hooks.timeout)
@@ -162,6 +156,54 @@ class JobSpec(Struct, frozen=True, kw_only=True):
                 limit=KUBERNETES_NAME.words,
                 fix=f"for example {kubernetes_name(self.name)}",
             )
+
+
+class JobSpec(CommonSpec, frozen=True, kw_only=True):
+    """A job of the bundled trainer, which the planner splits over ranks."""
+
+    model: ModelSpec
+    data: DataSpec
+    train: TrainSpec
+    parallel: ParallelSpec = field(default_factory=ParallelSpec)
+    objective: Literal["throughput", "memory", "fewest_hosts"] = "throughput"
+    """What the planner optimizes when it decides `auto`: the shortest step, the least memory per
+    device, or the fewest of `cluster.hosts` and then the shortest step."""
+
+    def _problems(self) -> Iterator[Problem]:
+        if self.train.eval_every is not None and self.data.validation is None:
+            yield eval_without_data(self.train.eval_every)
+        yield from CommonSpec._problems(self)
+
+
+class ScriptSpec(CommonSpec, frozen=True, kw_only=True):
+    """A job of the user's own program. It decides itself how its ranks share the work."""
+
+    run: RunSpec
+
+    def _problems(self) -> Iterator[Problem]:
+        yield from CommonSpec._problems(self)
+        yield from _settings_of_the_trainer(self)
+
+
+OF_THE_TRAINER = {
+    "checkpoint": ("every_steps", "every", "async_"),
+    "resilience": ("shrink", "on_oom", "on_nan"),
+}
+"""Settings that only the bundled trainer follows: a program decides itself when it saves and how it
+splits its work, and ndctl cannot skip its data."""
+
+
+def _settings_of_the_trainer(spec: ScriptSpec) -> Iterator[Problem]:
+    for part, names in OF_THE_TRAINER.items():
+        given = getattr(spec, part)
+        for name in names:
+            if (value := getattr(given, name)) != getattr(type(given)(), name):
+                yield Problem(
+                    path=f"{part}.{key_of(name)}",
+                    value=value,
+                    limit="left out beside run, because only the bundled trainer follows it",
+                    fix="remove it",
+                )
 
 
 INIT_TIMEOUT_S = 600.0

@@ -154,7 +154,7 @@ class SlurmSpec(Struct, frozen=True, kw_only=True):
     change a job that is requeued."""
 
     def __post_init__(self) -> None:
-        problems = [_bad_name(name) for name in self.env]
+        problems = [bad_variable(name) for name in self.env]
         if self.partition == ():
             problems.append(
                 Problem(
@@ -220,7 +220,7 @@ def notice_too_long(notice_s: float, limit_s: int | None, whose: str) -> Problem
     )
 
 
-def _bad_name(name: str) -> Problem | None:
+def bad_variable(name: str) -> Problem | None:
     """A problem with the name of a variable that a spec must not set."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         limit, fix = "named with letters, digits and _, and no digit first", "rename it"

@@ -134,10 +134,10 @@ def metric_lines(
     at = metric.time or 0.0
     tenth = max(1, steps // PROGRESS_LINES)
     due = (
-        metric.step >= steps
+        0 < steps <= metric.step
         or last is None
         or last.attempt != metric.attempt
-        or metric.step // tenth > printed.step // tenth
+        or (steps and metric.step // tenth > printed.step // tenth)
         or at - printed.at >= PROGRESS_INTERVAL_S
     )
     if not due:
@@ -147,12 +147,16 @@ def metric_lines(
 
 
 def _progress_text(metric: Metric, steps: int, progress: Progress) -> str:
-    parts = [f"step {metric.step:,}/{steps:,}", f"loss {format.loss(metric.loss)}"]
+    parts = [f"step {format.of_steps(metric.step, steps)}{_loss_text(metric)}"]
     if metric.tokens_per_second is not None:
         parts.append(format.rate(metric.tokens_per_second))
     if progress.step_s is not None and metric.step < steps:
         parts.append(f"eta {format.stopwatch((steps - metric.step) * progress.step_s)}")
     return "  ".join(parts)
+
+
+def _loss_text(metric: Metric) -> str:
+    return "" if metric.loss is None else f"  loss {format.loss(metric.loss)}"
 
 
 class Follower:
@@ -205,7 +209,7 @@ class Follower:
             return
         numbers = _bar_text(self.printed)
         if self.bar is None:
-            self.bar = self.bars.add_task(run.state, total=run.job.steps, numbers=numbers)
+            self.bar = self.bars.add_task(run.state, total=run.job.steps or None, numbers=numbers)
         done = last.step if last else 0
         self.bars.update(self.bar, completed=done, description=run.state, numbers=numbers)
         self.bars.refresh()
@@ -224,10 +228,17 @@ def _bar_text(printed: Printed) -> str:
     job, last = printed.run.job, printed.progress.last
     assert job is not None
     if last is None:
-        return f"step 0/{job.steps:,}"
+        return f"step {format.of_steps(0, job.steps)}"
     if printed.run.state != "RUNNING":
-        return f"step {last.step:,}/{job.steps:,}  loss {format.loss(last.loss)}"
+        return f"step {format.of_steps(last.step, job.steps)}{_loss_text(last)}"
     return _progress_text(last, job.steps, printed.progress)
+
+
+def _speed(last: Metric, progress: Progress) -> str:
+    """Tokens per second, or steps per second of a program that does not count tokens."""
+    if last.tokens_per_second is None and progress.step_s:
+        return f"{1 / progress.step_s:.3g} steps/s"
+    return format.rate(last.tokens_per_second)
 
 
 def in_order(entries: Iterable[Entry], metrics: Iterable[Metric]) -> Iterator[Entry | Metric]:
@@ -244,10 +255,11 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
     run, shown = snapshot.seen.run, snapshot.view
     first, last = snapshot.progress.first, snapshot.progress.last
     lines = state_lines(shown.name, shown.state, shown.reason)
-    lines.append(row("steps", f"{shown.step:,} of {shown.steps:,}"))
+    lines.append(row("steps", format.steps(shown.step, shown.steps)))
     if first is not None and last is not None:
-        lines.append(row("loss", f"{format.loss(first.loss)} -> {format.loss(last.loss)}"))
-        lines.append(row("speed", format.rate(last.tokens_per_second)))
+        if last.loss is not None:
+            lines.append(row("loss", f"{format.loss(first.loss)} -> {format.loss(last.loss)}"))
+        lines.append(row("speed", _speed(last, snapshot.progress)))
     lines.append(row("wall time", format.duration(shown.elapsed_s)))
     lines.append(row("restarts", str(run.history.restarts)))
     if snapshot.seen.checkpoint.step:

@@ -84,10 +84,13 @@ def _header(view: View, width: int, zone: tzinfo | None) -> list[Text]:
 
 
 def _progress(view: View, width: int) -> Text:
+    if not view.steps:  # the user's own program, whose number of steps is unknown
+        times = f"   elapsed {format.stopwatch(view.elapsed_s)}"
+        return Text.assemble((f" step {view.step:,} ", BOLD), times)
     percent = 100 * view.step // view.steps if view.steps else 0
     eta = "" if view.eta_s is None else f"   eta {format.stopwatch(view.eta_s)}"
     times = f"   elapsed {format.stopwatch(view.elapsed_s)}{eta}"
-    left, right = f" step {view.step:,}/{view.steps:,} ", f" {percent:>3}%{times} "
+    left, right = f" step {format.of_steps(view.step, view.steps)} ", f" {percent:>3}%{times} "
     if len(left) + len(right) + MIN_BAR > width:
         right = f" {percent:>3}% "
     room = max(0, width - len(left) - len(right))

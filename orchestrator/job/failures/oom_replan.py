@@ -35,6 +35,8 @@ UNITS = {"GiB": 1 << 30, "MiB": 1 << 20}
 
 def is_of_the_plan(run: Run, verdict: Verdict) -> bool:
     """A plan that needs less device memory can help."""
+    if run.plan.memory is None:  # the user's own program, which ndctl cannot plan
+        return False
     name = verdict.failure.name if verdict.failure else ""
     if name == DEVICE:
         return not _held_by_others(run, verdict)
@@ -49,7 +51,7 @@ def with_holders(run: Run, verdict: Verdict, failure: Reading) -> Verdict:
     host = verdict.culprit.host
     advice = (
         f"other processes hold memory of the device that the plan counted as free ({held}; the"
-        f" plan needs {show_bytes(run.plan.memory.peak_bytes)}): `nvidia-smi` on {host} shows whose"
+        f" plan needs {show_bytes(run.plan.needs.peak_bytes)}): `nvidia-smi` on {host} shows whose"
         " they are. End what an earlier job left, or give each rank a device of its own"
     )
     failure = replace(failure, advice=advice)
@@ -60,8 +62,10 @@ def with_holders(run: Run, verdict: Verdict, failure: Reading) -> Verdict:
 
 def _held_by_others(run: Run, verdict: Verdict) -> str:
     """Which processes hold how much; empty if the plan alone would not have fitted either."""
-    capacity = told(verdict)
-    peak = run.plan.memory.peak_bytes
+    capacity, memory = told(verdict), run.plan.memory
+    if memory is None:
+        return ""
+    peak = memory.peak_bytes
     found = {
         pid: float(size) * UNITS[unit]
         for text in _texts(verdict)
@@ -84,9 +88,9 @@ def shortage_of(run: Run, verdict: Verdict, words: str, *, adopt: bool) -> Short
     """The shortage after this plan did not fit: how much memory the planner may use."""
     plan = run.plan
     known = (
-        plan.memory.peak_bytes,
+        plan.needs.peak_bytes,
         run.plans.device_bytes,
-        plan.memory.device_bytes,
+        plan.needs.device_bytes,
         told(verdict),
     )
     least = min(size for size in known if size)

@@ -97,12 +97,18 @@ def _told(before: Run, event: Event, after: Run) -> Iterator[tuple[Reason, str, 
             if after.progress.saved
             else ", without a checkpoint"
         )
-        text = f"{after.state} at step {done} of {steps}{saved}: {after.stage.reason}"
+        of = f" of {steps}" if steps else ""
+        text = (
+            f"{after.state} at step {done or after.attempt.step}{of}{saved}: {after.stage.reason}"
+        )
         yield "Ended", text, after.ending == "FAILED"
 
 
 def _since(run: Run) -> str:
-    return f" from step {run.progress.saved}" if run.progress.saved else " from the beginning"
+    if run.progress.saved:
+        return f" from step {run.progress.saved}"
+    # A user's program may have resumed from a checkpoint that ndctl does not know.
+    return " from the beginning" if run.job is None or run.job.run is None else ""
 
 
 def _incident(incident: Incident) -> str:

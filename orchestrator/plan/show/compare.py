@@ -67,7 +67,7 @@ def compared_json(compared: Sequence[Compared]) -> list[dict[str, Any]]:
 
 
 def _column(plan: Plan, first: Plan) -> dict[str, str]:
-    memory, time = plan.memory, plan.time
+    memory, time = plan.needs, plan.time
     sent: Counter[str] = Counter()
     for one in plan.communication:
         sent.update(one.by_level)

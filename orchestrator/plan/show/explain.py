@@ -60,11 +60,15 @@ def _split(plan: Plan) -> list[str]:
     hosts = f"{len(plan.hosts):,} host{'s' if len(plan.hosts) > 1 else ''} x {plan.ranks_per_host}"
     ranks = f" = {plan.world_size:,} ranks" if plan.world_size > 1 else ""
     of = f" of {plan.profile}" if plan.profile else ""
+    if plan.memory is None:
+        return labelled("ranks", f"{plan.world_size:,} on {hosts}{of}, which run your own program")
     parallel, micro, times = (
         plan.mesh.data_parallel,
         plan.micro_batch_size,
         plan.gradient_accumulation,
     )
+    assert micro is not None
+    assert times is not None
     batch = (
         f"{parallel * micro * times:,} sequences per step = {parallel:,} data-parallel ranks x"
         f" micro batch {micro} x {times} accumulated"
@@ -113,6 +117,8 @@ def _bar(share: float) -> str:
 
 def _memory(plan: Plan) -> list[str]:
     memory = plan.memory
+    if memory is None:
+        return []
     where = "" if memory.worst_rank == "every rank" else f", {memory.worst_rank}"
     limit = "" if memory.device_bytes is None else f" of {show_bytes(memory.device_bytes)}"
     lines = labelled(

@@ -122,8 +122,8 @@ class RecoveryLaws:
                 lags = self.world.hosts[host].ever_slow
                 require(lags, f"{host} is called a straggler, and never was slow")
             case Replanned(device_bytes=int()) if run.plans.refits > before.plans.refits:
-                takes = run.plan.memory.peak_bytes
-                held = before.plan.memory.peak_bytes
+                takes = run.plan.needs.peak_bytes
+                held = before.plan.needs.peak_bytes
                 require(
                     takes < held,
                     f"a plan of {held} bytes is too large, and the new one takes {takes}",

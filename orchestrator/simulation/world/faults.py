@@ -112,7 +112,7 @@ def _memory(world: "World", fault: Fault) -> float | None:
     if world.run.job is None:
         return None
     world.training_faults.device_bytes = int(
-        world.run.plan.memory.peak_bytes * (0.85 + 0.14 * fault.size)
+        world.run.plan.needs.peak_bytes * (0.85 + 0.14 * fault.size)
     )
     return 0.0
 

@@ -237,7 +237,7 @@ class World:
                 start.pace.every_steps or scenario.save_every,
                 scenario.auto_interval,
                 start.skip,
-                self.plans[int(start.config) - 1].memory.peak_bytes,
+                self.plans[int(start.config) - 1].needs.peak_bytes,
             )
             training = Training(
                 start.attempt,

@@ -4,6 +4,8 @@ import json
 import os
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from orchestrator.agent.processes.torchrun import (
     KEEPER,
     HostPlace,
@@ -11,10 +13,11 @@ from orchestrator.agent.processes.torchrun import (
     render,
     with_defaults,
 )
+from orchestrator.contract.drills import Drill
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.agent_protocol import Start
 from orchestrator.contract.skipped_batches import Window
-from orchestrator.contract.spec.drills import Drill
+from orchestrator.contract.spec.run_spec import Keep, RunSpec
 from orchestrator.run_module import command
 
 PLACE = HostPlace(
@@ -66,7 +69,28 @@ def test_ranks_get_their_attempt_host_and_heartbeat_socket() -> None:
         "NDCTL_HOST": "host-1",
         "NDCTL_HEARTBEAT_SOCKET": "/tmp/ndctl-0-ab/ranks.sock",
         "NDCTL_TRACE_DIR": "/runs/job/traces/attempt-2",
+        "NDCTL_RUN_DIR": "/runs/job",
     }
+
+
+def test_ranks_of_a_script_get_its_variables_and_search_path() -> None:
+    run = RunSpec(script="train.py", args=("--lr", "1"), workdir="/work", env={"A": "b"})
+    start = replace(START, run=run, keep=Keep(keep=3))
+    program = render(start, PLACE)[-5:]
+    assert program == ["trainer.program", "/work", "train.py", "--lr", "1"]
+    values = environment(start, PLACE, with_defaults({}))
+    assert values["A"] == "b"
+    assert json.loads(values["NDCTL_KEEP"]) == {"keep": 3, "keep_every": None, "verify": True}
+    # A program that the script starts finds the modules in its folder.
+    assert "PYTHONSAFEPATH" not in values
+
+
+def test_hosts_import_what_a_script_needs() -> None:
+    torchrun = PLACE.imports[0]
+    auto = PLACE.with_program(RunSpec(script="train.py"))
+    assert (auto.imports, auto.learned) == ((torchrun,), Path("/runs/job/imports.json"))
+    named = PLACE.with_program(RunSpec(script="train.py", preload=("transformers",)))
+    assert (named.imports, named.learned) == ((torchrun, "transformers"), None)
 
 
 def test_ndctl_variables_of_the_agent_are_not_passed_on() -> None:

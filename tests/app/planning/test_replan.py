@@ -19,7 +19,7 @@ from orchestrator.errors import PlanError
 from orchestrator.inventory.file import load_inventory
 from orchestrator.inventory.hosts import Inventory
 from orchestrator.job.plans import Shortage
-from orchestrator.load import dump_spec, read_spec
+from orchestrator.load import dump_spec, of_the_trainer, read_spec
 from orchestrator.plan.placement.place import place
 from orchestrator.plan.planner import plan
 from orchestrator.plan.show.explain import plan_json
@@ -47,6 +47,8 @@ def trained_by(run_dir: RunDir, number: int) -> TrainingConfig:
 
 
 def samples(plan: Plan) -> int:
+    assert plan.micro_batch_size is not None
+    assert plan.gradient_accumulation is not None
     return plan.mesh.data_parallel * plan.micro_batch_size * plan.gradient_accumulation
 
 
@@ -57,6 +59,7 @@ def test_fewer_hosts_train_the_same_global_batch(tmp_path: Path) -> None:
     assert (len(former.hosts), found.plan.hosts) == (4, HOSTS[:2])
     assert found.plan.mesh.tp == former.mesh.tp == 2
     assert samples(found.plan) == samples(former) == 8
+    assert former.gradient_accumulation is not None
     assert found.plan.gradient_accumulation == 2 * former.gradient_accumulation
     written = json.loads(run_dir.plan(found.number).read_text())
     assert written["mesh"]["dp_shard"] * written["mesh"]["dp_replicate"] == 2
@@ -161,6 +164,10 @@ def shortage(device_bytes: float, *, adopt: bool) -> Shortage:
     return Shortage(device_bytes=int(device_bytes), adopt=adopt, words="")
 
 
+def job_of(path: Path, edits: list[str]) -> JobSpec:
+    return of_the_trainer(read_spec(path, edits), "this test")
+
+
 def edits_of(way: str) -> list[str]:
     """The `--set` options of an alternative."""
     return [word for word in shlex.split(way.partition("  (")[0]) if word != "--set"]
@@ -170,13 +177,13 @@ def test_after_out_of_memory_the_fastest_plan_that_needs_less_is_chosen(
     tmp_path: Path,
 ) -> None:
     run_dir, former = llama(tmp_path)
-    peak, others = former.memory.peak_bytes, []
+    peak, others = former.needs.peak_bytes, []
     for _ in range(3):
-        short = shortage(0.95 * former.memory.peak_bytes, adopt=True)
+        short = shortage(0.95 * former.needs.peak_bytes, adopt=True)
         found = refit(run_dir, former, former.hosts, {}, short, {})
         assert found.found is not None
         after = found.found.plan
-        assert after.memory.peak_bytes <= short.device_bytes < former.memory.peak_bytes
+        assert after.needs.peak_bytes <= short.device_bytes < former.needs.peak_bytes
         assert after.hosts == former.hosts
         assert samples(after) == samples(former) == 64
         config = trained_by(run_dir, found.found.number)
@@ -186,28 +193,28 @@ def test_after_out_of_memory_the_fastest_plan_that_needs_less_is_chosen(
         others.append(after.choice)
         former = after
     assert len(set(map(str, others))) == 3, "never the same one twice"
-    assert former.memory.peak_bytes < peak
+    assert former.needs.peak_bytes < peak
 
 
 def test_every_alternative_that_is_shown_gives_a_plan_that_fits(tmp_path: Path) -> None:
     run_dir, former = llama(tmp_path)
-    limit = 0.6 * former.memory.peak_bytes
+    limit = 0.6 * former.needs.peak_bytes
     found = refit(run_dir, former, former.hosts, {}, shortage(limit, adopt=False), {})
     assert (found.found, found.why, len(found.ways)) == (None, "resilience.on_oom is stop", 3)
     assert not run_dir.plan(1).exists(), "nothing was planned"
     inventory = load_inventory("{profile: h100-sxm-80gb, hosts: 2, devices_per_host: 8}", "a test")
     for way in found.ways:
-        again = plan(read_spec(run_dir.spec, edits_of(way)), inventory, PRESETS["llama3-8b"])
-        assert again.memory.peak_bytes <= limit, "with the memory that was believed before"
+        again = plan(job_of(run_dir.spec, edits_of(way)), inventory, PRESETS["llama3-8b"])
+        assert again.needs.peak_bytes <= limit, "with the memory that was believed before"
 
 
 def test_fixed_values_may_change_if_training_stays_the_same(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"micro_batch_size": 1, "activation_checkpointing": "none"}
     run_dir, former = llama(tmp_path, fixed=True, **keys)
-    limit = 0.5 * former.memory.peak_bytes
+    limit = 0.5 * former.needs.peak_bytes
     found = refit(run_dir, former, former.hosts, {}, shortage(limit, adopt=True), {})
     assert found.found is not None
-    assert found.found.plan.memory.peak_bytes <= limit
+    assert found.found.plan.needs.peak_bytes <= limit
     assert found.why == found.ways[0]
     edits = edits_of(found.why)
     assert any(edit.startswith(("parallel.pp=", "parallel.tp=")) for edit in edits)
@@ -231,15 +238,15 @@ def test_an_alternative_never_gives_the_plan_that_did_not_fit(
 ) -> None:
     """A resume plans with the full memory of the device again."""
     run_dir, former = llama(tmp_path, fixed=True, hosts=cluster, **train)
-    limit = int(less * former.memory.peak_bytes)
+    limit = int(less * former.needs.peak_bytes)
     found = refit(run_dir, former, former.hosts, {}, shortage(limit, adopt=False), {})
     assert len({*found.ways}) == 3
     inventory = load_inventory(HOSTS_OF_H100, "a test")
     for way in found.ways:
         assert "=auto" not in way
         assert "a step" in way, "what it costs is said"
-        again = plan(read_spec(run_dir.spec, edits_of(way)), inventory, PRESETS["llama3-8b"])
-        assert again.memory.peak_bytes <= limit, way
+        again = plan(job_of(run_dir.spec, edits_of(way)), inventory, PRESETS["llama3-8b"])
+        assert again.needs.peak_bytes <= limit, way
 
 
 def test_if_no_plan_fits_none_is_returned(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from orchestrator.cli import cli
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.errors import SpecError, TrainingError
-from orchestrator.load import read_spec
+from orchestrator.load import of_the_trainer, read_spec
 from tests.agent.world import TurnedClock
 from tests.jobs_on_disk import SPEC, NoCluster, cluster, submission
 from tests.trainer.data.data_files import save_tokenizer
@@ -35,7 +35,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def spec(*overrides: str) -> JobSpec:
-    return read_spec(SPEC, overrides)
+    return of_the_trainer(read_spec(SPEC, overrides), "this test")
 
 
 def paths(looked: Looked) -> list[str]:

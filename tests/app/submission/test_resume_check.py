@@ -26,7 +26,7 @@ from orchestrator.contract.spec.train_spec import OptimizerSpec
 from orchestrator.errors import JobError, SpecError
 from orchestrator.job.state import Run
 from orchestrator.journal.journal import Journal
-from orchestrator.load import read_spec
+from orchestrator.load import of_the_trainer, read_spec
 from tests.agent.world import TurnedClock
 from tests.jobs_on_disk import JOB, SPEC, NoCluster, cluster, events, lead, submission
 from tests.trainer.checkpoint.checkpoint_launch import train_alone
@@ -40,7 +40,7 @@ VERBS = ("submit", "validate", "doctor")
 
 
 def spec(*overrides: str) -> JobSpec:
-    return read_spec(SPEC, overrides)
+    return of_the_trainer(read_spec(SPEC, overrides), "this test")
 
 
 def looked_at(now: JobSpec, config: Mapping[str, Any], run_dir: Path) -> Looked:

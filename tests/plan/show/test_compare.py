@@ -7,7 +7,7 @@ from tests.plan.show.test_explain import PLAN
 
 
 def test_an_item_of_only_one_plan_keeps_its_place_in_the_table() -> None:
-    memory = replace(PLAN.memory, items={"parameters": 1, "boundaries": 2, "activations": 3})
+    memory = replace(PLAN.needs, items={"parameters": 1, "boundaries": 2, "activations": 3})
     plans = [PLAN, replace(PLAN, memory=memory)]
     told = describe_compared([Compared(values=f"a={n}", plan=plan) for n, plan in enumerate(plans)])
     rows = [line.split()[:2] for line in told.splitlines() if line.startswith("    of ")]

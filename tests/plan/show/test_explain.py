@@ -135,7 +135,7 @@ def test_a_rank_at_or_over_its_limit_fills_its_bar() -> None:
 
 def stage(number: int, gib: int) -> Memory:
     return replace(
-        PLAN.memory,
+        PLAN.needs,
         peak_bytes=gib * GIB,
         worst_rank=f"pp stage {number}",
         items={"activations": gib * GIB},
@@ -164,7 +164,7 @@ def test_only_the_fullest_of_many_kinds_of_ranks_are_drawn() -> None:
 
 
 def test_items_with_different_peak_times_are_scaled_with_a_note() -> None:
-    memory = replace(PLAN.memory, peak_bytes=20 * GIB)
+    memory = replace(PLAN.needs, peak_bytes=20 * GIB)
     told = describe_plan(replace(PLAN, memory=memory))
     assert f"[{'P' * 7}{'A' * 13}{'.' * 40}] 20 GiB of 60 GiB" in told
     assert "P parameters 10 GiB; these are the items' own peaks, which add" in told
@@ -212,7 +212,7 @@ def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
 
 
 def test_offloaded_bytes_are_shown_below_the_memory() -> None:
-    memory = replace(PLAN.memory, host={"optimizer": 2048, "gradients": 1024})
+    memory = replace(PLAN.needs, host={"optimizer": 2048, "gradients": 1024})
     text = describe_plan(replace(PLAN, memory=memory))
     assert "  in the host's memory, per rank: optimizer 2 KiB, gradients 1 KiB" in text
 

@@ -34,11 +34,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from orchestrator.contract.codec import decode
+from orchestrator.contract.drills import parse_drill
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.skipped_batches import Window
-from orchestrator.contract.spec.drills import parse_drill
 from orchestrator.errors import TrainingError
 from trainer import gradients
 from trainer import main as main_module

@@ -2,8 +2,8 @@
 
 import pytest
 
+from orchestrator.contract.drills import parse_drill
 from orchestrator.contract.files.env import RankEnv
-from orchestrator.contract.spec.drills import parse_drill
 from orchestrator.errors import TrainingError
 from trainer.rank.drills import drills_due, read_drills
 

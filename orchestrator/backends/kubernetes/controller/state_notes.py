@@ -53,7 +53,7 @@ def notes_of(report: JobReport, notes: Mapping[str, str]) -> dict[str, str] | No
     """The annotations to write; None if they are already current."""
     data = to_data(report)
     wanted = {annotation: data[key] for key, annotation in NOTED.items()}
-    wanted[names.STEP_ANNOTATION] = f"{report.step}/{report.steps}"
+    wanted[names.STEP_ANNOTATION] = f"{report.step}/{report.steps or '?'}"
     wanted[names.UPDATED_ANNOTATION] = data["updated"]
     # The time of the report differs each time, so it alone is no reason to write.
     differs = {key for key, said in wanted.items() if notes.get(key, "") != said}

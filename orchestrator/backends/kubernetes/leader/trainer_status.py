@@ -85,9 +85,11 @@ def status_body(report: JobReport, pace: Pace | None) -> dict[str, Any]:
         ],
     }
     left = report.steps - report.step
-    # While ranks restart, no step time is known, and a guess would mislead.
-    if report.state == "RUNNING" and pace is not None and pace.step_s is not None:
-        status["estimatedRemainingSeconds"] = min(MOST_SECONDS, round(left * pace.step_s))
+    # While ranks restart, no step time is known, and a guess would mislead. How many steps a user's
+    # own program does is unknown.
+    step_s = pace.step_s if pace is not None and report.steps else None
+    if report.state == "RUNNING" and step_s is not None:
+        status["estimatedRemainingSeconds"] = min(MOST_SECONDS, round(left * step_s))
     elif report.state == "SUCCEEDED":
         status["estimatedRemainingSeconds"] = 0
     return {"trainerStatus": status}

@@ -15,7 +15,7 @@ from msgspec import Struct
 from orchestrator.errors import Refused
 from orchestrator.seams import Clock
 
-PACKAGES = ("orchestrator", "trainer")
+PACKAGES = ("orchestrator", "trainer", "ndctl")
 HOME = Path(__file__).resolve().parents[4]
 """Parent folder of the packages of this process."""
 KINDS = frozenset({".py", ".yaml", ".toml"})

@@ -24,7 +24,7 @@ def test_a_snapshot_holds_ndctl_and_nothing_of_the_users_directory(tmp_path: Pat
     (target / "orchestrator").mkdir(parents=True)
     (target / "orchestrator" / "of_before.py").touch()
     code_snapshot.take(code_snapshot.choose(TurnedClock()), target)
-    assert {path.name for path in target.iterdir()} == {"orchestrator", "trainer"}
+    assert {path.name for path in target.iterdir()} == {"orchestrator", "trainer", "ndctl"}
     assert (target / "trainer" / "__main__.py").exists()
     assert not list(target.rglob("__pycache__"))
     assert not (target / "orchestrator" / "of_before.py").exists()

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.spec.limits import AtLeast
+from orchestrator.contract.spec.run_spec import RunSpec
 
 Fault = Literal[
     "kill",
@@ -14,6 +15,7 @@ Fault = Literal[
     "slow",
     "raise",
     "exit",
+    "segv",
     "oom",
     "nan",
     "busy",
@@ -28,6 +30,7 @@ Fault = Literal[
 - `kill`, `stop`: SIGKILL, SIGSTOP
 - `slow`: this step and all later ones start late by one step time, at least 0.25 s
 - `raise`, `exit`: a Python exception; exit code 1
+- `segv`: SIGSEGV
 - `oom`: it allocates more device memory than there is
 - `nan`: a weight becomes NaN
 - `busy`: a loop in C that holds the GIL
@@ -37,6 +40,10 @@ Fault = Literal[
 - `write`: checkpoint files cannot be written, as on storage that does not respond
 """
 FAULTS: tuple[Fault, ...] = get_args(Fault)
+FROM_OUTSIDE: tuple[Fault, ...] = ("kill", "stop", "slow", "segv")
+"""What the agent can do to any process. It slows one down by stopping it for half of the time."""
+IN_PYTHON: tuple[Fault, ...] = ("exit",)
+"""What it can do to a Python program, which handles a signal for it."""
 FORM = f"FAULT:rank=R@step=S with FAULT one of {', '.join(FAULTS)}; or kill:host=H@step=S"
 
 
@@ -74,3 +81,8 @@ def parse_drill(text: str, number: int) -> Drill:
     fault, index, step = found.groups()
     known = next(one for one in FAULTS if one == fault)
     return Drill(id=number, fault=known, target=target, index=int(index), step=int(step))
+
+
+def faults_of(run: RunSpec) -> tuple[Fault, ...]:
+    """The faults that a job of the user's own program can have."""
+    return (*FROM_OUTSIDE, *IN_PYTHON) if run.is_python else FROM_OUTSIDE

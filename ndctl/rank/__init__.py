@@ -1,0 +1,1 @@
+"""What a rank tells ndctl. Standard library only."""

@@ -1,0 +1,99 @@
+"""The link of a rank to the agent of its host. Without an agent it does nothing."""
+
+import contextlib
+import functools
+import json
+import math
+import os
+import socket
+import struct
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+SEND_TIMEOUT = struct.pack("ll", 1, 0)
+STEPS = struct.Struct("<q")
+MAX_BYTES = 60_000
+MAX_MESSAGE = 4_000
+
+
+class Link:
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.rank = int(environ.get("RANK", "0"))
+        self.world_size = int(environ.get("WORLD_SIZE", "1"))
+        self.attempt = int(environ.get("NDCTL_ATTEMPT", "1"))
+        self.path = environ.get("NDCTL_HEARTBEAT_SOCKET", "")
+        self.active = bool(self.path)
+        self.phase = "init"
+        self._step = 0
+        fd = environ.get("NDCTL_PROGRESS_FD")
+        self._fd = int(fd) if fd is not None and _is_shared(int(fd)) else None
+        self._pid = os.getpid()
+        self.logged = False
+        """The script reports its steps itself, with `ndctl.log`."""
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Self:
+        return cls(environ)
+
+    @property
+    def step(self) -> int:
+        return self._step
+
+    @step.setter
+    def step(self, done: int) -> None:
+        if os.getpid() != self._pid:
+            return
+        self._step = done
+        if self._fd is not None:
+            os.pwrite(self._fd, STEPS.pack(done), 0)
+
+    def stepped(self) -> None:
+        self.step += 1
+        self.beat("train")
+
+    def beat(self, phase: str | None = None, **fields: Any) -> None:
+        self.phase = phase or self.phase
+        body = {"rank": self.rank, "step": self.step, "phase": self.phase, **fields}
+        loss = body.get("loss")
+        if loss is not None and not math.isfinite(loss):
+            body["loss"] = None
+        self._send({"kind": "Beat", "attempt": self.attempt, **body}, wait=False)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self._send(message, wait=True)
+
+    def raised(self, exc: BaseException) -> None:
+        text = "".join(traceback.format_exception(exc))[-MAX_BYTES // 2 :]
+        error = {
+            "error": type(exc).__name__,
+            "message": str(exc)[:MAX_MESSAGE],
+            "step": self.step + 1,
+            "traceback": text,
+        }
+        self.send(
+            {"kind": "RankRaised", "attempt": self.attempt, "rank": self.rank, "error": error}
+        )
+
+    def _send(self, message: Mapping[str, Any], *, wait: bool) -> None:
+        if not self.active or os.getpid() != self._pid:
+            return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            if wait:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, SEND_TIMEOUT)
+            else:
+                sock.setblocking(False)
+            sock.sendto(json.dumps(message).encode(), self.path)
+
+
+def _is_shared(fd: int) -> bool:
+    try:
+        return Path(f"/proc/self/fd/{fd}").readlink().name.startswith("memfd:ndctl-steps")
+    except OSError:
+        return False
+
+
+@functools.cache
+def current() -> Link:
+    return Link.of(os.environ)  # noqa: TID251 (a user's script has no other entry point)

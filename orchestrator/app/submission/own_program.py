@@ -1,0 +1,97 @@
+"""The spec of `ndctl run`."""
+
+import itertools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from orchestrator.contract.spec.job_spec import CommonSpec, kubernetes_name
+from orchestrator.errors import SpecError
+from orchestrator.inventory.local import visible_gpus
+from orchestrator.job_paths import run_root_of
+from orchestrator.load import Written, written_from
+
+LONGEST_NAME = 55
+"""Leaves room for a number."""
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """What the user typed. None: not given."""
+
+    words: tuple[str, ...]
+    """The program and its arguments."""
+    name: str | None = None
+    hosts: int | None = None
+    gpus_per_host: int | None = None
+    spare_hosts: int | None = None
+    overrides: tuple[str, ...] = ()
+
+
+def write(asked: Asked, run_root: str | None, environ: Mapping[str, str]) -> Written:
+    """The spec of `asked`. Without a name it gets one that no job in the run root has.
+
+    Raises:
+        SpecError: with all problems.
+    """
+    run = _run(asked.words)
+    stem = asked.name or _name_of(run)
+    written = _written(asked, run, stem, environ)
+    if asked.name is not None:
+        return written
+    if written.spec.cluster.backend == "kubernetes":
+        return _written(asked, run, kubernetes_name(stem), environ)
+    root = run_root_of(run_root, environ, written.spec.run_root)
+    name = next(one for one in _numbered(stem) if not (root / one).exists())
+    return _written(asked, run, name, environ)
+
+
+def _written(
+    asked: Asked, run: Mapping[str, Any], name: str, environ: Mapping[str, str]
+) -> Written:
+    given = {
+        "hosts": asked.hosts,
+        "gpus_per_host": asked.gpus_per_host,
+        "spare_hosts": asked.spare_hosts,
+    }
+    cluster = {key: value for key, value in given.items() if value is not None}
+    data = {"name": name, "run": run, "cluster": cluster}
+    written = written_from(data, "ndctl run", asked.overrides)
+    if asked.gpus_per_host is None and _follows_gpus(written.spec, asked):
+        # As `torchrun --nproc-per-node=gpu` counts them.
+        count = len(visible_gpus(environ)) // written.spec.cluster.hosts
+        data["cluster"] = {**cluster, "gpus_per_host": max(1, count)}
+        written = written_from(data, "ndctl run", asked.overrides)
+    return written
+
+
+def _follows_gpus(spec: CommonSpec, asked: Asked) -> bool:
+    said = any(one.startswith("cluster.gpus_per_host=") for one in asked.overrides)
+    return spec.cluster.backend == "local" and not said
+
+
+def _run(words: tuple[str, ...]) -> dict[str, Any]:
+    first, rest = words[0], list(words[1:])
+    if first not in ("-m", "--no-python"):
+        if first.startswith("-"):
+            raise SpecError(
+                f"{first} is an option, not a program",
+                fix="write options of ndctl before --, and options of your program after its name",
+            )
+        return {"script": first, "args": rest}
+    if not rest:
+        raise SpecError(f"no program after {first}", fix=f"for example: ndctl run -- {first} NAME")
+    key = "module" if first == "-m" else "program"
+    return {key: rest[0], "args": rest[1:]}
+
+
+def _name_of(run: Mapping[str, Any]) -> str:
+    program = run.get("script") or run.get("module") or run.get("program")
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(str(program)).stem).strip("-_")
+    return plain[:LONGEST_NAME] or "run"
+
+
+def _numbered(stem: str) -> "itertools.chain[str]":
+    return itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))

@@ -1,0 +1,92 @@
+"""Checks before submission that the user's own program exists and can be started."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from orchestrator.app.submission.inputs import Looked, sees_other_files
+from orchestrator.contract.codec import Problem
+from orchestrator.contract.spec.job_spec import ScriptSpec
+from orchestrator.contract.spec.run_spec import RunSpec
+
+
+def look_at_program(
+    spec: ScriptSpec, environ: Mapping[str, str], *, hosts_of_a_file: bool = False
+) -> Looked:
+    """Check the program of `spec` and its working directory.
+
+    Args:
+        hosts_of_a_file: the hosts are from an inventory file, so they may see other files.
+    """
+    if elsewhere := sees_other_files(spec, hosts_of_a_file):
+        return Looked(unchecked=f"run was not checked: {elsewhere}")
+    return Looked(problems=tuple(_problems(spec.run, environ)))
+
+
+def _problems(run: RunSpec, environ: Mapping[str, str]) -> Iterator[Problem]:
+    workdir = Path(run.workdir)
+    if not workdir.is_dir():
+        limit = "a folder that exists"
+        fix = (
+            f"mkdir -p {workdir}, or correct the path" if not workdir.exists() else "give a folder"
+        )
+        yield Problem(path="run.workdir", value=run.workdir, limit=limit, fix=fix)
+        return
+    if run.script is not None:
+        yield from _script(run.script, workdir)
+    elif run.module is not None:
+        yield from _module(run.module, workdir, environ)
+    else:
+        assert run.program is not None
+        yield from _program(run.program, workdir, environ)
+
+
+def _script(script: str, workdir: Path) -> Iterator[Problem]:
+    path = workdir / script
+    limit = "a readable file of Python code"
+    try:
+        source = path.read_bytes()
+    except OSError as exc:
+        similar = sorted(one.name for one in workdir.glob("*.py"))[:5]
+        fix = f"in {workdir.absolute()} there are {', '.join(similar)}" if similar else "correct it"
+        limit = f"{limit} ({path}: {exc.strerror})"
+        yield Problem(path="run.script", value=script, limit=limit, fix=fix)
+        return
+    try:
+        compile(source, str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as exc:
+        line = getattr(exc, "lineno", None)
+        place = f"line {line}: " if line else ""
+        said = getattr(exc, "msg", None) or str(exc)
+        yield Problem(
+            path="run.script",
+            value=script,
+            limit=f"{limit} ({place}{said})",
+            fix=f"correct it, or start it as a program: program: ./{script}",
+        )
+
+
+def _module(module: str, workdir: Path, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Only the top-level package is searched. To search inside it, Python would import it."""
+    top = module.partition(".")[0]
+    given = environ.get("PYTHONPATH", "").split(os.pathsep)
+    folders = [str(workdir), *(str(workdir / one) for one in given if one), *sys.path]
+    if top not in sys.builtin_module_names and PathFinder.find_spec(top, folders) is None:
+        limit = f"a module that Python finds ({top} is neither in {workdir.absolute()}, nor in"
+        limit += " PYTHONPATH, nor installed)"
+        fix = "set run.workdir to the folder that contains it, or install it"
+        yield Problem(path="run.module", value=module, limit=limit, fix=fix)
+
+
+def _program(program: str, workdir: Path, environ: Mapping[str, str]) -> Iterator[Problem]:
+    path = str(workdir / program) if "/" in program else program
+    if shutil.which(path, path=environ.get("PATH")) is None:
+        exists = "/" in program and Path(path).is_file()
+        fix = (
+            f"chmod +x {path}" if exists else "correct the name; ./NAME is in the working directory"
+        )
+        limit = "an executable file, or a name in PATH"
+        yield Problem(path="run.program", value=program, limit=limit, fix=fix)

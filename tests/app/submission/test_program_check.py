@@ -1,0 +1,94 @@
+"""The user's program is checked before anything is queued."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.app.submission.own_program import Asked, write
+from orchestrator.app.submission.program_check import look_at_program
+from orchestrator.contract.codec import decode
+from orchestrator.contract.spec.job_spec import ScriptSpec
+from orchestrator.errors import SpecError
+
+
+def problems(folder: Path, run: dict[str, Any], path: str = "/usr/bin:/bin") -> list[str]:
+    spec: ScriptSpec = decode(ScriptSpec, {"name": "a", "run": {"workdir": str(folder), **run}})
+    return [str(problem) for problem in look_at_program(spec, {"PATH": path}).problems]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / "broken.py").write_text("x = 1\nfor\n")
+    (tmp_path / "binary.py").write_bytes(b"\x7fELF\0\1")
+    (tmp_path / "work.sh").write_text("#!/bin/sh\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "run", [{"script": "train.py"}, {"module": "train"}, {"module": "json"}, {"program": "sh"}]
+)
+def test_programs_that_exist_are_fine(folder: Path, run: dict[str, Any]) -> None:
+    assert problems(folder, run) == []
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ({"script": "trian.py"}, "No such file or directory"),
+        ({"script": "broken.py"}, "line 2: invalid syntax"),
+        ({"script": "binary.py"}, "start it as a program: program: ./binary.py"),
+        ({"module": "nowhere.train"}, "nowhere is neither in"),
+        ({"program": "./work.sh"}, "chmod +x"),
+        ({"program": "no-such-program"}, "an executable file, or a name in PATH"),
+        ({"script": "train.py", "workdir": "/nowhere"}, "mkdir -p /nowhere"),
+    ],
+)
+def test_programs_that_cannot_start_are_refused(
+    folder: Path, run: dict[str, Any], words: str
+) -> None:
+    found = problems(folder, run)
+    assert len(found) == 1
+    assert words in found[0]
+
+
+def test_the_program_of_a_pod_is_in_its_image(folder: Path) -> None:
+    spec: ScriptSpec = decode(
+        ScriptSpec,
+        {"name": "a", "run": {"script": "x.py"}, "cluster": {"backend": "kubernetes"}},
+    )
+    looked = look_at_program(spec, {})
+    assert not looked.problems
+    assert "pods see the files of their image" in looked.unchecked
+
+
+def test_the_spec_of_ndctl_run(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    asked = Asked(
+        words=("sub/train.py", "--lr", "1"), hosts=2, overrides=("resilience.stop_grace=5",)
+    )
+    spec = write(asked, str(tmp_path), {}).spec
+    assert isinstance(spec, ScriptSpec)
+    assert (spec.name, spec.run.script, spec.run.args) == ("train-2", "sub/train.py", ("--lr", "1"))
+    assert (spec.cluster.hosts, spec.resilience.stop_grace) == (2, 5)
+
+
+def test_the_name_of_a_job_that_the_user_gives_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    asked = Asked(words=("-m", "a.b"), name="mine")
+    assert write(asked, str(tmp_path), {}).spec.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--lr", "1"), "--lr is an option, not a program"),
+        (("-m",), "no program after -m"),
+        (("-m", "a b"), "ndctl run: run.module: must be the name of a Python module"),
+    ],
+)
+def test_bad_words_are_refused(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(SpecError) as exc:
+        write(Asked(words=words), str(tmp_path), {})
+    assert said in str(exc.value)

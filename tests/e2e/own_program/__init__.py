@@ -1,0 +1,1 @@
+"""The user's own programs, supervised without a line of them being changed."""

@@ -1,0 +1,17 @@
+"""`python -m trainer.program WORKDIR PROGRAM …`, with the program as after `ndctl run --`:
+`train.py ARGS`, `-m MODULE ARGS` or `--no-python EXECUTABLE ARGS`.
+"""
+
+import os
+import sys
+
+from orchestrator.contract.files.env import RUN_DIR, RankEnv
+from trainer.program.run import run
+from trainer.rank.environment import torch_defaults
+
+if __name__ == "__main__":
+    env = RankEnv.from_mapping(os.environ)  # noqa: TID251 (this is the entry point)
+    for name, value in torch_defaults(env).items():
+        os.environ.setdefault(name, value)  # noqa: TID251
+    run_dir = os.environ.get(RUN_DIR, ".")  # noqa: TID251
+    run(sys.argv[1], run_dir, sys.argv[2:], env)

@@ -1,0 +1,129 @@
+"""Starts the user's program in this process, and ends the process as its interpreter would."""
+
+import atexit
+import contextlib
+import os
+import runpy
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from ndctl.rank.link import Link, current
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.env import EXIT_SIGNAL, RankEnv
+from orchestrator.contract.files.run_dir import RunDir
+from trainer.program.activity import watch_collectives
+from trainer.program.learned import remember_imports
+from trainer.program.step_log import StepLog
+from trainer.program.torch_hooks import report_steps
+from trainer.rank.flight import dump_at_end, dump_on_signal
+from trainer.rank.signals import show_stacks_on_signal
+
+NOT_FOUND = 127
+RUNPY = "<frozen runpy>"
+"""File name of runpy in tracebacks."""
+END_S = 10.0
+"""Limit for exit handlers and threads of a program that has failed. They may wait for other ranks,
+and the end of this rank is what the agent must report."""
+
+
+def run(workdir: str, run_dir: str, words: Sequence[str], env: RankEnv) -> NoReturn:
+    """Run the program `words` in `workdir`. Never returns."""
+    try:
+        os.chdir(workdir)
+    except OSError as exc:
+        _leave(f"cannot enter the working directory {workdir}: {exc.strerror}")
+    if words[0] == "--no-python":
+        _exec(words[1:])
+    dump_on_signal(env)
+    show_stacks_on_signal(env)
+    signal.signal(EXIT_SIGNAL, _exit_now)
+    link = current()
+    link.beat("init")
+    log = StepLog(RunDir(Path(run_dir)), env)
+    report_steps(link, log, first_step=remember_imports)
+    watch_collectives(link)
+    try:
+        _run_python(words)
+        code = exit_codes.OK
+    except SystemExit as exc:
+        code = _code_of(exc)
+    except BaseException as exc:  # noqa: BLE001 - the interpreter also catches all at the top
+        code = exit_codes.FAILED
+        # The agent gets the error first: the exit handlers below may hang.
+        link.raised(exc)
+        dump_at_end(env)
+        _print(exc)
+    log.close()
+    _end(link, code)
+
+
+def _exec(words: Sequence[str]) -> NoReturn:
+    try:
+        os.execvp(words[0], list(words))
+    except OSError as exc:
+        _leave(f"cannot start {words[0]}: {exc.strerror}")
+
+
+def _leave(message: str) -> NoReturn:
+    sys.stderr.write(f"ndctl: {message}\n")
+    sys.stderr.flush()
+    os._exit(NOT_FOUND)
+
+
+def _exit_now(signum: int, frame: FrameType | None) -> None:
+    os._exit(exit_codes.FAILED)
+
+
+def _run_python(words: Sequence[str]) -> None:
+    """As `python SCRIPT` and `python -m MODULE` do, also for the search path and `sys.argv`."""
+    if words[0] == "-m":
+        sys.path.insert(0, str(Path.cwd()))
+        sys.argv = [*words[1:]]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        return
+    sys.path.insert(0, str(Path(words[0]).absolute().parent))
+    sys.argv = [*words]
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def _code_of(exc: SystemExit) -> int:
+    if exc.code is None or isinstance(exc.code, int):
+        return exc.code or exit_codes.OK
+    sys.stderr.write(f"{exc.code}\n")
+    return exit_codes.FAILED
+
+
+def _print(exc: BaseException) -> None:
+    """The traceback without the frames of this module and of runpy."""
+    whole = tb = exc.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename in (__file__, RUNPY, runpy.__file__):
+        tb = tb.tb_next
+    # Nothing is left of an error of runpy itself, such as a module that it does not find.
+    exc = exc.with_traceback(tb or whole)
+    sys.excepthook(type(exc), exc, exc.__traceback__)
+
+
+def _end(link: Link, code: int) -> NoReturn:
+    """Do what the interpreter does at its end: join threads, call exit handlers.
+
+    A normal return would instead end in the frames of the process that forked this one.
+    """
+    link.beat("exit")
+    if code != exit_codes.OK:
+        # Not a signal handler: the main thread may wait in C code.
+        timer = threading.Timer(END_S, os._exit, (code,))
+        timer.daemon = True
+        timer.start()
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

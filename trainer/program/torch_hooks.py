@@ -1,0 +1,100 @@
+"""Sees the progress of an unchanged script: optimizer steps, evaluation and saves.
+
+torch calls a global hook after each optimizer step. `Module.eval()` begins an evaluation, and
+`torch.save` or `torch.distributed.checkpoint.save` a checkpoint; they would otherwise look like a
+hang, because no step is done meanwhile.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ndctl.rank.link import Link
+from trainer.program.after_import import after_import
+from trainer.program.step_log import StepLog
+
+OTHERS_STEPS = 3
+"""The optimizer that is counted changes when another one has stepped so often since its last step,
+for example after a warm-up that has an optimizer of its own."""
+
+
+def report_steps(link: Link, log: StepLog, first_step: Callable[[], None]) -> None:
+    """Report each optimizer step. `first_step` is called after the first one."""
+    if not link.active:
+        return
+    steps = OptimizerSteps(link, log, first_step)
+    after_import(
+        "torch.optim.optimizer",
+        lambda torch: torch.register_optimizer_step_post_hook(steps.stepped),
+    )
+    after_import("torch.nn.modules.module", functools.partial(_report_eval, link))
+    after_import("torch.serialization", functools.partial(_report_save, link))
+    after_import(
+        "torch.distributed.checkpoint.state_dict_saver", functools.partial(_report_save, link)
+    )
+
+
+class OptimizerSteps:
+    """Counts the steps of one optimizer, though a script may have several (a GAN has two)."""
+
+    def __init__(self, link: Link, log: StepLog, first_step: Callable[[], None]) -> None:
+        self.link, self.log = link, log
+        self.first_step: Callable[[], None] | None = first_step
+        self.counted: weakref.ref[Any] | None = None
+        self.others = 0
+        """Steps of other optimizers since the last step of the counted one."""
+
+    def stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self.counted is None or self.counted() is None or self.others >= OTHERS_STEPS:
+            self.counted = weakref.ref(optimizer)
+        if self.counted() is not optimizer:
+            self.others += 1
+            return
+        self.others = 0
+        if not self.link.logged:
+            self.link.stepped()
+            self.log.stepped(self.link.step)
+        if self.first_step is not None:
+            first, self.first_step = self.first_step, None
+            first()
+
+
+def _report_eval(link: Link, module: ModuleType) -> None:
+    """Report `Module.eval()` as the beginning of an evaluation, and `train()` as its end."""
+    cls: Any = module.Module
+    proper = cls.train
+    depth = 0
+
+    @functools.wraps(proper)
+    def train(self: Any, mode: bool = True) -> Any:
+        # torch calls it again for each child.
+        nonlocal depth
+        depth += 1
+        try:
+            return proper(self, mode)
+        finally:
+            depth -= 1
+            if depth == 0 and link.phase in ("train", "eval"):
+                link.beat("train" if mode else "eval")
+
+    cls.train = train
+
+
+def _report_save(link: Link, module: ModuleType) -> None:
+    """Report `save` of the module as a checkpoint."""
+    proper = module.save
+
+    @functools.wraps(proper)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        before = link.phase
+        if before == "checkpoint":
+            return proper(*args, **kwargs)
+        link.beat("checkpoint")
+        try:
+            return proper(*args, **kwargs)
+        finally:
+            link.beat(before)
+
+    module.save = save  # type: ignore[attr-defined]
