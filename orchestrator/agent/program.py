@@ -4,6 +4,7 @@ bundled trainer: it takes output as a sign of life, reads metrics from the log, 
 
 import asyncio
 import logging
+import math
 import signal
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -95,9 +96,10 @@ def _last(pattern: str | None, text: str) -> float | None:
     if found is None:
         return None
     try:
-        return float(found[1].replace(",", "").replace("_", ""))
-    except (ValueError, IndexError, AttributeError):
+        number = float(found[1].replace(",", "").replace("_", ""))
+    except (ValueError, IndexError, AttributeError):  # the group is no number, or there is none
         return None
+    return number if math.isfinite(number) else None
 
 
 class Program:
