@@ -18,7 +18,7 @@ from tests.manifests.examples import EXAMPLES, FOLDER, ROOT
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
 MANIFESTS = ROOT / "manifests"
-GOLDEN = ROOT / "tests" / "backends" / "kubernetes" / "golden"
+GOLDEN = ROOT / "tests" / "backends" / "kubernetes" / "render" / "golden"
 RENDERED = [
     *(GOLDEN / f"{name}.yaml" for name in CASES),
     *(FOLDER / f"{name}.yaml" for name in EXAMPLES),
