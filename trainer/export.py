@@ -22,14 +22,9 @@ from huggingface_hub import snapshot_download
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from ndctl.rank.checkpoint_files import damage, defect_of, final_name, read_marker, sync
 from orchestrator.contract.files import exit_codes
-from orchestrator.contract.files.checkpoint_names import (
-    damage,
-    defect_of,
-    final_name,
-    newest_complete,
-    read_marker,
-)
+from orchestrator.contract.files.checkpoint_names import newest_complete
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.errors import TrainingError
 from trainer.checkpoint.read import CheckpointReader
@@ -37,7 +32,6 @@ from trainer.checkpoint.state import MODEL, Origin
 from trainer.listing import listed
 from trainer.model.adapters import export_adapters
 from trainer.model.weights import INDEX, SINGLE, shapes_of
-from trainer.rank.durable import sync
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}

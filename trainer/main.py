@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ndctl.rank.fence import Admit
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.files.trainer_config import TrainingConfig
@@ -36,7 +37,7 @@ from trainer.parallel.context import local_positions
 from trainer.parallel.data import gather_after_step, parameters_to_update
 from trainer.parallel.passes import Passes
 from trainer.parallel.tied import find_tied
-from trainer.rank.fence import Admit, admit_of
+from trainer.rank.fence import admit_of
 from trainer.rank.ranks import Ranks, arrange, process_group
 from trainer.rank.runtime import Runtime
 from trainer.step import Stepper

@@ -96,4 +96,4 @@ def _is_shared(fd: int) -> bool:
 
 @functools.cache
 def current() -> Link:
-    return Link.of(os.environ)  # noqa: TID251 (a user's script has no other entry point)
+    return Link.of(os.environ)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from itertools import islice
 
-from orchestrator.contract.files.fence import GivenUp
+from ndctl.rank.fence import GivenUp
 from orchestrator.contract.messages.actions import Action
 from orchestrator.contract.messages.events import Event, JournalDelayed
 from orchestrator.journal.journal import MOST_LINES

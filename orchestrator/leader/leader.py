@@ -17,9 +17,10 @@ from aiohttp import WSMsgType
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from ndctl.rank.fence import GivenUp
 from orchestrator.agent.connection import Line
 from orchestrator.agent.rank_socket import free_port
-from orchestrator.contract.files.fence import Fence, GivenUp
+from orchestrator.contract.files.fence import Fence
 from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.files.leader_file import Term
 from orchestrator.contract.files.run_dir import RunDir

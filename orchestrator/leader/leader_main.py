@@ -18,9 +18,9 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from ndctl.rank.fence import GivenUp
 from orchestrator.agent.agent import WARNINGS, Agent, AgentConfig
 from orchestrator.contract.files import exit_codes
-from orchestrator.contract.files.fence import GivenUp
 from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.messages.actions import EndJob, Requeue
 from orchestrator.contract.messages.events import LeaderStarted

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from orchestrator.contract.files.fence import GivenUp
+from ndctl.rank.fence import GivenUp
 from orchestrator.seams import Clock, Worker
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.contract.files.fence import Fence, GivenUp, check_leader, read_fence, write_fence
+from ndctl.rank.fence import GivenUp
+from orchestrator.contract.files.fence import Fence, check_leader, read_fence, write_fence
 from orchestrator.contract.files.leader_file import Term
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation, LaunchPlan

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.contract.files.fence import Fence, GivenUp, check_leader, write_fence
+from ndctl.rank.fence import GivenUp
+from orchestrator.contract.files.fence import Fence, check_leader, write_fence
 from orchestrator.contract.messages.actions import StopAttempt
 from orchestrator.contract.messages.events import CancelRequested, Event, RankExited, Tick
 from orchestrator.errors import JobError

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ndctl.rank.fence import GivenUp
 from orchestrator.contract.codec import decode, encode
-from orchestrator.contract.files.fence import Fence, GivenUp, check_leader, write_fence
+from orchestrator.contract.files.fence import Fence, check_leader, write_fence
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import StragglerFound
 from orchestrator.job.state import Run

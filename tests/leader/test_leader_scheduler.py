@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.contract.files.fence import Fence, GivenUp, read_fence, write_fence
+from ndctl.rank.fence import GivenUp
+from orchestrator.contract.files.fence import Fence, read_fence, write_fence
 from orchestrator.contract.launch import Allocation, Cause
 from orchestrator.contract.messages.actions import ReplaceAgent, Requeue
 from orchestrator.contract.messages.agent_protocol import (

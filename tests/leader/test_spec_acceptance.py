@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract.files.fence import GivenUp
+from ndctl.rank.fence import GivenUp
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import StepReached
 from orchestrator.leader.spec_acceptance import SpecAcceptance

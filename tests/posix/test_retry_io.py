@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from ndctl.rank.fence import GivenUp
 from orchestrator.backends.entry.agent import _hold_host
-from orchestrator.contract.files.fence import GivenUp, read_fence, take_over
+from orchestrator.contract.files.fence import read_fence, take_over
 from orchestrator.contract.files.leader_file import Term, announce, leader_of
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.posix.retry_io import retry_io

@@ -10,10 +10,11 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from orchestrator.contract.files.checkpoint_names import Trained, partial_name
+from ndctl.rank.checkpoint_files import Written, commit, partial_name
+from orchestrator.contract.codec import encode
+from orchestrator.contract.files.checkpoint_names import Trained
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.run_dir import RunDir
-from trainer.checkpoint.commit import Written, commit
 from trainer.checkpoint.state import PROGRESS, Progress
 from trainer.checkpoint.writer import Writer, why_of
 from trainer.rank.fence import admit_of
@@ -87,7 +88,12 @@ def _complete(
             # If a newer attempt has started, this one must not add a checkpoint.
             admit_of(RunDir(partial.parent.parent), env)()
             commit(
-                partial, files, trained, step=step, attempt=env.attempt, world_size=env.world_size
+                partial,
+                files,
+                {} if trained is None else {"trained": encode(trained)},
+                step=step,
+                attempt=env.attempt,
+                world_size=env.world_size,
             )
             answer = [Outcome(num_bytes=sum(file.size for file in files.values()))]
         except OSError as exc:

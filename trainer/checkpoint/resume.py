@@ -12,12 +12,8 @@ from msgspec.structs import asdict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
-from orchestrator.contract.files.checkpoint_names import (
-    SkippedCheckpoint,
-    defect_of,
-    newest_complete,
-    read_marker,
-)
+from ndctl.rank.checkpoint_files import defect_of, read_marker
+from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint, newest_complete
 from orchestrator.contract.skipped_batches import Window, already_read, batch_of, merge_windows
 from orchestrator.errors import TrainingError
 from trainer.checkpoint.read import CheckpointReader, unreadable

@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+from ndctl.rank.checkpoint_files import remove_old
 from orchestrator.contract.spec.job_spec import CheckpointSpec
 from trainer.checkpoint.auto_interval import AutoInterval, Proposal
 from trainer.checkpoint.collective import Outcome, write_on_all_ranks
-from trainer.checkpoint.commit import remove_old
 from trainer.checkpoint.schedule import Schedule
 from trainer.checkpoint.state import TrainingState
 from trainer.rank.reporter import Reporter
@@ -226,7 +226,7 @@ class Checkpoints:
             self._reporter.saved(step)
             LOG.info("checkpoint of step %d is complete: %s", step, self.last)
             try:
-                remove_old(self._folder, step, self._spec)
+                remove_old(self._folder, step, self._spec.keep, self._spec.keep_every)
             except OSError as exc:
                 LOG.warning("failed to remove old checkpoints: %s", exc)
 

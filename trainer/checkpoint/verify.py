@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from orchestrator.contract.files.checkpoint_names import damage, read_marker
+from ndctl.rank.checkpoint_files import damage, read_marker
 from orchestrator.contract.files.env import RankEnv
 from trainer.rank.ranks import broadcast_from_rank0
 

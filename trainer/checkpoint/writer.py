@@ -17,7 +17,7 @@ from typing import Any, cast
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 
-from trainer.checkpoint.commit import Written
+from ndctl.rank.checkpoint_files import Written
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 MAX_CHARS = 300

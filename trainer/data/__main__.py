@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO, get_args
 
+from ndctl.rank.checkpoint_files import step_of
 from orchestrator.contract.files import exit_codes
-from orchestrator.contract.files.checkpoint_names import newest_complete, step_of
+from orchestrator.contract.files.checkpoint_names import newest_complete
 from orchestrator.contract.files.data_files import Format
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.errors import TrainingError

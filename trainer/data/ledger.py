@@ -14,12 +14,12 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ndctl.rank.fence import Admit, admit_all
+from ndctl.rank.line_file import LineFile
 from orchestrator.contract.codec import encode
 from orchestrator.contract.skipped_batches import Window, batch_of
 from orchestrator.contract.spec.limits import AtLeast
 from trainer.data.order import Words, mix, samples_at
-from trainer.measure.line_file import LineFile
-from trainer.rank.fence import Admit, admit_all
 
 WORD = (1 << 32) - 1
 

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.measure.line_file import LineFile
-from trainer.rank.fence import Admit, admit_all
+from ndctl.rank.fence import Admit, admit_all
+from ndctl.rank.line_file import LineFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

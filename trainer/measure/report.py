@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from ndctl.rank.fence import Admit, admit_all
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.spec.train_spec import TrainSpec
 from orchestrator.errors import TrainingError
 from trainer.measure.metrics import MetricsFile, StepMetrics
-from trainer.rank.fence import Admit, admit_all
 
 LOG = logging.getLogger("trainer")
 

@@ -4,10 +4,10 @@ import json
 import time
 from collections.abc import Callable
 
+from ndctl.rank.fence import GivenUp
+from ndctl.rank.line_file import LineFile
 from orchestrator.contract.files.env import RankEnv
-from orchestrator.contract.files.fence import GivenUp
 from orchestrator.contract.files.run_dir import RunDir
-from trainer.measure.line_file import LineFile
 from trainer.rank.fence import admit_of
 
 EVERY_S = 0.5

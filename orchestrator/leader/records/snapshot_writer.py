@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from orchestrator.contract.files.fence import GivenUp
+from ndctl.rank.fence import GivenUp
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.job.stage import Holding, Running, Waiting
 from orchestrator.journal import snapshot

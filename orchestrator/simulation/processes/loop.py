@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
-from orchestrator.contract.files.fence import GivenUp
+from ndctl.rank.fence import GivenUp
 from orchestrator.simulation.clock import Timeline
 
 _set_running_loop = cast(Callable[[object], None], asyncio._set_running_loop)

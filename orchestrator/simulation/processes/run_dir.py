@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from orchestrator.contract.files.fence import Fence, GivenUp
+from ndctl.rank.fence import GivenUp
+from orchestrator.contract.files.fence import Fence
 from orchestrator.contract.files.leader_file import Term
 from orchestrator.errors import InUse
 from orchestrator.failover.journal_watch import Seen, seen_by

@@ -6,14 +6,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.contract.files.fence import (
-    Fence,
-    GivenUp,
-    check_attempt,
-    check_leader,
-    read_fence,
-    write_fence,
-)
+from ndctl.rank.fence import GivenUp, check_attempt
+from orchestrator.contract.files.fence import Fence, check_leader, read_fence, write_fence
 
 
 def test_a_replaced_leader_must_not_write(tmp_path: Path) -> None:

@@ -10,14 +10,10 @@ from typing import Any
 
 import pytest
 
+from ndctl.rank.checkpoint_files import MARKER, damage, read_marker
 from orchestrator.agent.rank_socket import free_port
 from orchestrator.contract.files import exit_codes
-from orchestrator.contract.files.checkpoint_names import (
-    MARKER,
-    damage,
-    newest_complete,
-    read_marker,
-)
+from orchestrator.contract.files.checkpoint_names import newest_complete
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.messages.events import CheckpointSaved, DrillHappened, TrainingResumed
 from orchestrator.contract.messages.rank_messages import Beat, RankRaised

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
-from orchestrator.contract.files.checkpoint_names import checksum
+from ndctl.rank.checkpoint_files import Written, checksum
 from tests.trainer.launch.tiny_runs import ROOT
-from trainer.checkpoint.commit import Written
 from trainer.checkpoint.writer import WatchedFiles, why_of
 
 FULL_DISK = """

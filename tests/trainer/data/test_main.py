@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ndctl.rank.checkpoint_files import MARKER
 from orchestrator.contract.files import exit_codes
-from orchestrator.contract.files.checkpoint_names import MARKER
 from tests.agent.world import WAIT_S
 from tests.trainer.data.data_files import text_of, write_rows, write_texts
 from tests.trainer.data.test_ledger import another_hash, change, write

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from ndctl.rank.fence import GivenUp
 from orchestrator.contract.files.env import RankEnv
-from orchestrator.contract.files.fence import Fence, GivenUp, write_fence
+from orchestrator.contract.files.fence import Fence, write_fence
 from orchestrator.contract.files.run_dir import RunDir
-from tests.trainer.measure.test_line_file import METRICS
+from tests.ndctl.rank.test_line_file import METRICS
 from trainer.measure.metrics import MetricsFile
 from trainer.rank.fence import admit_of
 

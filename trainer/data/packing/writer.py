@@ -10,10 +10,10 @@ from typing import BinaryIO
 
 import numpy as np
 
+from ndctl.rank.checkpoint_files import sync
 from orchestrator.errors import TrainingError
 from trainer.data.packing.tokenizer import Kind, Tokens, Vocabulary
 from trainer.data.tokens import HEADER_BYTES, LONG, WORD, Header, Longs
-from trainer.rank.durable import sync
 
 COPY_BYTES = 1 << 20
 

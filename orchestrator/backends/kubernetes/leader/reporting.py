@@ -17,6 +17,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ndctl.rank.fence import GivenUp
 from orchestrator.backends.kubernetes.api.api_errors import Conflict
 from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.leader.own_job import OwnJob
@@ -24,7 +25,6 @@ from orchestrator.backends.kubernetes.leader.trainer_status import TrainerServer
 from orchestrator.backends.kubernetes.observe.reports import stamp, to_annotation, to_data
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, JobKind, Object
-from orchestrator.contract.files.fence import GivenUp
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import Event

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from ndctl.rank.fence import GivenUp
 from orchestrator.backends.entry.leader import _reporting
 from orchestrator.backends.kubernetes.api.api_errors import Conflict, Expired, Forbidden
 from orchestrator.backends.kubernetes.api.client import Api
@@ -27,7 +28,6 @@ from orchestrator.backends.kubernetes.leader.reporting import (
 )
 from orchestrator.backends.kubernetes.observe.reports import from_data, from_events, to_data
 from orchestrator.backends.kubernetes.resources import JOB_KINDS, Object, Resource
-from orchestrator.contract.files.fence import GivenUp
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import Event
 from orchestrator.errors import Unanswered, Unreachable

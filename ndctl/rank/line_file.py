@@ -1,14 +1,10 @@
 """Append-only files. Each line is one write, so readers never see half a line."""
 
 import contextlib
-import logging
 import os
 from pathlib import Path
 
-from orchestrator.contract.files.fence import GivenUp
-from trainer.rank.fence import Admit, admit_all
-
-LOG = logging.getLogger("trainer")
+from ndctl.rank.fence import Admit, GivenUp, admit_all
 
 MAX_WAITING_BYTES = 1 << 20
 """Bytes kept in memory while the disk is full: about 1,500 steps of metrics."""
@@ -43,7 +39,7 @@ class LineFile:
         if len(self._waiting) < MAX_WAITING_BYTES:
             self._waiting += line
         else:
-            LOG.warning("dropped a line of %s: too many lines are waiting", self._path)
+            _warn("dropped a line of %s: too many lines are waiting", self._path)
         self._write()
 
     def _write(self) -> None:
@@ -56,7 +52,7 @@ class LineFile:
         except GivenUp:
             raise
         except OSError as exc:
-            LOG.warning("failed to write a line of %s, will retry: %s", self._path, exc)
+            _warn("failed to write a line of %s, will retry: %s", self._path, exc)
 
     def _remove_half_line(self) -> None:
         size = os.fstat(self._fd).st_size
@@ -71,9 +67,15 @@ class LineFile:
         try:
             os.fdatasync(self._fd)
         except OSError as exc:
-            LOG.warning("failed to sync %s, which may lack lines: %s", self._path, exc)
+            _warn("failed to sync %s, which may lack lines: %s", self._path, exc)
 
     def close(self) -> None:
         with contextlib.suppress(GivenUp):
             self._write()
         os.close(self._fd)
+
+
+def _warn(message: str, *values: object) -> None:
+    import logging  # here, because its import takes as long as all others of the package
+
+    logging.getLogger("ndctl").warning(message, *values)

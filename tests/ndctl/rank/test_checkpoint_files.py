@@ -7,14 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.contract.files.checkpoint_names import (
-    MARKER,
-    SkippedCheckpoint,
-    checksum,
-    damage,
-    newest_complete,
-    superfluous,
-)
+from ndctl.rank.checkpoint_files import MARKER, checksum, damage, superfluous
+from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint, newest_complete
 
 
 def save(checkpoints: Path, step: int, data: bytes = b"shard") -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract.files.fence import GivenUp
+from ndctl.rank.fence import GivenUp
 from trainer.measure.metrics import MetricsFile, StepMetrics
 
 METRICS = StepMetrics(
@@ -63,7 +63,7 @@ def test_a_line_cut_off_by_a_full_disk_is_completed_once_space_is_free(
         return write(fd, data[:fits])
 
     file = MetricsFile(tmp_path / "metrics.jsonl")
-    monkeypatch.setattr("trainer.measure.line_file.os.write", on_a_small_disk)
+    monkeypatch.setattr("ndctl.rank.line_file.os.write", on_a_small_disk)
     for step in (1, 2):
         file.append(replace(METRICS, step=step))
     assert len((tmp_path / "metrics.jsonl").read_bytes()) == 10
@@ -76,7 +76,7 @@ def test_lines_kept_for_a_full_disk_are_limited(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("trainer"), "propagate", True)
-    monkeypatch.setattr("trainer.measure.line_file.MAX_WAITING_BYTES", 10)
+    monkeypatch.setattr("ndctl.rank.line_file.MAX_WAITING_BYTES", 10)
     file = MetricsFile(Path("/dev/full"))
     for _ in range(3):
         file.append(METRICS)

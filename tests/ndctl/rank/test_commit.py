@@ -5,18 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from ndctl.rank.checkpoint_files import MARKER, Written, checksum, commit, partial_name, remove_old
 from orchestrator.contract.codec import encode
-from orchestrator.contract.files.checkpoint_names import (
-    MARKER,
-    Trained,
-    checksum,
-    newest_complete,
-    partial_name,
-    trained,
-)
-from orchestrator.contract.spec.job_spec import CheckpointSpec
+from orchestrator.contract.files.checkpoint_names import Trained, newest_complete, trained
 from orchestrator.contract.spec.model_spec import LoraSpec
-from trainer.checkpoint.commit import Written, commit, remove_old
 
 SHARD = "__0_0.distcp"
 TRAINED = Trained(
@@ -33,7 +25,7 @@ def save(checkpoints: Path, step: int, attempt: int = 1) -> None:
     partial.mkdir(parents=True)
     (partial / SHARD).write_text("shard")
     files = {SHARD: Written(5, checksum(partial / SHARD))}
-    commit(partial, files, TRAINED, step=step, attempt=attempt, world_size=1)
+    commit(partial, files, {"trained": encode(TRAINED)}, step=step, attempt=attempt, world_size=1)
 
 
 def names(checkpoints: Path) -> set[str]:
@@ -58,7 +50,7 @@ def test_missing_or_changed_files_are_never_committed(tmp_path: Path, found: str
     if found is not None:
         (partial / SHARD).write_text(found)
     with pytest.raises(OSError, match=SHARD):
-        commit(partial, {SHARD: Written(5, "")}, None, step=5, attempt=1, world_size=1)
+        commit(partial, {SHARD: Written(5, "")}, step=5, attempt=1, world_size=1)
     assert newest_complete(tmp_path)[0] is None
 
 
@@ -77,14 +69,14 @@ def test_the_newest_complete_checkpoints_are_kept_and_leftovers_removed(tmp_path
     (tmp_path / "step-40").mkdir()
     (tmp_path / partial_name(35, 1)).mkdir()
     (tmp_path / "notes").mkdir()
-    remove_old(tmp_path, 30, CheckpointSpec(keep=2))
+    remove_old(tmp_path, 30, 2)
     assert names(tmp_path) == {"step-20", "step-30", "step-40", "notes"}
 
 
 def test_one_checkpoint_per_keep_interval_is_kept_for_ever(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40, 50):
         save(tmp_path, step)
-        remove_old(tmp_path, step, CheckpointSpec(keep=1, keep_every=20))
+        remove_old(tmp_path, step, keep=1, keep_every=20)
     assert names(tmp_path) == {"step-20", "step-40", "step-50"}
 
 
@@ -92,12 +84,12 @@ def test_a_job_resumed_from_an_older_step_keeps_its_own_checkpoints(tmp_path: Pa
     """The checkpoints of steps 80 and 90 are damaged. They must not count as the newest."""
     for step in (10, 80, 90, 20, 30):
         save(tmp_path, step)
-    remove_old(tmp_path, 30, CheckpointSpec(keep=2))
+    remove_old(tmp_path, 30, 2)
     assert names(tmp_path) == {"step-20", "step-30", "step-80", "step-90"}
 
 
 def test_without_a_complete_checkpoint_only_leftovers_are_removed(tmp_path: Path) -> None:
     (tmp_path / "step-3").mkdir()
     (tmp_path / partial_name(4, 1)).mkdir()
-    remove_old(tmp_path, 5, CheckpointSpec(keep=1))
+    remove_old(tmp_path, 5, 1)
     assert names(tmp_path) == {"step-3"}
