@@ -6,6 +6,7 @@ A save writes to `step-<s>.partial-<attempt>`, adds the marker last and then ren
 not. Later damage shows only in the checksums, for which all files must be read.
 """
 
+import heapq
 import json
 import os
 import re
@@ -87,6 +88,17 @@ def damage(folder: Path, checksums: Mapping[str, str], names: Iterable[str]) -> 
         if not same:
             return f"{name} has another checksum than its marker says"
     return None
+
+
+def shares(sizes: Mapping[str, int], num_ranks: int) -> list[list[str]]:
+    """The files that each rank reads. Largest first, a file goes to the rank with least bytes."""
+    given: list[list[str]] = [[] for _ in range(num_ranks)]
+    loads = [(0, rank) for rank in range(num_ranks)]
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        load, rank = loads[0]
+        given[rank].append(name)
+        heapq.heapreplace(loads, (load + sizes[name], rank))
+    return given
 
 
 NONE: Mapping[str, str] = MappingProxyType({})

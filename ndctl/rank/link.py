@@ -5,9 +5,7 @@ import functools
 import json
 import math
 import os
-import socket
 import struct
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -22,7 +20,9 @@ class Link:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.rank = int(environ.get("RANK", "0"))
         self.world_size = int(environ.get("WORLD_SIZE", "1"))
-        self.attempt = int(environ.get("NDCTL_ATTEMPT", "1"))
+        # Under `torchrun --max-restarts` without ndctl, torchrun itself restarts the ranks.
+        restarts = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        self.attempt = int(environ.get("NDCTL_ATTEMPT", "1")) + restarts
         self.path = environ.get("NDCTL_HEARTBEAT_SOCKET", "")
         self.active = bool(self.path)
         self.phase = "init"
@@ -32,6 +32,8 @@ class Link:
         self._pid = os.getpid()
         self.logged = False
         """The script reports its steps itself, with `ndctl.log`."""
+        self.stopped = False
+        """The script knows that it was asked to stop, so its end is not the end of the training."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Self:
@@ -65,6 +67,8 @@ class Link:
         self._send(message, wait=True)
 
     def raised(self, exc: BaseException) -> None:
+        import traceback  # here, like socket below, because its import takes several milliseconds
+
         text = "".join(traceback.format_exception(exc))[-MAX_BYTES // 2 :]
         error = {
             "error": type(exc).__name__,
@@ -79,6 +83,8 @@ class Link:
     def _send(self, message: Mapping[str, Any], *, wait: bool) -> None:
         if not self.active or os.getpid() != self._pid:
             return
+        import socket
+
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
             if wait:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, SEND_TIMEOUT)

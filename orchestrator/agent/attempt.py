@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from ndctl.rank.phases import Phase
 from orchestrator.agent.evidence.rank_evidence import (
     STACK_LINES,
     gather_stacks,
@@ -41,7 +42,6 @@ from orchestrator.contract.messages.rank_messages import (
     RankStarted,
     sender_of,
 )
-from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.spec.failures import FailureRule
 from orchestrator.diagnosis.logs.readings import read_launcher
 from orchestrator.diagnosis.stacks.python_stacks import shortened

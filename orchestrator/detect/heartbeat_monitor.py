@@ -19,6 +19,7 @@ from typing import get_args
 
 from msgspec import Struct
 
+from ndctl.rank.phases import Phase
 from orchestrator.contract.messages.agent_protocol import RankDigest, StepTimes
 from orchestrator.contract.messages.events import (
     CheckpointSlow,
@@ -30,7 +31,6 @@ from orchestrator.contract.messages.events import (
     Span,
     StepReached,
 )
-from orchestrator.contract.messages.rank_phase import Phase
 
 HANG_STEPS = 5.0
 """A hang is this many median step times without progress."""

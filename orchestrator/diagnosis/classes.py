@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from orchestrator.contract.messages.rank_phase import Phase
+from ndctl.rank.phases import Phase
 from orchestrator.contract.spec.failures import FailureRule, Reading
 from orchestrator.diagnosis.logs.patterns import Text, compiled, which
 from orchestrator.diagnosis.logs.xids import xid_rules

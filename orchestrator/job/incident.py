@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from orchestrator.contract.messages.rank_phase import Phase
+from ndctl.rank.phases import Phase
 from orchestrator.contract.spec.failures import Remedy, Scope
 from orchestrator.diagnosis.cause.verdict import Culprit, Evidence
 from orchestrator.host_strikes import MOST_EVIDENCE

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from ndctl.rank.phases import Phase
 from orchestrator.contract.messages.agent_protocol import RankDigest, StepTimes
 from orchestrator.contract.messages.events import (
     CheckpointSlow,
@@ -15,7 +16,6 @@ from orchestrator.contract.messages.events import (
     Span,
     StepReached,
 )
-from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.detect.heartbeat_monitor import HeartbeatMonitor, Limits
 
 ADAPTIVE = Limits(hang=None, init=600.0)

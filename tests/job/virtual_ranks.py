@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from random import Random
 
+from ndctl.rank.phases import Phase
 from orchestrator.agent.evidence.rank_progress import Pace, still_in
 from orchestrator.contract.messages.agent_protocol import PULSE_S, RankDigest
 from orchestrator.contract.messages.events import HangDetected
 from orchestrator.contract.messages.rank_messages import Beat
-from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.detect.heartbeat_monitor import HeartbeatMonitor
 
 MARGIN_S = 0.02

@@ -1,12 +1,10 @@
 """Verifies the checksums of a checkpoint; each rank checks a part of the files."""
 
-import heapq
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch.distributed as dist
 
-from ndctl.rank.checkpoint_files import damage, read_marker
+from ndctl.rank.checkpoint_files import damage, read_marker, shares
 from orchestrator.contract.files.env import RankEnv
 from trainer.rank.ranks import broadcast_from_rank0
 
@@ -23,14 +21,3 @@ def verify_on_all_ranks(folder: Path, env: RankEnv) -> str | None:
     defects: list[str | None] = [None] * env.world_size
     dist.all_gather_object(defects, found)
     return next((defect for defect in defects if defect), None)
-
-
-def shares(sizes: Mapping[str, int], num_ranks: int) -> list[list[str]]:
-    """The files that each rank reads. Largest first, a file goes to the rank with least bytes."""
-    given: list[list[str]] = [[] for _ in range(num_ranks)]
-    loads = [(0, rank) for rank in range(num_ranks)]
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        load, rank = loads[0]
-        given[rank].append(name)
-        heapq.heapreplace(loads, (load + sizes[name], rank))
-    return given

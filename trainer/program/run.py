@@ -59,6 +59,9 @@ def run(workdir: str, run_dir: str, words: Sequence[str], env: RankEnv) -> NoRet
         dump_at_end(env)
         _print(exc)
     log.close()
+    if code == exit_codes.OK and link.stopped:
+        # It ended because it was asked to stop, so its training has not finished.
+        code = exit_codes.CHECKPOINTED
     _end(link, code)
 
 

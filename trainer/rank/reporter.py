@@ -13,6 +13,7 @@ import traceback
 
 from msgspec.structs import replace
 
+from ndctl.rank.phases import Phase
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.files import progress
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
@@ -32,7 +33,6 @@ from orchestrator.contract.messages.rank_messages import (
     RankRaised,
     to_bytes,
 )
-from orchestrator.contract.messages.rank_phase import Phase
 from trainer.guard import Unstable
 
 MAX_MESSAGE = 4_000

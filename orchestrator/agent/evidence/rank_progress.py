@@ -6,9 +6,9 @@ Pure: the times are passed in.
 import math
 from collections.abc import Sequence
 
+from ndctl.rank.phases import Phase
 from orchestrator.contract.messages.agent_protocol import StepTimes
 from orchestrator.contract.messages.rank_messages import Beat
-from orchestrator.contract.messages.rank_phase import Phase
 
 LONGEST = 5
 """Number of longest steps that a digest lists one by one. The leader ignores the four longest

@@ -13,10 +13,10 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from ndctl.rank.phases import Phase
 from orchestrator.contract.checkpoint_interval import SavePace
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.messages.events import AgentEvent, AgentRegistered, EvidenceGathered
-from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.skipped_batches import Window
 from orchestrator.contract.spec.failures import FailureRule
 from orchestrator.contract.spec.run_spec import Keep, RunSpec

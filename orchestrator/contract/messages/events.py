@@ -14,12 +14,12 @@ from typing import Literal, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from ndctl.rank.phases import Phase
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
-from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.failures import ExitReading, FailureRule, Reading, Scope
 from orchestrator.contract.spec.policy import PolicyRule

@@ -7,9 +7,9 @@ sent only once may wait up to a second for room in the agent's socket.
 
 from msgspec import Struct
 
+from ndctl.rank.phases import Phase
 from orchestrator.contract.messages import wire
 from orchestrator.contract.messages.events import RankError, RankEvent
-from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.spec.types import ProcessId, Step
 
 MAX_BYTES = 60_000

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
+from ndctl.rank.phases import Phase
 from orchestrator.contract.codec import Invalid, Problem, nearest
-from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.spec.limits import Matches
 
 Scope = Literal["user", "rank", "host", "fabric", "storage", "scheduler"]

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
+from ndctl.rank.phases import Phase
 from orchestrator.contract.codec import Invalid, Problem
-from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.spec.failures import Remedy, Scope
 from orchestrator.contract.spec.limits import AtLeast, Matches
 from orchestrator.contract.spec.types import Count, Seconds

@@ -11,9 +11,9 @@ from functools import cache, lru_cache
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ndctl.rank.phases import Phase
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.messages.events import RankError
-from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.spec.failures import ExitReading, FailureRule, Reading
 from orchestrator.diagnosis.cause.exits import (
     BY_SHELL,

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
+from ndctl.rank.phases import Phase
 from orchestrator.contract.check_results import BEFORE_HOOK
 from orchestrator.contract.drills import Drill
-from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.diagnosis.cause.diagnose import diagnose
 from orchestrator.diagnosis.cause.exits import EARLY
 from orchestrator.diagnosis.cause.findings import Findings

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from ndctl.rank.phases import Phase
 from orchestrator import host_strikes
 from orchestrator.contract.messages.events import JobSubmitted
-from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.spec.failures import FailureRule, Reading, Remedy, Scope
 from orchestrator.contract.spec.policy import PolicyRule
 from orchestrator.diagnosis.cause.exits import EARLY

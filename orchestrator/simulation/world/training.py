@@ -12,6 +12,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from ndctl.rank.phases import Phase
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.messages.events import (
     CheckpointFailed,
@@ -19,7 +20,6 @@ from orchestrator.contract.messages.events import (
     CheckpointSaved,
     TrainingResumed,
 )
-from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.skipped_batches import Window, batch_of, merge_windows
 from orchestrator.simulation.clock import Timeline
 from orchestrator.simulation.world.network import Network

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
+from ndctl.rank.phases import Phase
 from orchestrator.agent.evidence.rank_progress import Pace, still_in
 from orchestrator.contract.messages.agent_protocol import StepTimes
 from orchestrator.contract.messages.rank_messages import Beat
-from orchestrator.contract.messages.rank_phase import Phase
 
 
 class Rank:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.contract.messages.rank_phase import Phase
+from ndctl.rank.phases import Phase
 from orchestrator.detect.heartbeat_monitor import HeartbeatMonitor, Limits
 from tests.job.virtual_ranks import VirtualRanks
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.checkpoint.verify import shares
+from ndctl.rank.checkpoint_files import shares
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(0, 100)), st.integers(1, 6))
