@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from ndctl.rank.agreement import Ranks
 from ndctl.rank.fence import admit_all
