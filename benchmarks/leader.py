@@ -47,7 +47,6 @@ def digests(ranks: int, still_s: float) -> Iterable[Digest]:
                     still_s=still_s,
                     loss=1.0,
                     tokens_per_second=1.0,
-                    memory_bytes=None,
                     steps=STEPS if rank == first and not still_s else None,
                 )
                 for rank in range(first, first + EACH)

@@ -20,7 +20,6 @@ from trainer.rank.drills import FaultTarget, drills_due, inject_fault
 from trainer.rank.ranks import (
     Ranks,
     barrier,
-    memory_bytes,
     peak_memory_bytes,
     shorten_timeouts,
     train_timeout,
@@ -185,7 +184,6 @@ def _beat(job: Training, metrics: StepMetrics, own_s: float | None) -> None:
         "train" if job.report is None else "write",
         loss=metrics.loss,
         tokens_per_second=metrics.tokens_per_second,
-        memory_bytes=memory_bytes(job.ranks.device),
         own_s=own_s,
     )
 

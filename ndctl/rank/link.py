@@ -32,6 +32,8 @@ class Link:
         self._pid = os.getpid()
         self.logged = False
         """The script reports its steps itself, with `ndctl.log`."""
+        self.use: Mapping[str, float] = {}
+        """Memory and GPU that the rank uses, as keys of `metrics.jsonl`."""
         self.stopped = False
         """The script knows that it was asked to stop, so its end is not the end of the training."""
 

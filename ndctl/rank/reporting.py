@@ -53,12 +53,8 @@ def log(
         return
     number = None if loss is None else _finite("loss", loss)
     link.beat("train", loss=number)
-    line: dict[str, Any] = {
-        "attempt": link.attempt,
-        "step": step,
-        "loss": number,
-        "time": time.time(),
-    }
+    line: dict[str, Any] = {"attempt": link.attempt, "step": step, "loss": number}
+    line |= {"time": time.time(), **link.use}
     line |= {name: _value(name, value) for name, value in metrics.items()}
     # A later attempt runs; ndctl ends this rank soon.
     with contextlib.suppress(GivenUp):

@@ -72,7 +72,6 @@ class RankRecord:
     phase: Phase = "init"
     loss: float | None = None
     tokens_per_second: float | None = None
-    memory_bytes: int | None = None
     error: RankError | None = None
     ended: RankExited | None = None
     """As its watcher reported it."""
@@ -194,7 +193,6 @@ class Attempt:
         record.step, record.phase = beat.step, beat.phase
         if beat.loss is not None:
             record.loss, record.tokens_per_second = beat.loss, beat.tokens_per_second
-        record.memory_bytes = beat.memory_bytes or record.memory_bytes
 
     def active(self, rank: int) -> None:
         """Record that the rank does something: it has printed a line."""
@@ -247,7 +245,6 @@ class Attempt:
                 still_s=record.pace.still(now, waited_for_cpu(record.pid)),
                 loss=record.loss,
                 tokens_per_second=record.tokens_per_second,
-                memory_bytes=record.memory_bytes,
                 ended=record.ended is not None,
                 steps=record.pace.take(),
             )

@@ -17,6 +17,7 @@ from orchestrator.app.submission.submission_lock import refuse_while_submitting
 from orchestrator.contract.files import env
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.agent_protocol import CANCEL_PATH, CHALLENGE, Claim
+from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.contract.read_json import read_json
 from orchestrator.errors import BackendError, InUse, JobError, Unanswered
 from orchestrator.job.stage import Submitted
@@ -37,6 +38,12 @@ COME_BACK_S = 300.0
 NOT_BEGUN = "before its leader started"
 LAST_WORDS_S = 20.0
 """Time for the last journal lines to arrive when the scheduler no longer has the job."""
+
+
+def _what_ranks_do(job: JobSubmitted) -> str:
+    if job.run is None:
+        return "its ranks write a checkpoint and exit"
+    return f"its ranks get SIGTERM and {job.stop_grace:g} s to exit"
 
 
 def cancel(
@@ -60,7 +67,7 @@ def cancel(
         return _cancel_there(found.here(run), found.copy, environ, clock)
     led = has_writer(run_dir.journal)
     if led and _ask_to_cancel(run_dir, run.job.launch.launch, environ):
-        return f"cancelling {name}: its ranks write a checkpoint and exit"
+        return f"cancelling {name}: {_what_ranks_do(run.job)}"
     refuse_while_submitting(run_dir)
     if not led:
         # InUse: a leader started after `has_writer` was asked. It did not get the order, so the

@@ -207,7 +207,8 @@ def _rank_map(planned: "Planned") -> str:
     """The mesh, and the host and local rank of each mesh coordinate."""
     from orchestrator.plan.show.grid import grid
 
-    lines = [f"mesh       {planned.plan.mesh}", *grid(planned.plan)]
+    plan = planned.plan
+    lines = [*([] if plan.is_own else [f"mesh       {plan.mesh}"]), *grid(plan)]
     if planned.spec.cluster.backend != "local":
         # The leader places ranks again on the hosts that the scheduler grants (`ndctl describe`).
         lines.append("  planned hosts; the scheduler may grant others")
@@ -293,7 +294,7 @@ def _element_text(element: "Element") -> str:
     from orchestrator.contract.check_results import words_of_finding
 
     plan = element.submission.planned.plan
-    lines = [f"{element.name}: {' '.join(element.values)}; {plan.world_size} ranks, {plan.mesh}"]
+    lines = [f"{element.name}: {' '.join(element.values)}; {plan.world_size} ranks, {plan.split}"]
     said = (line for one in element.said for line in words_of_finding(one).splitlines())
     return "\n".join([*lines, *(f"  {line}" for line in said)])
 

@@ -65,11 +65,11 @@ def validate(
     looked = planned.looked
     assert looked is not None
     if as_json:
-        body = {"valid": True, "name": planned.spec.name, "mesh": str(planned.plan.mesh)}
+        body = {"valid": True, "name": planned.spec.name, "mesh": planned.plan.split}
         body |= {"resumes": looked.resumes} if resume else {}
         print_json(body | {"unchecked": looked.unchecked, "doubts": list(looked.doubts)})
         return
-    say(f"{spec}: valid; {planned.plan.world_size} ranks, {planned.plan.mesh}")
+    say(f"{spec}: valid; {planned.plan.world_size} ranks, {planned.plan.split}")
     if looked.resumes:
         say(f"resumes {looked.resumes}")
     for note in looked.notes:

@@ -138,6 +138,16 @@ class Plan(Struct, frozen=True, kw_only=True):
         return self.mesh.world_size
 
     @property
+    def is_own(self) -> bool:
+        """The ranks run the user's own program, so only it knows how they split the work."""
+        return self.memory is None
+
+    @property
+    def split(self) -> str:
+        """How the ranks split the work, as text."""
+        return "own program" if self.is_own else str(self.mesh)
+
+    @property
     def needs(self) -> Memory:
         """The memory of a plan that the planner made."""
         assert self.memory is not None

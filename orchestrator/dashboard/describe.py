@@ -54,14 +54,17 @@ def describe_text(
 def _plan(snapshot: Snapshot) -> Iterator[str]:
     current = snapshot.seen.run.current
     plan = current.plan
-    yield row("mesh", f"{plan.mesh} ({format.count(plan.world_size, 'rank')})")
-    if plan.memory is None:  # the user's own program
+    ranks = format.count(plan.world_size, "rank")
+    if plan.is_own:
+        yield row("ranks", ranks)
         job = snapshot.seen.run.job
         assert job is not None
         assert job.run is not None
         yield row("program", shlex.join(job.run.words))
         yield row("folder", job.run.workdir)
         return
+    assert plan.memory is not None
+    yield row("mesh", f"{plan.mesh} ({ranks})")
     accumulation = f"gradient accumulation {plan.gradient_accumulation}"
     yield row("batch", f"micro batch {plan.micro_batch_size}, {accumulation}")
     peak = format.size(plan.memory.peak_bytes)

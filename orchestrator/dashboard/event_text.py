@@ -225,7 +225,7 @@ def describe_event(event: Event) -> str:  # noqa: C901, PLR0915 - one line for e
             return f"host check failed: {failed}" if failed else "host check: all hosts passed"
         case Replanned(plan=plan, plan_number=number, why=why):
             many = format.count(len(plan.hosts), "host")
-            return f"plan {number} for {many}: {plan.mesh}{f', {why}' if why else ''}"
+            return f"plan {number} for {many}: {plan.split}{f', {why}' if why else ''}"
         case ReplanRefused():
             return _no_plan(event)
         case RequeueRefused(why=why):
@@ -272,7 +272,7 @@ def _submitted(event: JobSubmitted) -> str:
     drills = f", drills {', '.join(map(str, event.drills))}" if event.drills else ""
     return (
         f"job {event.launch.job} {verb} to {event.backend}: {_work(event)},"
-        f" {ranks} on {hosts}, {event.plan.mesh}{drills}"
+        f" {ranks} on {hosts}, {event.plan.split}{drills}"
     )
 
 

@@ -104,9 +104,19 @@ def rate(tokens_per_second: float | None) -> str:
     return UNKNOWN if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
 
 
-def size(num_bytes: int) -> str:
+def size(num_bytes: float) -> str:
     mib = num_bytes / 2**20
     return f"{mib:,.1f} MiB" if mib < 1024 else f"{mib / 1024:,.1f} GiB"
+
+
+def use(peak_memory_bytes: float | None, gpu_utilization: float | None) -> list[str]:
+    """`peak memory 39.6 GiB`, `GPU 97% busy`: what is known of rank 0."""
+    parts = []
+    if peak_memory_bytes is not None:
+        parts.append(f"peak memory {size(peak_memory_bytes)}")
+    if gpu_utilization is not None:
+        parts.append(f"GPU {gpu_utilization:.0%} busy")
+    return parts
 
 
 def coordinates(coords: Mapping[str, int], degrees: Mapping[str, int]) -> str:

@@ -35,6 +35,10 @@ class Metric(Struct, frozen=True, kw_only=True):
     lr: float | None = None
     tokens_per_second: float | None = None
     step_s: float | None = None
+    peak_memory_bytes: float | None = None
+    """Of rank 0."""
+    gpu_utilization: float | None = None
+    """0 to 1, of rank 0."""
     time: float | None = None
     """Unix seconds at the end of the step."""
 
@@ -76,7 +80,15 @@ def parse_metric(line: bytes) -> Metric | None:
         return None
 
 
-_OPTIONAL = ("loss", "grad_norm", "lr", "tokens_per_second", "step_s")
+_OPTIONAL = (
+    "loss",
+    "grad_norm",
+    "lr",
+    "tokens_per_second",
+    "step_s",
+    "peak_memory_bytes",
+    "gpu_utilization",
+)
 
 
 def _time(value: Any) -> float | None:

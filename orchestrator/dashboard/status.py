@@ -147,6 +147,8 @@ def _progress(shown: View) -> str:
         parts.append(format.rate(shown.tokens_per_second))
     elif shown.state == "RUNNING" and shown.step_s:
         parts.append(f"{1 / shown.step_s:.3g} steps/s")
+    if shown.state == "RUNNING":
+        parts += format.use(shown.peak_memory_bytes, shown.gpu_utilization)
     if shown.eta_s is not None:
         parts.append(f"about {format.duration(shown.eta_s)} left")
     return ", ".join(parts)
@@ -158,7 +160,7 @@ def where(snapshot: Snapshot) -> str:
     names = run.attempt.placement or run.plan.hosts
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
     ranks, hosts = format.count(run.plan.world_size, "rank"), format.count(len(names), "host")
-    return f"{ranks} on {hosts} ({shown}), {run.plan.mesh}, backend {job.backend}"
+    return f"{ranks} on {hosts} ({shown}), {run.plan.split}, backend {job.backend}"
 
 
 def restarts(snapshot: Snapshot) -> str:

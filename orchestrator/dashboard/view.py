@@ -320,6 +320,10 @@ class View(Struct, frozen=True, kw_only=True):
     steps: int
     loss: float | None
     tokens_per_second: float | None
+    peak_memory_bytes: float | None
+    """Of rank 0."""
+    gpu_utilization: float | None
+    """0 to 1, of rank 0."""
     step_s: float | None
     quiet_s: float | None
     """Seconds since the last step."""
@@ -327,6 +331,10 @@ class View(Struct, frozen=True, kw_only=True):
     elapsed_s: float
     """Seconds from submission to the end, or until now."""
     mesh: Mesh
+    is_own: bool
+    """The ranks run the user's own program, so `mesh` says only how many there are."""
+    split: str
+    """How the ranks split the work, as text."""
     hosts: tuple[HostRow, ...]
     """In node-rank order."""
     spares: tuple[str, ...]
@@ -379,11 +387,15 @@ def view(
         steps=run.job.steps,
         loss=last.loss if last else None,
         tokens_per_second=last.tokens_per_second if last else None,
+        peak_memory_bytes=last.peak_memory_bytes if last else None,
+        gpu_utilization=last.gpu_utilization if last else None,
         step_s=progress.step_s,
         quiet_s=None if last is None or last.time is None else max(0.0, now - last.time),
         eta_s=eta_s,
         elapsed_s=max(0.0, (_ended_at(run, progress) if over else now) - run.job.at),
         mesh=run.plan.mesh,
+        is_own=run.plan.is_own,
+        split=run.plan.split,
         hosts=tuple(_host_rows(seen, standing.state)),
         spares=_spares(run),
         gives_back_at=gives_back_at(run) if leader_alive and is_short(run) else None,

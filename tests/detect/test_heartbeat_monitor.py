@@ -31,7 +31,6 @@ def digest(rank: int, step: int, **more: Any) -> RankDigest:
         "still_s": 0.0,
         "loss": 2.5,
         "tokens_per_second": 900.0,
-        "memory_bytes": None,
     }
     return RankDigest(**values | more)
 

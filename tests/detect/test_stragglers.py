@@ -31,7 +31,6 @@ def digest(rank: int, own_s: float | None, step_s: float = 1.0, steps: int = 5) 
         still_s=0.0,
         loss=2.0,
         tokens_per_second=1000.0,
-        memory_bytes=None,
         steps=times,
     )
 

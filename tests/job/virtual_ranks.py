@@ -40,7 +40,6 @@ class Host:
             still_s=self.pace.still(now, 0.0),
             loss=2.0,
             tokens_per_second=None,
-            memory_bytes=None,
             steps=self.pace.take(),
         )
 

@@ -193,7 +193,6 @@ def test_the_first_step_is_recorded_from_the_digest(tmp_path: Path) -> None:
             still_s=0.0,
             loss=2.5,
             tokens_per_second=7.0,
-            memory_bytes=None,
         )
         return Digest(attempt=attempt, ranks=(digest_of,))
 
@@ -239,7 +238,6 @@ def test_an_attempt_continues_if_its_ranks_make_progress_during_the_diagnosis(
             still_s=0.0,
             loss=2.5,
             tokens_per_second=7.0,
-            memory_bytes=None,
         )
 
     async def script(job: LedJob) -> tuple[list[str], int]:

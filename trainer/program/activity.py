@@ -1,5 +1,7 @@
-"""Tells the agent that a script's rank calls collectives, though it does no optimizer step: it may
-evaluate, or have no optimizer at all.
+"""Looks at a script's rank once a second from a thread of its own.
+
+It tells the agent that the rank calls collectives, though it does no optimizer step: it may
+evaluate, or have no optimizer at all. And it notes what memory and GPU the rank uses.
 """
 
 import sys
@@ -7,13 +9,14 @@ import threading
 from typing import Any
 
 from ndctl.rank.link import Link
+from trainer.program.devices import use
 
 LOOK_S = 1.0
 
 
-def watch_collectives(link: Link) -> None:
-    """Start a thread that reports it. It cannot run while C code holds the GIL; then there is no
-    sign of life, which is what the agent must see."""
+def watch(link: Link) -> None:
+    """Start the thread. It cannot run while C code holds the GIL; then there is no sign of life,
+    which is what the agent must see."""
     if link.active:
         threading.Thread(target=_watch, args=(link,), name="ndctl-activity", daemon=True).start()
 
@@ -21,6 +24,7 @@ def watch_collectives(link: Link) -> None:
 def _watch(link: Link) -> None:
     step, called, wait = -1, 0, threading.Event()
     while not wait.wait(LOOK_S):
+        link.use = use()
         now = collectives()
         # A rank that hangs in a step has already called some of its collectives. So only calls
         # between two looks in the same step are a sign of life.

@@ -16,7 +16,7 @@ from ndctl.rank.link import Link, current
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.env import EXIT_SIGNAL, RankEnv
 from orchestrator.contract.files.run_dir import RunDir
-from trainer.program.activity import watch_collectives
+from trainer.program.activity import watch
 from trainer.program.learned import remember_imports
 from trainer.program.step_log import StepLog
 from trainer.program.torch_hooks import report_steps
@@ -44,9 +44,9 @@ def run(workdir: str, run_dir: str, words: Sequence[str], env: RankEnv) -> NoRet
     signal.signal(EXIT_SIGNAL, _exit_now)
     link = current()
     link.beat("init")
-    log = StepLog(RunDir(Path(run_dir)), env)
+    log = StepLog(link, RunDir(Path(run_dir)), env)
     report_steps(link, log, first_step=remember_imports)
-    watch_collectives(link)
+    watch(link)
     try:
         _run_python(words)
         code = exit_codes.OK

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from ndctl.rank.fence import GivenUp
 from ndctl.rank.line_file import LineFile
+from ndctl.rank.link import Link
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.run_dir import RunDir
 from trainer.rank.fence import admit_of
@@ -17,11 +18,12 @@ EVERY_S = 0.5
 class StepLog:
     def __init__(
         self,
+        link: Link,
         run_dir: RunDir,
         env: RankEnv,
         clock: Callable[[], float] = time.time,  # noqa: TID251 (it is written next to the step)
     ) -> None:
-        self.attempt, self.clock = env.attempt, clock
+        self.link, self.attempt, self.clock = link, env.attempt, clock
         # The steps of all ranks are the same.
         wanted = env.rank == 0 and bool(env.heartbeat_socket)
         self.file = LineFile(run_dir.metrics, admit_of(run_dir, env)) if wanted else None
@@ -41,7 +43,8 @@ class StepLog:
     def _write(self) -> None:
         assert self.file is not None
         self.written = self.clock()
-        line = {"attempt": self.attempt, "step": self.left, "loss": None, "time": self.written}
+        known = {"attempt": self.attempt, "step": self.left, "loss": None, "time": self.written}
+        line = {**known, **self.link.use}
         self.left = 0
         try:
             self.file.append(json.dumps(line).encode() + b"\n")

@@ -1,6 +1,5 @@
 """Sets up a rank in torch: device, process group and the five-dimensional device mesh."""
 
-import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -175,14 +174,6 @@ def on_all_ranks(do: Callable[[], T]) -> T:
             raise error
     assert not isinstance(answer, TrainingError)
     return answer
-
-
-def memory_bytes(device: torch.device) -> int:
-    """Peak memory of a GPU's allocator; on a CPU, the current memory of the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
 
 
 def peak_memory_bytes(device: torch.device) -> int:

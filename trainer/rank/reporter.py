@@ -72,7 +72,6 @@ class Reporter:
         *,
         loss: float | None = None,
         tokens_per_second: float | None = None,
-        memory_bytes: int | None = None,
         own_s: float | None = None,
     ) -> None:
         self.phase = "profile" if self.profiled and phase == "train" else phase
@@ -84,7 +83,6 @@ class Reporter:
             # JSON has no NaN, and the agent refuses the NaN that Python writes.
             loss=loss if loss is not None and math.isfinite(loss) else None,
             tokens_per_second=tokens_per_second,
-            memory_bytes=memory_bytes,
             own_s=own_s,
         )
         self._send(beat, self._nonblocking)

@@ -120,7 +120,6 @@ class RankDigest(Struct, frozen=True, kw_only=True):
     waited for a CPU."""
     loss: float | None
     tokens_per_second: float | None
-    memory_bytes: int | None
     ended: bool = False
     steps: StepTimes | None = None
     """None: no step was done since the previous digest."""

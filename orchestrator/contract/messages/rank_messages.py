@@ -36,8 +36,6 @@ class Beat(Struct, frozen=True, kw_only=True):
     loss: float | None = None
     tokens_per_second: float | None = None
     """Of the whole job."""
-    memory_bytes: int | None = None
-    """Peak device memory; on CPU, the resident set."""
     own_s: float | None = None
     """Seconds of the step before the rank entered its first collective."""
     active: bool = False

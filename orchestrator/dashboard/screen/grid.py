@@ -37,7 +37,7 @@ def grid_lines(view: View, width: int, height: int) -> list[Text]:
         return []
     name = min(MAX_NAME, max(len(host.name) for host in view.hosts))
     if len(view.hosts) <= height:
-        return [_host_line(host, view.mesh, name, width) for host in view.hosts]
+        return [_host_line(host, view, name, width) for host in view.hosts]
     return _columns(view.hosts, name, width, height)
 
 
@@ -49,16 +49,16 @@ def lines_needed(view: View, width: int) -> int:
     return -(-len(view.hosts) // _per_line(view.hosts, name, width))
 
 
-def _host_line(host: HostRow, mesh: Mesh, name: int, width: int) -> Text:
+def _host_line(host: HostRow, view: View, name: int, width: int) -> Text:
     """One host on one line, with rank numbers and mesh coordinates if there is room."""
     line = _name(host, name).append("  ")
-    number = len(str(mesh.world_size - 1))
+    number = len(str(view.mesh.world_size - 1))
     if name + 2 + len(host.ranks) * (number + 4) > width:
         return line.append_text(strip(host.ranks, width - line.cell_len))
     for place, health in enumerate(host.ranks):
         sign, style = GLYPHS[health]
         line.append(f"{sign} {host.first_rank + place:<{number}}  ", style=style)
-    coords = _span(host, mesh)
+    coords = "" if view.is_own else _span(host, view.mesh)
     if line.cell_len + len(coords) + 1 <= width:
         line.append(f" {coords}", style=DIM)
     return line

@@ -103,10 +103,11 @@ def _numbers(view: View) -> str:
         parts.append(format.rate(view.tokens_per_second))
     if view.step_s is not None:
         parts.append(f"{view.step_s:.2f} s/step")
+    parts += format.use(view.peak_memory_bytes, view.gpu_utilization)
     quiet = view.quiet_s
     if view.state == "RUNNING" and quiet is not None and quiet > max(5.0, 3 * (view.step_s or 0)):
         parts.append(f"last step {format.duration(quiet)} ago")
-    return join_parts([*parts, str(view.mesh), view.backend])
+    return join_parts([*parts, view.split, view.backend])
 
 
 def _reason(view: View, width: int) -> list[Text]:
@@ -284,7 +285,7 @@ def _place(view: View, incident: Incident) -> str:
     """Mesh coordinates of the culprit."""
     rank = incident.culprit.rank
     # A rank of an earlier, larger plan has no place in the present mesh.
-    if rank is None or rank >= view.mesh.world_size:
+    if rank is None or view.is_own or rank >= view.mesh.world_size:
         return ""
     degrees = dict(zip(AXES, view.mesh.degrees, strict=True))
     coords = format.coordinates(view.mesh.coords(rank), degrees)

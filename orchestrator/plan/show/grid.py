@@ -11,7 +11,7 @@ FIRST_SHOWN = 5
 
 def grid(plan: Plan) -> list[str]:
     """Axes that do not vary inside a host get a column of their own before the devices."""
-    axes = [axis for axis in AXES if getattr(plan.mesh, axis) > 1]
+    axes = [] if plan.is_own else [axis for axis in AXES if getattr(plan.mesh, axis) > 1]
     inside = [axis for axis in axes if _varies(plan, axis)]
     outside = [axis for axis in axes if axis not in inside]
     devices = [str(device) for device in range(plan.ranks_per_host)]
@@ -46,6 +46,8 @@ def _varies(plan: Plan, axis: str) -> bool:
 
 
 def _cell(plan: Plan, rank: int, axes: list[str]) -> str:
+    if plan.is_own:
+        return str(rank)
     coords = plan.mesh.coords(rank)
     return ",".join(str(coords[axis]) for axis in axes) or "*"
 

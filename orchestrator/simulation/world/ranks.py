@@ -230,7 +230,6 @@ class HostRanks:
                 still_s=still,
                 loss=1.0 if training.has_stepped else None,
                 tokens_per_second=TOKENS if training.has_stepped else None,
-                memory_bytes=None,
                 ended=number in self.ended,
                 steps=steps,
             )

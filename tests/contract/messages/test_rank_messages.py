@@ -17,7 +17,7 @@ def test_a_malformed_datagram_is_a_value_error(data: bytes) -> None:
 
 BEAT = (
     '{"kind":"Beat","attempt":1,"rank":0,"step":%s,"phase":"train","loss":null,'
-    '"tokens_per_second":null,"memory_bytes":null,"own_s":null}'
+    '"tokens_per_second":null,"own_s":null}'
 )
 
 

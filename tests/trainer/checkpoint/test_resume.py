@@ -124,7 +124,7 @@ def check_beats(beats: list[Beat]) -> bool:
     assert [step for phase, step in phases if phase == "checkpoint"] == [6, 8]
     done = [beat for beat in beats if beat.loss is not None]
     assert [beat.step for beat in done] == [5, 6, 7, 8]
-    return all(beat.tokens_per_second and beat.memory_bytes for beat in done)
+    return all(beat.tokens_per_second for beat in done)
 
 
 def torchrun(config: Path, **env: str) -> "subprocess.CompletedProcess[str]":
