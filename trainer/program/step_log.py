@@ -32,12 +32,14 @@ class StepLog:
         """The last step, if no line has it yet."""
 
     def stepped(self, step: int) -> None:
-        self.left = step
-        if self.file is not None and self.clock() - self.written >= EVERY_S:
+        first, self.left = self.written == 0.0 and not self.left, step
+        # The first step is written with the second one: a script that calls `ndctl.log` does so
+        # after its first step, and then writes all lines itself.
+        if self.file is not None and not first and self.clock() - self.written >= EVERY_S:
             self._write()
 
     def close(self) -> None:
-        if self.file is not None and self.left:
+        if self.file is not None and self.left and not self.link.logged:
             self._write()
 
     def _write(self) -> None:
