@@ -67,10 +67,59 @@ def under_torchrun(
             process.wait(timeout=90)
 
 
+OWN_SCRIPT = Path(__file__).with_name("own_script.py")
+
+
+@contextmanager
+def script_under_ndctl(
+    root: Path, hosts: int, ranks: int, words: Sequence[str] = ()
+) -> Iterator[Path]:
+    """`own_script.py` as a user runs it with ndctl; the folder of its steps."""
+    out = root / "out"
+    command = [str(BIN / "ndctl"), "run", "--name", "own", "--run-root", str(root)]
+    command += [f"--hosts={hosts}", f"--gpus-per-host={ranks}", "--"]
+    command += [str(OWN_SCRIPT), "--out", str(out), *words]
+    subprocess.run(command, check=True, timeout=60, stdout=subprocess.DEVNULL)
+    try:
+        yield out
+    finally:
+        cancel = [str(BIN / "ndctl"), "cancel", "own", "--run-root", str(root)]
+        subprocess.run(cancel, check=False, timeout=120, capture_output=True)
+
+
+@contextmanager
+def script_under_torchrun(
+    root: Path, ranks: int, restarts: int, words: Sequence[str] = ()
+) -> Iterator[Path]:
+    """The same script as the ranks of one bare torchrun; the folder of its steps."""
+    out = root / "out"
+    command = [str(BIN / "torchrun"), "--standalone", f"--nproc-per-node={ranks}"]
+    command += [f"--max-restarts={restarts}", str(OWN_SCRIPT), "--out", str(out), *words]
+    # As for the trainer above.
+    environ = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
+    environ["NDCTL_RUN_DIR"] = str(root / "run")
+    with (root / "torchrun.log").open("w") as log:
+        process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+        try:
+            yield out
+        finally:
+            process.terminate()
+            process.wait(timeout=90)
+
+
+def steps_of(out: Path) -> list[dict[str, Any]]:
+    """The lines of `own_script.py` so far."""
+    return lines_of(out / "steps.jsonl")
+
+
 def metrics_of(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl so far."""
+    return lines_of(folder / "metrics.jsonl")
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
     try:
-        lines = (folder / "metrics.jsonl").read_text().split("\n")[:-1]
+        lines = path.read_text().split("\n")[:-1]
     except FileNotFoundError:
         return []
     return [json.loads(line) for line in lines]

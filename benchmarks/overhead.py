@@ -1,29 +1,42 @@
 """What supervision costs the training: the same job under ndctl and under bare torchrun, in turn.
 
-    python -m benchmarks.overhead [ALTERNATIONS]
+    python -m benchmarks.overhead [--script] [--hosts H] [--ranks R] [ALTERNATIONS] [-- OPTIONS]
 
 Trainer, model, data, seed and the four ranks are the same. ndctl adds two agents with a leader,
 rank watchers, heartbeats and the flight recorder. Tokens/s and the processor time of all processes
 per step are compared; on a busy machine the second says more. The stopwatch around a rank's own
 work, which runs in any case, is measured alone, with the heartbeat. Target: at least 0.99 of the
 tokens/s.
+
+With `--script` it is a user's own script (`own_script.py`, which takes OPTIONS), and the target is
+0.995.
 """
 
+import argparse
+import itertools
 import os
 import statistics
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.jobs import metrics_of, sets, under_ndctl, under_torchrun
+from benchmarks.jobs import (
+    metrics_of,
+    script_under_ndctl,
+    script_under_torchrun,
+    sets,
+    steps_of,
+    under_ndctl,
+    under_torchrun,
+)
 from benchmarks.timing import machine, ratio, spread
 
 STEPS = 60
 WARM_UP = 15
 OPTIONS = sets(train__steps=10 * STEPS, data__sequence_length=128, checkpoint__every_steps=10_000)
 LIMIT_S = 300.0
+SCRIPT_STEPS = 300
 HOOK_TURNS = 20_000
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -71,6 +84,36 @@ def cost_of(name: str) -> Cost:
             lines = metrics_of(run)[WARM_UP:last]
             rate = statistics.median(line["tokens_per_second"] for line in lines)
             return Cost(float(rate), (ended - begun) / (last - first))
+
+
+def script(alternations: int, hosts: int, ranks: int, words: list[str]) -> None:
+    """Steps per second of a user's own script; its tokens per step do not change."""
+    rates: dict[str, list[float]] = {"ndctl": [], "torchrun": []}
+    words = ["--save-every=1000000", *words]
+    for turn in range(alternations):
+        for name in list(rates) if turn % 2 == 0 else list(reversed(rates)):
+            with tempfile.TemporaryDirectory() as folder:
+                root = Path(folder)
+                bare = script_under_torchrun(root, hosts * ranks, 0, words)
+                ours = script_under_ndctl(root, hosts, ranks, words)
+                with ours if name == "ndctl" else bare as out:
+                    rates[name].append(steps_per_second(out))
+            print(f"{turn + 1} {name}: {rates[name][-1]:.2f} steps/s", flush=True)
+    print(f"{machine()}, {hosts} hosts of {ranks} ranks under ndctl")
+    for name, measured in rates.items():
+        print(f"{name:<9} {spread(measured, 'steps/s', 2)}")
+    print(f"ndctl / torchrun: {ratio(rates, 'ndctl', 'torchrun')}, target at least 0.995")
+
+
+def steps_per_second(out: Path) -> float:
+    """From the median step after the warm-up."""
+    deadline = time.monotonic() + LIMIT_S
+    while len(lines := steps_of(out)) < SCRIPT_STEPS:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{out} has {len(lines)} steps after {LIMIT_S:.0f} s")
+        time.sleep(0.2)
+    times = [line["time"] for line in lines[WARM_UP:SCRIPT_STEPS]]
+    return 1 / statistics.median(b - a for a, b in itertools.pairwise(times))
 
 
 def _done(run: Path, steps: int) -> int:
@@ -136,4 +179,13 @@ def heartbeat_us() -> float:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+    parser = argparse.ArgumentParser(description="What supervision costs the training.")
+    parser.add_argument("alternations", nargs="?", type=int, default=5)
+    parser.add_argument("--script", action="store_true", help="a user's own script")
+    parser.add_argument("--hosts", type=int, default=2, help="of the script")
+    parser.add_argument("--ranks", type=int, default=1, help="of a host")
+    asked, more = parser.parse_known_args()
+    if asked.script:
+        script(asked.alternations, asked.hosts, asked.ranks, [one for one in more if one != "--"])
+    else:
+        main(asked.alternations)

@@ -1,23 +1,35 @@
 """From `kill -9` of a rank to its detection, and to the first new step.
 
-    python benchmarks/recovery.py [ALTERNATIONS]
+    python -m benchmarks.recovery [--script] [--hosts H] [--ranks R] [ALTERNATIONS]
 
 ndctl (2 hosts of 2 ranks, stopped and started again across both) against plain
 `torchrun --max-restarts` (4 ranks of one host, which spares it any agreement between hosts), with
 the same trainer, model, data and checkpoints, in turn. Both resume from the checkpoint of step 10.
+
+With `--script` it is a user's own script (`own_script.py`), which uses transformers. Target: at
+most 0.5 times the seconds of torchrun from the kill to the first new step.
 """
 
+import argparse
 import json
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from benchmarks.jobs import metrics_of, rank_pid, sets, under_ndctl, under_torchrun
+from benchmarks.jobs import (
+    metrics_of,
+    rank_pid,
+    script_under_ndctl,
+    script_under_torchrun,
+    sets,
+    steps_of,
+    under_ndctl,
+    under_torchrun,
+)
 from benchmarks.timing import machine, ratio, spread
 
 OPTIONS = sets(
@@ -28,6 +40,36 @@ OPTIONS = sets(
 )
 KILL_AT = 14
 LIMIT_S = 180.0
+SETTLE_S = 15.0
+
+
+def script(alternations: int, hosts: int, ranks: int) -> None:
+    """Seconds from the kill of the last rank to the first new step of a user's own script."""
+    took: dict[str, list[float]] = {"ndctl": [], "torchrun": []}
+    for _ in range(alternations):
+        for name, seconds in took.items():
+            with tempfile.TemporaryDirectory() as folder:
+                root = Path(folder)
+                bare = script_under_torchrun(root, hosts * ranks, 3)
+                with script_under_ndctl(root, hosts, ranks) if name == "ndctl" else bare as out:
+                    seconds.append(to_new_step(out, hosts * ranks - 1))
+            print(f"{name}: {seconds[-1]:.2f} s", flush=True)
+    print(f"{machine()}, {hosts} hosts of {ranks} ranks under ndctl")
+    for name, measured in took.items():
+        print(f"new step {name:<9} {spread(measured, 's', 2)}")
+    print(f"new step ndctl / torchrun {ratio(took, 'ndctl', 'torchrun')}, target at most 0.5")
+
+
+def to_new_step(out: Path, victim: int) -> float:
+    wait(lambda: len(steps_of(out)) >= KILL_AT)
+    # The hosts import what the script imported, as they would long before a failure.
+    time.sleep(SETTLE_S)
+    os.kill(int((out / f"rank-{victim}.pid").read_text()), signal.SIGKILL)
+    begun = time.time()
+    attempt = steps_of(out)[-1]["attempt"]
+    wait(lambda: steps_of(out)[-1]["attempt"] > attempt)
+    first = next(line for line in steps_of(out) if line["attempt"] > attempt)
+    return float(first["time"]) - begun
 
 
 def main(alternations: int) -> None:
@@ -81,4 +123,13 @@ def wait(condition: Callable[[], bool]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 3)
+    parser = argparse.ArgumentParser(description="From the kill of a rank to the first new step.")
+    parser.add_argument("alternations", nargs="?", type=int, default=3)
+    parser.add_argument("--script", action="store_true", help="a user's own script")
+    parser.add_argument("--hosts", type=int, default=2, help="of the script")
+    parser.add_argument("--ranks", type=int, default=2, help="of a host")
+    asked = parser.parse_args()
+    if asked.script:
+        script(asked.alternations, asked.hosts, asked.ranks)
+    else:
+        main(asked.alternations)
