@@ -113,7 +113,7 @@ def steps_per_second(out: Path) -> float:
             raise TimeoutError(f"{out} has {len(lines)} steps after {LIMIT_S:.0f} s")
         time.sleep(0.2)
     times = [line["time"] for line in lines[WARM_UP:SCRIPT_STEPS]]
-    return 1 / statistics.median(b - a for a, b in itertools.pairwise(times))
+    return float(1 / statistics.median(b - a for a, b in itertools.pairwise(times)))
 
 
 def _done(run: Path, steps: int) -> int:

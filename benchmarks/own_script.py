@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import ndctl
 
@@ -50,7 +50,7 @@ config = LlamaConfig(
     num_attention_heads=max(2, args.hidden // 64),
     num_key_value_heads=max(2, args.hidden // 64),
 )
-model = DistributedDataParallel(AutoModelForCausalLM.from_config(config).to(device))
+model = DistributedDataParallel(LlamaForCausalLM(config).to(device))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 first = 0
 if (found := ndctl.latest_checkpoint()) is not None:
