@@ -50,7 +50,8 @@ config = LlamaConfig(
     num_attention_heads=max(2, args.hidden // 64),
     num_key_value_heads=max(2, args.hidden // 64),
 )
-model = DistributedDataParallel(LlamaForCausalLM(config).to(device))
+llama: torch.nn.Module = LlamaForCausalLM(config)
+model = DistributedDataParallel(llama.to(device))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 first = 0
 if (found := ndctl.latest_checkpoint()) is not None:
