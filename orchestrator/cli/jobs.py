@@ -22,53 +22,13 @@ from orchestrator.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from orchestrator.app.remote import Found, Place
+    from orchestrator.app.remote import Place
     from orchestrator.dashboard.follow.logs import LogLine
-    from orchestrator.dashboard.scheduler_status import Ask
     from orchestrator.dashboard.snapshot import Snapshot
 
 
 MOST_MISSING = 4
 """Maximum number of warnings about logs that could not be read."""
-
-
-def asker(found: "Found") -> "Ask":
-    """A function that asks the scheduler for the state of the job."""
-    from orchestrator.app.launch_statuses import launch_statuses
-    from orchestrator.system import SystemClock
-
-    return lambda run: launch_statuses([(found, run, False, False)], os.environ, SystemClock())[0]
-
-
-def _with_scheduler(snapshots: "list[tuple[Found, Snapshot]]") -> "list[Snapshot]":
-    """The snapshots with the state of each job at its scheduler."""
-    from msgspec.structs import replace
-
-    if all(one.is_local for _, one in snapshots):
-        return [one for _, one in snapshots]
-    from orchestrator.app.excluded_hosts import excluded_while_queued
-    from orchestrator.app.launch_statuses import launch_statuses
-    from orchestrator.dashboard.scheduler_status import is_quiet
-    from orchestrator.system import SystemClock
-
-    clock = SystemClock()
-    # A copy that could not be refreshed says nothing about the leader, even if another process
-    # holds the lock of its journal.
-    led = [one.leader_alive and found.stale is None for found, one in snapshots]
-    jobs = [
-        (found, one.seen.run, alive, is_quiet(one.heard_at, clock.now()))
-        for (found, one), alive in zip(snapshots, led, strict=True)
-    ]
-    statuses_at_schedulers = launch_statuses(jobs, os.environ, clock)
-    return [
-        replace(
-            one,
-            leader_alive=alive,
-            launch_status=replace(seen, at=one.heard_at) if alive and seen.resume else seen,
-            excluded=excluded_while_queued(one.seen.run, seen, os.environ, clock),
-        )
-        for (_, one), alive, seen in zip(snapshots, led, statuses_at_schedulers, strict=True)
-    ]
 
 
 @click.command("list", epilog="Example: ndctl list 'sweep-*' --json")
@@ -84,6 +44,7 @@ def list_jobs(
     With PATTERN, only the jobs whose names match.
     """
     from orchestrator.app import remote
+    from orchestrator.app.snapshots import with_scheduler
     from orchestrator.dashboard.snapshot import read_snapshot
     from orchestrator.dashboard.status import list_rows, list_text, stale_reasons
     from orchestrator.job_paths import run_root_of
@@ -97,7 +58,8 @@ def list_jobs(
         jobs = remote.every(root, place, os.environ, clock)
         remote.refresh_all(jobs)
     seen = [(found, read_snapshot(found.run_dir, clock.now())) for found in jobs]
-    shown = _with_scheduler([(found, one) for found, one in seen if one is not None])
+    known = [(found, one) for found, one in seen if one is not None]
+    shown = with_scheduler(known, os.environ, clock)
     unseen = [found.stale.message for found, one in seen if one is None and found.stale is not None]
     for warning in dict.fromkeys([*stale_reasons(shown), *unseen]):
         warn(warning)
@@ -118,9 +80,12 @@ def status(
     jobs: tuple[str, ...], run_root: str | None, place: "Place | None", as_json: bool
 ) -> None:
     """Show the state of one or more jobs. With --json, several jobs are printed as a list."""
+    from orchestrator.app.snapshots import snapshots_of
     from orchestrator.dashboard.status import status_json, status_text
+    from orchestrator.system import SystemClock
 
-    snapshots = _snapshots(find_all(jobs, run_root, place, warns=False))
+    found = find_all(jobs, run_root, place, warns=False)
+    snapshots = snapshots_of(found, os.environ, SystemClock())
     if as_json:
         told = [status_json(snapshot) for snapshot in snapshots]
         print_json(told[0] if _is_one(jobs) else told)
@@ -135,29 +100,11 @@ def _is_one(jobs: tuple[str, ...]) -> bool:
 
 
 def _snapshot(job: str, run_root: str | None, place: "Place | None") -> "Snapshot":
-    return _snapshots([(find(job, run_root, place, warns=False), True)])[0]
-
-
-def _snapshots(jobs: "list[tuple[Found, bool]]") -> "list[Snapshot]":
-    """A snapshot of each job. A job without a complete submission is an error if it was named, and
-    is skipped if a pattern matched it."""
-    from orchestrator.app.commands import commands_for
-    from orchestrator.dashboard.snapshot import read_snapshot
-    from orchestrator.errors import JobError
+    from orchestrator.app.snapshots import snapshots_of
     from orchestrator.system import SystemClock
 
-    clock, seen = SystemClock(), []
-    for found, is_named in jobs:
-        commands = commands_for(found, os.environ)
-        snapshot = read_snapshot(found.run_dir, clock.now(), commands)
-        if snapshot is not None:
-            seen.append((found, snapshot))
-        elif is_named:
-            name = found.run_dir.path.name
-            raise JobError(
-                f"the submission of job {name} did not finish", fix="submit it again with --new"
-            )
-    return _with_scheduler(seen)
+    found = find(job, run_root, place, warns=False)
+    return snapshots_of([(found, True)], os.environ, SystemClock())[0]
 
 
 @click.command(epilog="Example: ndctl describe quickstart")
@@ -237,6 +184,7 @@ def logs(  # noqa: PLR0913 - click hands over one argument for each option
 ) -> None:
     """Print the merged logs of the ranks, each line with its host and rank."""
     from orchestrator.app.remote import fetch_logs, kept_fresh, settled
+    from orchestrator.app.snapshots import asker
     from orchestrator.dashboard.follow.follow_loop import EndDetector, agent_lines, log_lines
     from orchestrator.system import SystemClock
 
@@ -254,7 +202,8 @@ def logs(  # noqa: PLR0913 - click hands over one argument for each option
         for line in agent_lines(found.run_dir, tail):
             _say_line(line)
         return
-    ended = settled(found, EndDetector(found.run_dir, clock, asker(found)), clock)
+    ask = asker(found, os.environ, clock)
+    ended = settled(found, EndDetector(found.run_dir, clock, ask), clock)
     lines = log_lines(found.run_dir, clock, ended, rank, attempt, tail, follow)
     try:
         with kept_fresh(found, logs=True) if follow else contextlib.nullcontext():
@@ -301,13 +250,14 @@ def dashboard(job: str, run_root: str | None, place: "Place | None") -> None:
     """Watch a job: health of each rank, incidents, loss, checkpoints."""
     from orchestrator.app.commands import commands_for
     from orchestrator.app.remote import await_begin, kept_fresh
+    from orchestrator.app.snapshots import asker
     from orchestrator.dashboard.console import VisibleConsole
     from orchestrator.dashboard.screen.live import run_dashboard, terminal_keys
     from orchestrator.system import SystemClock
 
     clock, console = SystemClock(), VisibleConsole()
     found = find(job, run_root, place)
-    ask = asker(found)
+    ask = asker(found, os.environ, clock)
     if console.is_terminal:
         await_begin(found, ask, clock, say)
     with terminal_keys(clock) as keys, kept_fresh(found):

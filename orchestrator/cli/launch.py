@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from orchestrator.cli.jobs import asker
 from orchestrator.cli.options import (
     backend_option,
     inventory_option,
@@ -346,12 +345,14 @@ def _commands(submitted: "Submitted") -> "Commands":
 def _followed(submitted: "Submitted") -> int:
     """Follow the job to its end and return its exit code."""
     from orchestrator.app.remote import Found, await_begin, kept_fresh, lines_before
+    from orchestrator.app.snapshots import asker
     from orchestrator.contract.files import exit_codes
     from orchestrator.dashboard.follow.follow_loop import follow_job
     from orchestrator.system import SystemClock
 
     found, clock = Found(submitted.run_dir, submitted.copy), SystemClock()
-    name, ask, commands = submitted.run_dir.path.name, asker(found), _commands(submitted)
+    name, commands = submitted.run_dir.path.name, _commands(submitted)
+    ask = asker(found, os.environ, clock)
     try:
         if not await_begin(found, ask, clock, say):
             return exit_codes.FAILED

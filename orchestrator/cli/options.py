@@ -240,24 +240,7 @@ def looks_for(*, resume: bool) -> Looks:
 
 def warn_of_secrets(spec: "CommonSpec") -> None:
     """Warn of environment variables that look like secrets and are plain text in the spec."""
-    from orchestrator.contract.spec.kubernetes_spec import plain_secrets
-    from orchestrator.contract.spec.slurm_spec import plain_secrets as plain_on_slurm
+    from orchestrator.app.submission.secret_warnings import secret_warnings
 
-    for key in plain_on_slurm(spec.cluster.slurm) if spec.cluster.backend == "slurm" else ():
-        name = key.rpartition(".")[2]
-        warn(
-            f"cluster.slurm.{key} looks like a secret. It is stored as plain text in the spec, the"
-            " run directory and the batch script, which Slurm also keeps\n"
-            "  fix: write it to a file that only you can read, and add"
-            f" `- export {name}=$(cat FILE)` to cluster.slurm.setup"
-        )
-    kubernetes, job = spec.cluster.kubernetes, spec.name
-    for key in plain_secrets(kubernetes) if spec.cluster.backend == "kubernetes" else ():
-        name = key.rpartition(".")[2]
-        of = f"-n {kubernetes.namespace} " if kubernetes.namespace else ""
-        warn(
-            f"cluster.kubernetes.{key} looks like a secret. It is stored as plain text in the spec,"
-            f" the run directory and ConfigMap {job}-launch\n"
-            f"  fix: `kubectl {of}create secret generic {job}-env --from-literal={name}=…`, and set"
-            f" cluster.kubernetes.env: {{{name}: {{secret: {job}-env, key: {name}}}}}"
-        )
+    for text in secret_warnings(spec):
+        warn(text)

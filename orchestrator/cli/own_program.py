@@ -52,6 +52,8 @@ def run(  # noqa: PLR0913 - click hands over one argument for each option
     PROGRAM is a script (train.py), -m MODULE, or --no-python EXECUTABLE. It is the same as `ndctl
     submit` of a spec with `run:`.
     """
+    from pathlib import Path
+
     from orchestrator.app.planning.plans import plan_written
     from orchestrator.app.submission.own_program import Asked, write
     from orchestrator.app.submission.submit_job import Submission
@@ -68,7 +70,9 @@ def run(  # noqa: PLR0913 - click hands over one argument for each option
         overrides=(*overrides, *on_backend),
     )
     written = write(asked, run_root, os.environ)
-    planned = plan_written(written, os.environ, run_root)
+    planned = plan_written(
+        written, os.environ, run_root=None if run_root is None else Path(run_root)
+    )
     warn_of_secrets(planned.spec)
     root = run_root_of(run_root, os.environ, planned.spec.run_root)
     submit_one(Submission(planned=planned, run_root=root, drills=drills), follow=follow)

@@ -107,10 +107,17 @@ def plan_and_look_back(
     return _looked_and_planned(written, environ, inventory, run_root, purpose, resume=True)
 
 
-def plan_written(written: "Written", environ: Mapping[str, str], run_root: str | None) -> Planned:
-    """Like `plan_and_look`, for a spec that was read already and will be submitted now."""
-    root = None if run_root is None else Path(run_root)
-    return _looked_and_planned(written, environ, None, root, "submit")
+def plan_written(
+    written: "Written",
+    environ: Mapping[str, str],
+    inventory: Path | None = None,
+    run_root: Path | None = None,
+    purpose: Purpose = "submit",
+    *,
+    resume: bool = False,
+) -> Planned:
+    """Like `plan_and_look`, for a spec that was read already. `resume`: as `plan_and_look_back`."""
+    return _looked_and_planned(written, environ, inventory, run_root, purpose, resume=resume)
 
 
 def _looked_and_planned(
