@@ -362,7 +362,7 @@ def test_expired_strikes_are_shown_on_demand(tmp_path: Path) -> None:
 
     def strike_counts(*options: str) -> dict[str, int]:
         output = CliRunner().invoke(cli, ["hosts", "--run-root", str(tmp_path), "--json", *options])
-        return {host["host"]: len(host["strikes"]) for host in json.loads(output.output)}
+        return {host["host"]: len(host["strikes"]) for host in json.loads(output.output)["hosts"]}
 
     assert strike_counts() == {"node1": 1, "node3": 0}
     assert strike_counts("--all") == {"node1": 2, "node2": 1, "node3": 1}
@@ -390,7 +390,7 @@ def test_hosts_are_listed_with_their_evidence_and_cleared(tmp_path: Path) -> Non
     )
     assert local.startswith("tb/node1  2 strikes with a current weight of 2.00, excluded until 20")
     assert strikes[0].endswith("host-lost in llama, attempt 1: it said nothing")
-    body = json.loads(ndctl("hosts", *root, "--json")[1])
+    body = json.loads(ndctl("hosts", *root, "--json")[1])["hosts"]
     assert [(row["cluster"], row["host"], row["excluded"]) for row in body] == [
         ("local", "host-0", False),
         ("tb", "node1", True),
@@ -440,7 +440,7 @@ def test_a_host_is_pinned_and_unpinned_by_name(tmp_path: Path) -> None:
     code, message = ndctl("hosts", *root)
     assert message.startswith("tb/node9  0 strikes, pinned: never used until")
     assert "burnt connector" in message
-    (row,) = json.loads(ndctl("hosts", *root, "--json")[1])
+    (row,) = json.loads(ndctl("hosts", *root, "--json")[1])["hosts"]
     assert (row["excluded"], row["pin"]["use"], row["pin"]["reason"]) == (
         True,
         "never",

@@ -65,7 +65,7 @@ def list_jobs(
         warn(warning)
     rows = list_rows(shown)
     if as_json:
-        print_json(rows)
+        print_json({"jobs": rows})
     else:
         where = f"in {root.absolute()}" if place is None else "in that namespace"
         say(list_text(rows, None, clock.now()) if rows else f"no jobs {where}")
@@ -79,7 +79,7 @@ def list_jobs(
 def status(
     jobs: tuple[str, ...], run_root: str | None, place: "Place | None", as_json: bool
 ) -> None:
-    """Show the state of one or more jobs. With --json, several jobs are printed as a list."""
+    """Show the state of one or more jobs. With --json, several jobs are a list, `jobs`."""
     from orchestrator.app.snapshots import snapshots_of
     from orchestrator.dashboard.status import status_json, status_text
     from orchestrator.system import SystemClock
@@ -88,7 +88,7 @@ def status(
     snapshots = snapshots_of(found, os.environ, SystemClock())
     if as_json:
         told = [status_json(snapshot) for snapshot in snapshots]
-        print_json(told[0] if _is_one(jobs) else told)
+        print_json(told[0] if _is_one(jobs) else {"jobs": told})
     else:
         say("\n\n".join(status_text(snapshot, None) for snapshot in snapshots))
 

@@ -142,7 +142,7 @@ def doctor(
     if backend == "kubernetes":
         findings += _kubernetes_findings(spec, (*overrides, "cluster.backend=kubernetes"), root)
     if as_json:
-        print_json(encode(findings))
+        print_json({"findings": encode(findings)})
     else:
         say(describe_findings(findings))
     sys.exit(1 if any(finding.verdict == "stops" for finding in findings) else 0)
@@ -173,7 +173,7 @@ def hosts(ctx: click.Context, run_root: str | None, as_json: bool, with_faded: b
     if not with_faded:
         found = still_counting(found, now)
     if as_json:
-        print_json(hosts_json(found))
+        print_json({"hosts": hosts_json(found)})
     else:
         say(hosts_text(found) or f"no strikes in {root.absolute()}")
 

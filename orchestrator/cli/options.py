@@ -3,7 +3,7 @@
 import functools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -189,15 +189,27 @@ def warn(text: str) -> None:
     say(f"warning: {text}", err=True)
 
 
-def print_json(body: Any, indent: int | None = 2) -> None:
+SCHEMA_VERSION = 1
+"""Version of everything that `--json` prints. docs/reference.md says what changes it."""
+
+
+def print_json(body: Mapping[str, Any], *, indent: int | None = 2) -> None:
+    """Print the answer of `--json`. A list is the value of a key, so that it has a version too."""
+    say(json_text({"schema_version": SCHEMA_VERSION, **body}, indent))
+
+
+def json_text(body: Any, indent: int | None = 2) -> str:
     import json
 
     # json.dumps does not escape DEL. `visible` would, but in a form that is not valid JSON.
-    say(json.dumps(body, indent=indent).replace("\x7f", "\\u007f"))
+    return json.dumps(body, indent=indent).replace("\x7f", "\\u007f")
 
 
 def print_as(
-    as_json: bool, value: Any, body: Callable[[Any], Any], text: Callable[[Any], str]
+    as_json: bool,
+    value: Any,
+    body: Callable[[Any], Mapping[str, Any]],
+    text: Callable[[Any], str],
 ) -> None:
     if as_json:
         print_json(body(value))

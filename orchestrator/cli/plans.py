@@ -10,6 +10,7 @@ from orchestrator.cli.options import (
     BACKENDS,
     inventory_option,
     json_option,
+    json_text,
     keys_with_values,
     looks_for,
     plan_for,
@@ -96,7 +97,7 @@ def schema() -> None:
     """Print the JSON schema of job specs, for editors."""
     from orchestrator.schema import json_schema
 
-    print_json(json_schema())
+    say(json_text(json_schema()))
 
 
 @click.command(

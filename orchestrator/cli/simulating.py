@@ -7,6 +7,7 @@ import click
 
 from orchestrator.cli.options import (
     json_option,
+    print_json,
     say,
 )
 
@@ -46,8 +47,11 @@ def simulate(
     begun = clock.monotonic()
     processes = min(len(os.sched_getaffinity(0)), 1 + len(chosen) // many_seeds.CHUNK)
     total = many_seeds.summarise(many_seeds.outcomes(chosen, kinds, processes))
-    tell = many_seeds.as_json if as_json else many_seeds.text
-    say(tell(total, kinds, clock.monotonic() - begun))
+    took_s = clock.monotonic() - begun
+    if as_json:
+        print_json(many_seeds.as_json(total, kinds, took_s))
+    else:
+        say(many_seeds.text(total, kinds, took_s))
     sys.exit(1 if total.broken else 0)
 
 

@@ -1,11 +1,11 @@
 """Simulate many seeds on all cores and summarise the outcomes."""
 
-import json
 import multiprocessing
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from typing import Any
 
 from orchestrator.simulation.run import Outcome, simulate
 from orchestrator.simulation.scenario import KINDS
@@ -107,8 +107,8 @@ def _faults(total: Summary) -> str:
     return f"{words}; rarely: {', '.join(seldom)}" if seldom else words
 
 
-def as_json(total: Summary, kinds: Sequence[str], took_s: float) -> str:
-    body = {
+def as_json(total: Summary, kinds: Sequence[str], took_s: float) -> dict[str, Any]:
+    return {
         **{each.name: getattr(total, each.name) for each in fields(total)},
         "seconds": took_s,
         "broken": [
@@ -116,4 +116,3 @@ def as_json(total: Summary, kinds: Sequence[str], took_s: float) -> str:
             for one in total.broken
         ],
     }
-    return json.dumps(body, indent=2)

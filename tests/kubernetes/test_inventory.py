@@ -126,7 +126,7 @@ def test_doctor_works_for_the_admin_and_for_a_user_without_rights(kube: KubeTest
     def doctor(kubeconfig: Path | None = None) -> dict[str, dict[str, str]]:
         args = ("doctor", "--backend", "kubernetes", "--json")
         _, out, _ = ndctl(kube, *args, kubeconfig=kubeconfig)
-        return {one["what"]: one for one in json.loads(out)}
+        return {one["what"]: one for one in json.loads(out)["findings"]}
 
     found = doctor()
     for what in ("api server", "pytorchjob", "jobset", "trainjob", "namespace", "rights", "nodes"):

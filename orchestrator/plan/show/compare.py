@@ -55,8 +55,8 @@ def _rows_of(columns: Sequence[Mapping[str, str]]) -> list[str]:
     return rows
 
 
-def compared_json(compared: Sequence[Compared]) -> list[dict[str, Any]]:
-    return [
+def compared_json(compared: Sequence[Compared]) -> dict[str, Any]:
+    plans = [
         {
             "set": one.values,
             "plan": None if one.plan is None else plan_json(one.plan),
@@ -64,6 +64,7 @@ def compared_json(compared: Sequence[Compared]) -> list[dict[str, Any]]:
         }
         for one in compared
     ]
+    return {"plans": plans}
 
 
 def _column(plan: Plan, first: Plan) -> dict[str, str]:

@@ -214,7 +214,7 @@ def test_problems_can_be_printed_as_json(hub: Path, tmp_path: Path) -> None:
 def test_doctor_names_missing_inputs(hub: Path) -> None:
     done = CliRunner().invoke(cli, ["doctor", str(SPEC), "--set", NO_DATA, "--json"])
     assert done.exit_code == 1
-    (found,) = [one for one in json.loads(done.stdout) if one["what"] == "data.files"]
+    (found,) = [one for one in json.loads(done.stdout)["findings"] if one["what"] == "data.files"]
     assert (found["verdict"], "matches no file" in found["found"]) == ("stops", True)
 
 

@@ -67,7 +67,7 @@ def namespace_user(kube: KubeTestbed, tmp_path: Path) -> Iterator[Person]:
 def findings(person: Person, **options: str) -> dict[str, dict[str, str]]:
     words = [one for one in person.words(**options) if not one.startswith("--backend")]
     done = person("doctor", *words, "--backend=kubernetes", "--json")
-    return {one["what"]: one for one in json.loads(done.out)}
+    return {one["what"]: one for one in json.loads(done.out)["findings"]}
 
 
 def error_lines(done: CommandResult) -> list[str]:

@@ -29,6 +29,6 @@ def test_bytes_are_summed_by_link() -> None:
 def test_a_refusal_has_its_reason() -> None:
     refused = Compared(values="parallel.tp=3", plan=None, refusal="tp must divide 8")
     assert describe_compared([refused]) == "parallel.tp=3  tp must divide 8"
-    assert compared_json([refused]) == [
+    assert compared_json([refused])["plans"] == [
         {"set": "parallel.tp=3", "plan": None, "refusal": "tp must divide 8"}
     ]

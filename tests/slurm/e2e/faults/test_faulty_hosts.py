@@ -64,7 +64,7 @@ def test_a_host_that_was_the_culprit_twice_is_excluded_from_this_job_and_the_nex
     assert bad not in hosts_of(ndctl)
     assert ndctl.slurm_job()["Restarts"] == "0"
 
-    (held,) = json.loads(ndctl("hosts", "--json").out)
+    (held,) = json.loads(ndctl("hosts", "--json").out)["hosts"]
     assert (held["cluster"], held["host"], held["excluded"]) == ("tb", bad, True)
     assert [(one["job"], one["attempt"]) for one in held["strikes"]] == [("e2e", 1), ("e2e", 2)]
     assert "excluded until" in ndctl("hosts").out

@@ -214,7 +214,7 @@ def test_the_network_of_the_leaders_node_is_cut_for_a_while(
         assert other not in culprit_hosts(job)
         assert not [one for one in job.events("HostUnavailable") if one["host"] == other]
         assert other not in job.slurm_job()["ExcNodeList"]
-        strikes = json.loads(job("hosts", "--json").out)
+        strikes = json.loads(job("hosts", "--json").out)["hosts"]
         assert other not in {one["host"] for one in strikes}
         if gives_up_s == "300":
             assert not job.actions_of_kind("Requeue"), "the allocation was not released"

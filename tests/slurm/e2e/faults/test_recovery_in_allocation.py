@@ -72,7 +72,7 @@ def test_a_spare_replaces_a_node_after_ranks_were_lost(
     assert "its connection broke" in ndctl.events("AgentLost")[-1]["why"]
     spare_host = next(host for host in ndctl.allocated() if host not in (first, other))
     assert sorted(hosts_of(ndctl)) == sorted([first, spare_host])
-    held = json.loads(ndctl("hosts", "--json").out)
+    held = json.loads(ndctl("hosts", "--json").out)["hosts"]
     assert {(one["host"], len(one["strikes"]), one["excluded"]) for one in held} == {
         (first, 1, False),
         (other, 2, False),
