@@ -10,6 +10,13 @@ they do nothing special, so the lines can stay.
     ndctl.checkpoint(step)       save a checkpoint, all ranks together
     ndctl.should_stop()          checkpoint now and leave
 
+A notebook or another program calls these (docs/python.md).
+
+    ndctl.submit("spec.yaml")    submit a job; returns a Job
+    ndctl.run(["train.py"])      run your own program as a job
+    ndctl.plan("spec.yaml")      how it would be split over ranks
+    ndctl.job(name)              a job that exists; ndctl.jobs(): all of them
+
 Names are imported when they are used. `import ndctl` takes about a millisecond.
 """
 
@@ -17,6 +24,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ndctl.client.errors import (
+        BackendError,
+        Error,
+        JobError,
+        PlanError,
+        SpecError,
+        WaitTimeout,
+    )
+    from ndctl.client.finding import job, jobs
+    from ndctl.client.job import Job
+    from ndctl.client.planning import plan
+    from ndctl.client.submitting import run, submit
+    from ndctl.client.values import Event, LogLine, Metric, Plan, Status
     from ndctl.rank.reporting import log, phase
     from ndctl.rank.resuming import latest_checkpoint
     from ndctl.rank.saving import CheckpointError, checkpoint
@@ -24,7 +44,7 @@ if TYPE_CHECKING:
 
     attempt: int
 
-_HOMES = {
+_SCRIPT = {
     "CheckpointError": "ndctl.rank.saving",
     "checkpoint": "ndctl.rank.saving",
     "latest_checkpoint": "ndctl.rank.resuming",
@@ -32,16 +52,54 @@ _HOMES = {
     "phase": "ndctl.rank.reporting",
     "should_stop": "ndctl.rank.stopping",
 }
-"""Name -> module that defines it."""
+"""Names for scripts -> module that defines them. These modules need the standard library alone."""
+_CLIENT = {
+    "BackendError": "ndctl.client.errors",
+    "Error": "ndctl.client.errors",
+    "Event": "ndctl.client.values",
+    "Job": "ndctl.client.job",
+    "JobError": "ndctl.client.errors",
+    "LogLine": "ndctl.client.values",
+    "Metric": "ndctl.client.values",
+    "Plan": "ndctl.client.values",
+    "PlanError": "ndctl.client.errors",
+    "SpecError": "ndctl.client.errors",
+    "Status": "ndctl.client.values",
+    "WaitTimeout": "ndctl.client.errors",
+    "job": "ndctl.client.finding",
+    "jobs": "ndctl.client.finding",
+    "plan": "ndctl.client.planning",
+    "run": "ndctl.client.submitting",
+    "submit": "ndctl.client.submitting",
+}
+"""The same for notebooks and other programs."""
+_HOMES = {**_SCRIPT, **_CLIENT}
 
 __all__ = [
+    "BackendError",
     "CheckpointError",
+    "Error",
+    "Event",
+    "Job",
+    "JobError",
+    "LogLine",
+    "Metric",
+    "Plan",
+    "PlanError",
+    "SpecError",
+    "Status",
+    "WaitTimeout",
     "attempt",
     "checkpoint",
+    "job",
+    "jobs",
     "latest_checkpoint",
     "log",
     "phase",
+    "plan",
+    "run",
     "should_stop",
+    "submit",
 ]
 
 

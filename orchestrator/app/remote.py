@@ -94,6 +94,21 @@ def find(
         raise JobError(exc.message, fix=fix) from exc
 
 
+def at(path: Path, environ: Mapping[str, str], clock: Clock) -> Found:
+    """The job whose run directory, or whose copy on this machine, is `path`.
+
+    Raises:
+        JobError: there is none, for example because it was removed.
+    """
+    from orchestrator.backends.kubernetes.mirror.mirror_paths import is_mirror
+
+    if is_mirror(path):
+        from orchestrator.backends.kubernetes.mirror.find_mirrors import open_mirror
+
+        return _of(open_mirror(path, environ, clock))
+    return Found(find_job(path.parent, path.name))
+
+
 def _of(copy: JobCopy) -> Found:
     return Found(copy.run_dir, copy)
 

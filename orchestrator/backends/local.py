@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Thread
 
 from msgspec import Struct
 
@@ -100,6 +101,9 @@ class LocalBackend:
                 process.kill()
                 process.wait()
             raise
+        # A notebook lives on, and each agent that it does not wait for would stay a zombie.
+        started = tuple(self.started.values())
+        Thread(target=_reap, args=(started,), name="reap-agents", daemon=True).start()
 
     def standing(self, launch: LaunchPlan) -> str | None:
         """Always None, because there is no queue. `submit` checks the locks of agents."""
@@ -160,3 +164,8 @@ class LocalBackend:
         except OSError as exc:
             raise BackendError(f"failed to start the agent of {agent.host}: {exc}") from exc
         self.started[agent.host] = process
+
+
+def _reap(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.wait()

@@ -11,7 +11,9 @@ MOST_FILES = 15
 """Largest number of Python files in a folder."""
 TRAINER_MAY_IMPORT = ("orchestrator.contract", "orchestrator.errors")
 FOLDERS = sorted(
-    path.parent for top in ("orchestrator", "trainer") for path in (ROOT / top).rglob("__init__.py")
+    path.parent
+    for top in ("ndctl", "orchestrator", "trainer")
+    for path in (ROOT / top).rglob("__init__.py")
 )
 
 

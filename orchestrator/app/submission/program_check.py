@@ -61,11 +61,12 @@ def _script(script: str, workdir: Path) -> Iterator[Problem]:
         line = getattr(exc, "lineno", None)
         place = f"line {line}: " if line else ""
         said = getattr(exc, "msg", None) or str(exc)
+        program = script if script.startswith("/") else f"./{script}"
         yield Problem(
             path="run.script",
             value=script,
             limit=f"{limit} ({place}{said})",
-            fix=f"correct it, or start it as a program: program: ./{script}",
+            fix=f"correct it, or start it as a program: program: {program}",
         )
 
 
@@ -82,7 +83,7 @@ def _module(module: str, workdir: Path, environ: Mapping[str, str]) -> Iterator[
 
 
 def _program(program: str, workdir: Path, environ: Mapping[str, str]) -> Iterator[Problem]:
-    path = str(workdir / program) if "/" in program else program
+    path = str(workdir.absolute() / program) if "/" in program else program
     if shutil.which(path, path=environ.get("PATH")) is None:
         exists = "/" in program and Path(path).is_file()
         fix = (

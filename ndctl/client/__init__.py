@@ -1,0 +1,1 @@
+"""What notebooks and other programs call: submit jobs and look at them."""

@@ -1,0 +1,1 @@
+"""The Python API: submit jobs and look at them."""

@@ -1,0 +1,53 @@
+"""`import ndctl`: what it costs, and what it has."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ndctl
+
+IMPORT = """
+import json, sys, time
+sys.path.insert(0, sys.argv[1])
+before = set(sys.modules)
+began = time.perf_counter()
+import ndctl
+took = time.perf_counter() - began
+print(json.dumps({"took_s": took, "modules": sorted(set(sys.modules) - before)}))
+"""
+MOST_S = 0.1
+"""15 ms on an idle machine."""
+
+
+def test_the_import_is_quick_and_of_the_standard_library_alone() -> None:
+    root = str(Path(ndctl.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", IMPORT, root],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    found = json.loads(done.stdout)
+    tops = {name.partition(".")[0] for name in found["modules"]}
+    assert tops - {"ndctl"} <= sys.stdlib_module_names
+    assert not {name for name in found["modules"] if name.startswith("ndctl.")}
+    assert found["took_s"] < MOST_S
+
+
+def test_the_package_says_what_it_has() -> None:
+    assert list(ndctl.__all__) == sorted({*ndctl._SCRIPT, *ndctl._CLIENT, "attempt"})
+    for name in ndctl.__all__:
+        assert getattr(ndctl, name) is not None
+        assert name in dir(ndctl)
+    with pytest.raises(AttributeError, match="no attribute 'lgo'"):
+        ndctl.lgo  # noqa: B018
+
+
+def test_no_room_takes_the_name_of_a_function() -> None:
+    rooms = {path.parent.name for path in Path(ndctl.__file__).parent.glob("*/__init__.py")}
+    assert rooms
+    assert not rooms & set(ndctl.__all__)
