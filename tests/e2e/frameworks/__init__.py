@@ -1,0 +1,1 @@
+"""The scripts of examples/scripts, one for each training framework, as supervised jobs."""

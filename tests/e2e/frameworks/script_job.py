@@ -1,0 +1,53 @@
+"""A script of examples/scripts as a job on 2 hosts x 2 ranks."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e.job import ROOT, CommandResult, Ndctl
+
+SCRIPTS = ROOT / "examples" / "scripts"
+
+
+@dataclass(frozen=True)
+class Script:
+    name: str
+    """File in examples/scripts."""
+    preload: tuple[str, ...] = ()
+    """Modules that a host imports once and not once for each rank, to save time."""
+
+    def submit(self, ndctl: Ndctl, *words: str, steps: int) -> CommandResult:
+        """Run it as job `e2e`. It saves at each fifth step, and a step takes about 0.1 s."""
+        folder = ndctl.run_root
+        folder.mkdir(exist_ok=True)
+        args = ["--steps", steps, "--save-every", 5, "--pause", 0.1]
+        spec = {
+            "name": "e2e",
+            "run": {
+                "script": str(SCRIPTS / self.name),
+                "args": [str(arg) for arg in args],
+                "workdir": str(folder),
+                "preload": ["torch._dynamo", *self.preload],
+            },
+            "cluster": {"backend": "local", "hosts": 2, "gpus_per_host": 2},
+            "resilience": {"stop_grace": 60},
+        }
+        path = folder / "spec.yaml"
+        path.write_text(json.dumps(spec))  # JSON is YAML
+        return ndctl("submit", str(path), *words)
+
+
+def steps_trained_twice(ndctl: Ndctl) -> set[int]:
+    counts = Counter(metric["step"] for metric in ndctl.metrics())
+    return {step for step, count in counts.items() if count > 1}
+
+
+def uninterrupted_losses(script: Script, folder: Path, steps: int) -> dict[int, float]:
+    """Step to loss of a job without a fault."""
+    ndctl = Ndctl(folder)
+    done = script.submit(ndctl, "--follow", steps=steps)
+    assert done.code == 0, done.out + done.err
+    losses = ndctl.losses()
+    assert sorted(losses) == list(range(1, steps + 1))
+    return losses

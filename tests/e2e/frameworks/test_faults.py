@@ -1,0 +1,60 @@
+"""Each framework's script resumes from its newest complete checkpoint with the same losses."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.frameworks.script_job import Script, steps_trained_twice, uninterrupted_losses
+from tests.e2e.job import Ndctl, assert_nothing_left, wait_for
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.xdist_group("frameworks"),
+    pytest.mark.timeout(900),
+]
+SCRIPTS = [Script("ddp.py")]
+every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+
+
+@every_script
+def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(
+    script: Script, ndctl: Ndctl
+) -> None:
+    done = script.submit(ndctl, "--follow", "--drill", "kill:rank=1@step=9", steps=12)
+    assert done.code == 0, done.out + done.err
+    # This fails if the loss of a step that was trained twice has changed.
+    assert sorted(ndctl.losses()) == list(range(1, 13))
+    assert {6, 7} <= steps_trained_twice(ndctl) <= {6, 7, 8, 9, 10}
+    (incident,) = ndctl.status()["incidents"]
+    assert (incident["kind"], incident["culprit"]["rank"]) == ("rank-killed", 1)
+    assert incident["action"] == "restart as attempt 2 from checkpoint step-5"
+    assert_nothing_left(ndctl.run_dir)
+
+
+@pytest.mark.slow
+@every_script
+def test_a_kill_a_hang_and_a_cancellation_leave_the_losses_of_an_undisturbed_job(
+    script: Script, ndctl: Ndctl, tmp_path: Path
+) -> None:
+    expected = uninterrupted_losses(script, tmp_path / "undisturbed", steps=60)
+    drills = ("--drill", "kill:rank=1@step=9", "--drill", "stop:rank=2@step=18")
+    done = script.submit(ndctl, *drills, steps=60)
+    assert done.code == 0, done.out + done.err
+    wait_for(lambda: len(ndctl.events("TrainingResumed")) == 3, "attempt 3")
+    before = ndctl.num_steps()
+    wait_for(lambda: ndctl.num_steps() > before, "a step of attempt 3")
+    done = ndctl("cancel", "e2e")
+    assert done.code == 0, done.out + done.err
+    assert_nothing_left(ndctl.run_dir)
+
+    status = ndctl.status()
+    kinds = [(one["kind"], one["culprit"]["rank"]) for one in status["incidents"]]
+    assert kinds == [("rank-killed", 1), ("hang", 2)]
+    # All ranks have saved in the same step, and no step was done after it.
+    stopped_at = ndctl.metrics()[-1]["step"]
+    assert status["checkpoint"]["step"] == stopped_at < 60
+
+    done = script.submit(ndctl, "--resume", "--follow", steps=60)
+    assert done.code == 0, done.out + done.err
+    assert ndctl.events("TrainingResumed")[-1]["step"] == stopped_at
+    assert ndctl.losses() == expected
