@@ -1,7 +1,7 @@
 """Imports once what takes seconds to import, then forks torchrun and all-reduce checks on order.
 
     python -m orchestrator.agent.processes.fork_server --parent PID --lock FILE [--learned FILE]
-        [--without MODULE] [MODULE ...]
+        [MODULE ...]
 
 It reads orders from standard input, one line of JSON each, and runs one after the other in a child
 process. For each it writes `Begun` and `Ended`. So restarts do not wait for imports, and all
@@ -11,15 +11,13 @@ process of this host's ranks is left.
 """
 
 import argparse
-import importlib
 import json
 import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -31,15 +29,11 @@ from orchestrator.agent.processes.exec_in_fork import (
     become,
     die_with_parent,
     find_name,
-    open_driver,
 )
+from orchestrator.agent.processes.fork_server_imports import Imports, learned_in
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.files.env import TORCHRUN_PID
 from orchestrator.contract.read_json import read_json
-from orchestrator.run_module import command
-
-MOST_HARMFUL = 8
-"""With more modules that cannot be imported here, none of the learned ones is."""
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -84,7 +78,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--lock", type=Path, required=True)
     parser.add_argument("--learned", type=Path, help="file with the names of more modules")
-    parser.add_argument("--without", action="append", default=[], help="a module of that file")
     parser.add_argument("modules", nargs="*")
     args = parser.parse_args(argv)
     die_with_parent(args.parent)
@@ -94,8 +87,7 @@ def main(argv: Sequence[str]) -> int:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     adopt_orphans()
-    learned = [] if args.learned is None else _learned(args.learned, args.without)
-    imports = Imports(args.modules, learned, partial(_start_again, argv))
+    imports = Imports(args.modules, [] if args.learned is None else learned_in(args.learned))
     # Each order needs the first module. The others are imported while no order waits.
     imports.next()
     orders = os.fdopen(os.dup(sys.stdin.fileno()))  # children must not inherit buffered orders
@@ -114,97 +106,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-class Imports:
-    """The modules to import. A failure is not reported here: the program that needs the module
-    raises it again."""
-
-    def __init__(
-        self,
-        modules: Sequence[str],
-        learned: Sequence[str] = (),
-        start_again: Callable[[str], NoReturn] | None = None,
-    ) -> None:
-        """
-        Args:
-            learned: modules that a user's script imported. If one of them starts threads, opens a
-                GPU driver or fails, `start_again` is called with its name: forks of this process
-                would have neither the threads nor a usable driver.
-        """
-        self.waiting = list(modules)
-        self.learned = list(learned)
-        self.start_again = start_again
-        self.told = False
-        self.failed = False
-        """If so, programs are started by exec instead. In a fork, the half-imported library would
-        hide the real error."""
-
-    def next(self) -> None:
-        if not self.waiting and self.learned:
-            self._next_learned()
-        if self.waiting:
-            try:
-                importlib.import_module(self.waiting.pop(0))
-            except Exception:  # noqa: BLE001 - a library can raise any exception on import
-                self.failed, self.waiting = True, []
-
-    @property
-    def left(self) -> bool:
-        return bool(self.waiting or self.learned)
-
-    def _next_learned(self) -> None:
-        name, before = self.learned.pop(0), _threads()
-        try:
-            importlib.import_module(name)
-        except Exception:  # noqa: BLE001 - a library can raise any exception on import
-            fine = False
-        else:
-            fine = _threads() <= before and not open_driver()
-        if not fine and self.start_again is not None:
-            self.start_again(name)
-
-    def rest(self) -> None:
-        while self.left:
-            self.next()
-        if not self.told and (driver := open_driver()):
-            self.told = True
-            # To the agent's log. Some packages beside torch look for GPUs when they are imported.
-            sys.stderr.write(
-                f"a package initialised a GPU driver ({driver}), so ranks cannot be forked"
-                " from the process that imported it: each attempt imports all modules again\n"
-            )
-            sys.stderr.flush()
-
-
-def _learned(file: Path, without: Sequence[str]) -> list[str]:
-    """The modules in `file`; none if it cannot be read, or if too many of them were harmful."""
-    try:
-        names = read_json(file.read_text())
-    except (OSError, ValueError):
-        return []
-    if not isinstance(names, list) or len(without) > MOST_HARMFUL:
-        return []
-    return [name for name in names if isinstance(name, str) and name not in without]
-
-
-def _start_again(argv: Sequence[str], harmful: str) -> NoReturn:
-    """Replace this process by one that does not import `harmful`."""
-    sys.stderr.write(
-        f"{harmful} starts threads, opens a GPU driver or fails when it is imported, so each rank"
-        " imports it itself\n"
-    )
-    sys.stderr.flush()
-    program = [*command(sys.executable, "orchestrator.agent.processes.fork_server")]
-    os.execv(program[0], [*program, "--without", harmful, *argv])
-
-
-def _threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
-
-
 def _order(orders: TextIO, imports: Imports) -> str:
     """Wait for the next order, and import the remaining modules meanwhile."""
-    while imports.left and not select.select([orders], [], [], 0)[0]:
+    while imports.left:
+        timeout = None if imports.pipes else 0
+        pipes = [orders.fileno(), *imports.pipes]
+        if orders.fileno() in select.select(pipes, [], [], timeout)[0]:
+            break
         imports.next()
+    imports.pause()  # before orphans are reaped: a trial is a child too
     return orders.readline()
 
 

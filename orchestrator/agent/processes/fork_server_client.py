@@ -19,6 +19,7 @@ from orchestrator.agent.processes.fork_server import (
 )
 from orchestrator.agent.processes.torchrun import HostPlace
 from orchestrator.contract.codec import decode, encode_tagged
+from orchestrator.contract.files.env import SAFE_PATH
 from orchestrator.contract.read_json import read_json
 from orchestrator.run_module import command
 
@@ -160,7 +161,8 @@ class Standby:
             *("--", *place.imports),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=self.environ,
+            # Its own modules come from a safe path, whatever the ranks get.
+            env={**self.environ, **place.environ, SAFE_PATH: "1"},
             start_new_session=True,
             limit=LINE_BYTES,
         )

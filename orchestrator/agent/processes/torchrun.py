@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from orchestrator.contract.codec import encode
@@ -35,6 +35,8 @@ class HostPlace(Struct, frozen=True, kw_only=True):
     ranks."""
     learned: Path | None = None
     """File with more modules, which the ranks of a user's script imported; None: not used."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """`run.env`. Libraries read it when they are imported, so the fork server needs it too."""
 
     def with_program(self, run: RunSpec) -> Self:
         """The same host, for ranks of the user's own program."""
@@ -44,6 +46,7 @@ class HostPlace(Struct, frozen=True, kw_only=True):
             self,
             imports=(self.imports[0], *own),
             learned=self.run_dir.learned_imports if learns else None,
+            environ=run.env,
         )
 
     @property

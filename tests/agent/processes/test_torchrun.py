@@ -87,7 +87,8 @@ def test_ranks_of_a_script_get_its_variables_and_search_path() -> None:
 
 def test_hosts_import_what_a_script_needs() -> None:
     torchrun = PLACE.imports[0]
-    auto = PLACE.with_program(RunSpec(script="train.py"))
+    auto = PLACE.with_program(RunSpec(script="train.py", env={"HF_HOME": "/models"}))
+    assert auto.environ == {"HF_HOME": "/models"}
     assert (auto.imports, auto.learned) == ((torchrun,), Path("/runs/job/imports.json"))
     named = PLACE.with_program(RunSpec(script="train.py", preload=("transformers",)))
     assert (named.imports, named.learned) == ((torchrun, "transformers"), None)
