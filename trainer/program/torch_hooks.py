@@ -29,6 +29,7 @@ def report_steps(link: Link, log: StepLog, first_step: Callable[[], None]) -> No
         "torch.optim.optimizer",
         lambda torch: torch.register_optimizer_step_post_hook(steps.stepped),
     )
+    after_import("torch.distributed.checkpoint.state_dict", steps.skip_initialization)
     after_import("torch.nn.modules.module", functools.partial(_report_eval, link))
     after_import("torch.serialization", functools.partial(_report_save, link))
     after_import(
@@ -45,8 +46,28 @@ class OptimizerSteps:
         self.counted: weakref.ref[Any] | None = None
         self.others = 0
         """Steps of other optimizers since the last step of the counted one."""
+        self.initializing = False
+
+    def skip_initialization(self, module: ModuleType) -> None:
+        """Do not count the step that torch makes with zero gradients to fill an optimizer's state,
+        before `get_state_dict` gives it to a script that resumes."""
+        proper = getattr(module, "_init_optim_state", None)
+        if proper is None:  # another version of torch may do without the step
+            return
+
+        @functools.wraps(proper)
+        def initialize(*args: Any, **kwargs: Any) -> Any:
+            self.initializing = True
+            try:
+                return proper(*args, **kwargs)
+            finally:
+                self.initializing = False
+
+        module._init_optim_state = initialize  # type: ignore[attr-defined]
 
     def stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self.initializing:
+            return
         if self.counted is None or self.counted() is None or self.others >= OTHERS_STEPS:
             self.counted = weakref.ref(optimizer)
         if self.counted() is not optimizer:

@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.xdist_group("frameworks"),
     pytest.mark.timeout(900),
 ]
-SCRIPTS = [Script("ddp.py")]
+SCRIPTS = [Script("ddp.py"), Script("fsdp2.py")]
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 
 

@@ -1,0 +1,1 @@
+"""What ndctl sees of a script that it runs."""
