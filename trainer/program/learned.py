@@ -15,6 +15,7 @@ from types import ModuleType
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.env import RUN_DIR, RankEnv
 from orchestrator.contract.files.run_dir import RunDir
+from trainer.program.names import NAMES, top_of
 
 
 def remember_imports() -> None:
@@ -36,9 +37,14 @@ def site_folders(search: Iterable[str]) -> tuple[str, ...]:
 
 
 def installed(modules: Mapping[str, ModuleType], folders: tuple[str, ...]) -> list[str]:
-    """Names of the modules that are files in `folders`, in the order of their import."""
+    """Names of the modules that are files in `folders`, in the order of their import.
+
+    In a host's fork server, the names of ndctl's packages are ndctl's.
+    """
     return [
         name
         for name, module in list(modules.items())
-        if name != "__main__" and str(getattr(module, "__file__", None) or "").startswith(folders)
+        if name != "__main__"
+        and top_of(name) not in NAMES
+        and str(getattr(module, "__file__", None) or "").startswith(folders)
     ]

@@ -18,6 +18,7 @@ from orchestrator.contract.files.env import EXIT_SIGNAL, RankEnv
 from orchestrator.contract.files.run_dir import RunDir
 from trainer.program.activity import watch
 from trainer.program.learned import remember_imports
+from trainer.program.names import give_back_names
 from trainer.program.step_log import StepLog
 from trainer.program.torch_hooks import report_steps
 from trainer.rank.flight import dump_at_end, dump_on_signal
@@ -84,6 +85,7 @@ def _exit_now(signum: int, frame: FrameType | None) -> None:
 
 def _run_python(words: Sequence[str]) -> None:
     """As `python SCRIPT` and `python -m MODULE` do, also for the search path and `sys.argv`."""
+    give_back_names()
     if words[0] == "-m":
         sys.path.insert(0, str(Path.cwd()))
         sys.argv = [*words[1:]]
