@@ -22,6 +22,15 @@ def command(python: str, module: str) -> list[str]:
     return [python, *FLAGS, module]
 
 
+def load_packages() -> None:
+    """Import ndctl's packages from beside this file, so that other packages of these names are not
+    found. Packages that are imported already stay."""
+    here = Path(__file__).resolve().parent
+    for name in (here.name, "trainer", "ndctl"):
+        if name not in sys.modules:
+            _load(here.parent / name)
+
+
 def _load(package: Path) -> None:
     folders = [str(package)]
     spec = spec_from_file_location(
@@ -34,8 +43,6 @@ def _load(package: Path) -> None:
 
 
 if __name__ == "__main__":
-    here = Path(__file__).resolve().parent
-    for name in (here.name, "trainer", "ndctl"):
-        _load(here.parent / name)
+    load_packages()
     del sys.argv[0]  # as with `python -m`: the module sees its own name and arguments
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

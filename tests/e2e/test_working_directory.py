@@ -10,7 +10,11 @@ from tests.e2e.job import Ndctl, submit_args
 
 pytestmark = pytest.mark.process
 
-NAMES = ("trainer", "torch", "yaml", "click", "aiohttp", "setproctitle", "numpy", "transformers")
+OURS = ("trainer", "orchestrator", "ndctl")
+NAMES = ("trainer", "ndctl", "torch", "yaml", "click", "aiohttp", "setproctitle", "numpy", "transformers")
+
+CONSOLE = (sys.executable, "-P", "-c", "import sys; from ndctl_command import main; main()")
+"""What the installed `ndctl` runs."""
 
 
 def a_hostile_folder(folder: Path) -> Path:
@@ -21,10 +25,15 @@ def a_hostile_folder(folder: Path) -> Path:
 
 
 def test_no_module_of_the_working_directory_is_imported(ndctl: Ndctl, tmp_path: Path) -> None:
+    """Nor one on PYTHONPATH that has the name of a package of ndctl."""
+    searched = tmp_path / "searched"
+    searched.mkdir()
+    for name in OURS:
+        (searched / f"{name}.py").write_text("raise SystemExit(f'HOSTILE: {__name__}')\n")
     words = submit_args("--follow", train__steps="5")
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "orchestrator", *words],
-        env=ndctl.environ,
+        [*CONSOLE, *words],
+        env={**ndctl.environ, "PYTHONPATH": str(searched)},
         cwd=a_hostile_folder(tmp_path / "mine"),
         capture_output=True,
         text=True,

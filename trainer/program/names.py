@@ -7,6 +7,7 @@ reference, and import nothing of `orchestrator` and `trainer` later. If the prog
 the name, `import ndctl` gives it the modules that were there before, with their state.
 """
 
+import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -26,6 +27,9 @@ def give_back_names() -> None:
     own = {name: one for name, one in sys.modules.items() if top_of(name) in NAMES}
     for name in own:
         del sys.modules[name]
+        # `inspect` remembers the file of each name. It raises for a user's folder of this name that
+        # has no `__init__.py`: the module's file is None, which is not the remembered one.
+        vars(inspect).get("_filesbymodname", {}).pop(name, None)
     sys.meta_path.insert(0, _Finder(own))
 
 
