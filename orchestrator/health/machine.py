@@ -13,6 +13,7 @@ from pathlib import Path
 from orchestrator.contract.check_results import Finding, Verdict
 from orchestrator.contract.plan import Plan
 from orchestrator.health.mounts import doubt, read_mounts
+from orchestrator.health.package_owners import other_owners
 from orchestrator.posix.fd_limit import OWN, judge_files
 from orchestrator.posix.locks import is_free, is_held_alone, share, try_lock
 from orchestrator.posix.private_folder import SOCKET, private_folder
@@ -46,6 +47,7 @@ def examine(
     return (
         platform,
         *_packages(),
+        *other_owners(),
         _cores(plan),
         _memory(plan),
         *_run_root(run_root, plan),

@@ -11,7 +11,17 @@ from tests.e2e.job import Ndctl, submit_args
 pytestmark = pytest.mark.process
 
 OURS = ("trainer", "orchestrator", "ndctl")
-NAMES = ("trainer", "ndctl", "torch", "yaml", "click", "aiohttp", "setproctitle", "numpy", "transformers")
+NAMES = (
+    "trainer",
+    "ndctl",
+    "torch",
+    "yaml",
+    "click",
+    "aiohttp",
+    "setproctitle",
+    "numpy",
+    "transformers",
+)
 
 CONSOLE = (sys.executable, "-P", "-c", "import sys; from ndctl_command import main; main()")
 """What the installed `ndctl` runs."""

@@ -47,6 +47,32 @@ def test_the_package_says_what_it_has() -> None:
         ndctl.lgo  # noqa: B018
 
 
+@pytest.mark.parametrize("program", ["import ndctl", "import orchestrator, ndctl"])
+def test_another_orchestrator_beside_the_notebook_does_no_harm(
+    tmp_path: Path, program: str
+) -> None:
+    """The client gets its own one, or says which one is in its way."""
+    (tmp_path / "orchestrator").mkdir()
+    for name in ("orchestrator/__init__.py", "trainer.py"):
+        (tmp_path / name).touch()
+    code = f"{program}; print(ndctl.plan.__module__, ndctl.jobs(run_root='none'))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if program == "import ndctl":
+        assert (done.returncode, done.stdout) == (0, "ndctl.client.planning []\n"), done.stderr
+    else:
+        assert done.returncode == 1
+        assert (
+            f"another one from {tmp_path / 'orchestrator' / '__init__.py'}; rename" in done.stderr
+        )
+
+
 def test_no_room_takes_the_name_of_a_function() -> None:
     rooms = {path.parent.name for path in Path(ndctl.__file__).parent.glob("*/__init__.py")}
     assert rooms

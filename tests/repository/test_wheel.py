@@ -12,6 +12,7 @@ import pytest
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("ndctl", "orchestrator", "trainer")
+COMMAND = "ndctl_command.py"
 
 
 def run(*words: str | Path, cwd: Path) -> str:
@@ -27,7 +28,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in (*PACKAGES, "examples"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, copy / name, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", COMMAND):
         shutil.copy(ROOT / name, copy)
     pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index")
     run(*pip, "--wheel-dir", out, copy, cwd=copy)
@@ -47,7 +48,7 @@ def test_the_wheel_has_every_file_of_the_packages_and_every_example(wheel: Path)
     names = set(zipfile.ZipFile(wheel).namelist())
     for package in PACKAGES:
         assert files_below(ROOT / package, ROOT) <= names
-    assert "ndctl/py.typed" in names
+    assert {"ndctl/py.typed", COMMAND} <= names
     stem = wheel.name.removesuffix("-py3-none-any.whl") + ".data/data/share/ndctl/"
     examples = {name.removeprefix(stem) for name in names if name.startswith(stem)}
     assert examples == files_below(ROOT / "examples", ROOT)
@@ -65,5 +66,10 @@ def test_an_installed_wheel_works_without_the_repository(wheel: Path, tmp_path: 
     where = "import ndctl, orchestrator, trainer; print(ndctl.__file__, orchestrator.__file__)"
     assert run(python, "-c", where, cwd=tmp_path).count(str(site)) == 2
     example = venv / "share" / "ndctl" / "examples" / "quickstart.yaml"
-    said = run(venv / "bin" / "ndctl", "validate", example, cwd=tmp_path)
-    assert "quickstart.yaml: valid; 4 ranks" in said
+    hostile = tmp_path / "hostile"
+    hostile.mkdir()
+    for package in PACKAGES:
+        (hostile / f"{package}.py").write_text("raise SystemExit('HOSTILE')\n")
+    # `PYTHONPATH=.` is common, and comes before what is installed.
+    command = ("env", "PYTHONPATH=.", venv / "bin" / "ndctl", "validate", example)
+    assert "quickstart.yaml: valid; 4 ranks" in run(*command, cwd=hostile)

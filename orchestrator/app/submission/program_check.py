@@ -23,7 +23,20 @@ def look_at_program(
     """
     if elsewhere := sees_other_files(spec, hosts_of_a_file):
         return Looked(unchecked=f"run was not checked: {elsewhere}")
-    return Looked(problems=tuple(_problems(spec.run, environ)))
+    return Looked(problems=tuple(_problems(spec.run, environ)), doubts=tuple(_doubts(spec.run)))
+
+
+def _doubts(run: RunSpec) -> Iterator[str]:
+    """The program gets its own modules, also where their names are those of ndctl's packages."""
+    workdir = Path(run.workdir)
+    folder = workdir if run.script is None else (workdir / run.script).parent
+    if run.is_python and (spec := PathFinder.find_spec("ndctl", [str(folder)])):
+        if spec.origin is None or (folder / "orchestrator" / "run_module.py").is_file():
+            return  # a folder without Python files, or ndctl's own repository
+        yield (
+            f"run: `import ndctl` of the program gets {spec.origin}, as under `python`; to call"
+            " ndctl.log and ndctl.checkpoint, rename that file"
+        )
 
 
 def _problems(run: RunSpec, environ: Mapping[str, str]) -> Iterator[Problem]:

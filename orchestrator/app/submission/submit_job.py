@@ -29,6 +29,7 @@ from orchestrator.contract.spec.job_spec import INIT_TIMEOUT_S, CommonSpec, JobS
 from orchestrator.contract.spec.run_spec import Keep, RunSpec
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, JobError, PlanError, Refused, SpecError, Unsettled
+from orchestrator.health.package_owners import other_owners
 from orchestrator.job.state import Run
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import BEGINNING, Journal, Place, has_writer
@@ -243,7 +244,8 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     without = hosts_to_exclude(submission.run_root, backend, environ, clock)
     first = submitted_event(submission, Run(), 0.0, without)
     said = backend.check(handover_of(submission, first))
-    warnings = tuple(words_of_finding(one) for one in said if one.verdict == "warns")
+    found = (*other_owners(), *said)
+    warnings = tuple(words_of_finding(one) for one in found if one.verdict == "warns")
     if isinstance(backend, RemoteScheduler):
         submitted = _submit_remotely(submission, backend, first, environ, clock)
         return replace(submitted, warnings=warnings)

@@ -53,6 +53,19 @@ def test_programs_that_cannot_start_are_refused(
     assert words in found[0]
 
 
+def test_a_module_that_hides_the_package_ndctl_is_named(folder: Path) -> None:
+    def doubts(run: dict[str, Any]) -> tuple[str, ...]:
+        spec: ScriptSpec = decode(ScriptSpec, {"name": "a", "run": {"workdir": str(folder), **run}})
+        return look_at_program(spec, {}).doubts
+
+    assert doubts({"script": "train.py"}) == ()
+    (folder / "ndctl.py").touch()
+    (said,) = doubts({"script": "train.py"})
+    assert said.startswith(f"run: `import ndctl` of the program gets {folder / 'ndctl.py'}")
+    assert len(doubts({"module": "train"})) == 1
+    assert doubts({"program": "sh"}) == ()
+
+
 def test_the_program_of_a_pod_is_in_its_image(folder: Path) -> None:
     spec: ScriptSpec = decode(
         ScriptSpec,

@@ -1,4 +1,4 @@
-"""A program gets its own `trainer`, `orchestrator` and `ndctl`, and ndctl's modules keep working."""
+"""A program gets its own `trainer`, `orchestrator` and `ndctl`; ndctl's modules keep working."""
 
 import ast
 import json
@@ -115,7 +115,7 @@ def test_what_a_rank_uses_imports_nothing_by_name_later(tmp_path: Path) -> None:
     files: dict[str, str] = python(tmp_path, LOADED)
     assert {"trainer.program.run", "trainer.rank.flight", "ndctl.rank.link"} < files.keys()
     late = [
-        f"{name}:{node.lineno}"
+        f"{name}: {one}"
         for name, file in files.items()
         if name != "ndctl"  # imports what the program itself asks of it
         for function in ast.walk(ast.parse(Path(file).read_text()))

@@ -1,0 +1,54 @@
+"""Other distributions with a package of ndctl's name, as pip leaves them."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.contract.check_results import Finding
+from orchestrator.health.package_owners import HOME, other_owners
+
+
+def install(site: Path, name: str, version: str, package: str) -> None:
+    """The files of pip, for one distribution with one package."""
+    info = site / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (site / package).mkdir(exist_ok=True)
+    (site / package / "__init__.py").touch()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "RECORD").write_text(f"{package}/__init__.py,,\n{info.name}/METADATA,,\n")
+
+
+def found(home: Path) -> tuple[Finding, ...]:
+    other_owners.cache_clear()
+    try:
+        return other_owners(home)
+    finally:
+        other_owners.cache_clear()
+
+
+def test_this_installation_has_its_names_alone() -> None:
+    assert found(HOME) == ()
+
+
+def test_a_distribution_in_the_same_folder_is_named_with_the_commands_that_repair_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "trainer", "0.0.36", "trainer")
+    monkeypatch.syspath_prepend(tmp_path)
+    (one,) = found(tmp_path)
+    assert (one.what, one.verdict) == ("trainer", "warns")
+    assert one.found.startswith(
+        f"trainer 0.0.36 has a package `trainer`, as ndctl has, in {tmp_path}"
+    )
+    assert "pip uninstall trainer && " in one.fix
+    assert "--force-reinstall --no-deps ndctl==0.1.0" in one.fix
+
+
+def test_one_elsewhere_does_no_harm_and_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, "orchestrator", "2.0", "orchestrator")
+    monkeypatch.syspath_prepend(tmp_path)
+    (one,) = found(HOME)
+    assert (one.what, one.verdict) == ("orchestrator", "note")
+    assert one.found.endswith("ndctl uses its own, and your scripts get the one of orchestrator")
