@@ -17,6 +17,10 @@ FLAGS = ("-P", __file__)
 """Arguments between the interpreter and the module."""
 
 
+PACKAGES = ("orchestrator", "trainer", "ndctl")
+"""The packages of ndctl."""
+
+
 def command(python: str, module: str) -> list[str]:
     """The command that starts `module` as a program on this machine."""
     return [python, *FLAGS, module]
@@ -26,7 +30,7 @@ def load_packages() -> None:
     """Import ndctl's packages from beside this file, so that other packages of these names are not
     found. Packages that are imported already stay."""
     here = Path(__file__).resolve().parent
-    for name in (here.name, "trainer", "ndctl"):
+    for name in PACKAGES:
         if name not in sys.modules:
             _load(here.parent / name)
 

@@ -8,10 +8,10 @@ from importlib import metadata
 from pathlib import Path
 
 from orchestrator.contract.check_results import Finding
+from orchestrator.run_module import PACKAGES
 
 OWN = "ndctl"
 """Our distribution."""
-PACKAGES = ("orchestrator", "trainer", "ndctl")
 HOME = Path(__file__).resolve().parents[2]
 """Parent folder of the packages of this process."""
 

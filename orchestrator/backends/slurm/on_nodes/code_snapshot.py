@@ -13,9 +13,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from orchestrator.errors import Refused
+from orchestrator.run_module import PACKAGES
 from orchestrator.seams import Clock
 
-PACKAGES = ("orchestrator", "trainer", "ndctl")
 HOME = Path(__file__).resolve().parents[4]
 """Parent folder of the packages of this process."""
 KINDS = frozenset({".py", ".typed", ".yaml", ".toml"})
