@@ -9,7 +9,8 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -21,6 +22,12 @@ MOST_HARMFUL = 8
 """With more harmful packages than this, the learned modules not tried yet are left to the ranks."""
 HARMLESS = "."
 """The trial writes this for each harmless module. At a harmful one it writes why, and ends."""
+FORK_SAFE = ("jemalloc_bg_thd",)
+"""Names of threads that their library handles at a fork. pyarrow brings jemalloc, whose memory is
+usable in a fork without its background thread. Without this exception, every library that uses
+pandas would be left to the ranks: 11 s at each restart on a host with one H200."""
+NAMED_S = 0.1
+"""A thread gives itself its name after it has started; some have ended by then."""
 READ_BYTES = 1 << 16
 REASON_CHARACTERS = 200
 
@@ -146,7 +153,10 @@ def _try(modules: Sequence[str], results: int, parent: int) -> NoReturn:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
         os.dup2(null, fd)  # what a module prints, it prints once more when it is really imported
-    before = set(_threads())
+    # The threads of OpenBLAS are no harm: it ends them before a fork and starts them again. Others
+    # cannot be told from them, so here it gets none.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # noqa: TID251 (of this process alone)
+    before = _threads()
     for name in modules:
         harm = _harm(name, before)
         os.write(results, (harm or HARMLESS).encode())
@@ -155,7 +165,7 @@ def _try(modules: Sequence[str], results: int, parent: int) -> NoReturn:
     os._exit(0)
 
 
-def _harm(name: str, before: set[str]) -> str:
+def _harm(name: str, before: Mapping[str, str]) -> str:
     """Import a module. Returns what it does that forks of this process cannot have; empty if it
     does nothing of the kind."""
     try:
@@ -164,12 +174,21 @@ def _harm(name: str, before: set[str]) -> str:
         return f"raises {type(exc).__name__}: {exc}"[:REASON_CHARACTERS].replace("\n", " ")
     if driver := open_driver():
         return f"initialises a GPU driver ({driver})"
-    threads = _threads()
-    started = [threads[one] for one in threads if one not in before]
+    started = _started(before)
+    if started:
+        time.sleep(NAMED_S)  # noqa: TID251 (a real process, and no decision waits for it)
+        started = _started(before)
+    if not started:
+        return ""
     # A thread without a name of its own has the name of the process.
-    names = sorted({*started} - {*map(threads.get, before)})
-    named = f" ({', '.join(names)})" if names else ""
-    return f"starts {len(started)} thread{'s' * (len(started) > 1)}{named}" if started else ""
+    names = ", ".join(sorted({*started} - {*before.values()}))
+    return f"starts {len(started)} thread{'s' * (len(started) > 1)}" + f" ({names})" * bool(names)
+
+
+def _started(before: Mapping[str, str]) -> list[str]:
+    """Names of the threads that forks of this process would need."""
+    new = (name for number, name in _threads().items() if number not in before)
+    return [name for name in new if name not in FORK_SAFE]
 
 
 def _threads() -> dict[str, str]:

@@ -45,7 +45,9 @@ class ForkServer:
 
     def __init__(self, host: Host, sources: Mapping[str, str], learned: list[str]) -> None:
         self.host = host
-        self.environ = {**host.environ, "PYTHONPATH": str(host.folder)}
+        # Two threads: OpenBLAS starts one when numpy is imported, which is harmless.
+        own = {"PYTHONPATH": str(host.folder), "OMP_NUM_THREADS": "2"}
+        self.environ = {**host.environ, **own}
         for name, source in sources.items():
             (host.folder / f"{name}.py").write_text(source)
         (host.folder / "program.py").write_text(
@@ -67,9 +69,13 @@ class ForkServer:
 
     def imported(self, *modules: str) -> list[str]:
         """Those of `modules` that a program has when it starts."""
+        return self.run("program", ",".join(modules)).split()
+
+    def run(self, module: str, *args: str) -> str:
+        """The output of a module as a program."""
         log = self.host.folder / "torchrun.log"
         log.unlink(missing_ok=True)
-        program = (*command(sys.executable, "program"), ",".join(modules))
+        program = (*command(sys.executable, module), *args)
         order = Run(command=program, environ=self.environ, title="torchrun", log=str(log))
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -79,7 +85,7 @@ class ForkServer:
         answer: LaunchAnswer = decode(LaunchAnswer, json.loads(self.process.stdout.readline()))
         assert isinstance(answer, Ended)
         assert answer.code == 0, log.read_text()
-        return log.read_text().split()
+        return log.read_text()
 
     def wait_for_word(self, word: str) -> None:
         wait_for(lambda: word in self.log.read_text(), f"{word!r} in {self.log.read_text()!r}")
@@ -110,6 +116,22 @@ def test_a_harmful_module_is_left_to_the_ranks_and_the_others_are_imported(
         "driver": "driver initialises a GPU driver",
     }
     assert words[kind] in told
+
+
+def test_pyarrow_is_imported_once_though_its_memory_allocator_has_a_thread(host: Host) -> None:
+    """A fork without that thread can still use all that pyarrow offers."""
+    uses = (
+        "import pyarrow, pyarrow.compute\n"
+        "table = pyarrow.table({'a': range(1_000_000)})\n"
+        "print(pyarrow.compute.sum(table['a']).as_py())\n"
+    )
+    (host.folder / "uses.py").write_text(uses)
+    server = ForkServer(host, {"after": "print('ready', flush=True)\n"}, ["pyarrow", "after"])
+    server.wait_for_word("ready")
+    assert server.imported("pyarrow", "after") == ["pyarrow", "after"]
+    assert server.run("uses").strip() == str(sum(range(1_000_000)))
+    server.close()
+    assert "pyarrow" not in server.log.read_text()
 
 
 def test_an_order_does_not_wait_for_a_module_that_hangs(host: Host) -> None:
