@@ -31,6 +31,7 @@ def as_read(event: E, own: tuple[FailureRule, ...] = ()) -> E:
                 error=event.error,
                 lines=event.log_tail,
                 phase=event.phase,
+                ended_first=event.ended_first,
             )
             return replace(event, reading=read_exit(end, own))
         case EvidenceGathered():

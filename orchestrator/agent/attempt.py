@@ -352,10 +352,10 @@ class Attempt:
         # torchrun may be killed before its ranks have ended, and a rank may leave processes behind.
         # The next attempt needs their GPUs.
         await self._until_gone()
-        unreported = [rank for rank, record in sorted(self.ranks.items()) if record.ended is None]
+        silent = [rank for rank, record in sorted(self.ranks.items()) if record.ended is None]
         # A rank without a report lost its watcher as well, so something above them was killed.
-        above = await self._above() if unreported else {}
-        unseen = [self._unseen(rank, above) for rank in unreported]
+        above = await self._above() if silent else {}
+        unseen = [self._unseen(rank, above) for rank in silent]
         done = [record for record in self.ranks.values() if self.is_done(record)]
         # torchrun's own exit code does not count: it may fail after its ranks are done.
         finished = len(done) == self.start.ranks_per_host
@@ -366,7 +366,15 @@ class Attempt:
         stopped = HostStopped(
             attempt=self.start.attempt, host=self.place.host, finished=finished, why=why
         )
-        return [self.exited(end) for end in unseen], await with_reading(stopped, self.start.classes)
+        unreported = [self.exited(end) for end in (*unseen, *self._first(finished=finished))]
+        return unreported, await with_reading(stopped, self.start.classes)
+
+    def _first(self, *, finished: bool) -> list[RankExited]:
+        """The ranks of a user's program that returned 0 here before others failed."""
+        if finished or self.start.steps:
+            return []
+        done = [one for one in self.ranks.values() if self.is_done(one) and not one.stopped]
+        return [replace(one.ended, ended_first=True) for one in done if one.ended is not None]
 
     def _unseen(self, rank: int, above: Ends) -> RankExited:
         """The exit of a rank whose watcher died before it could report how the rank ended.

@@ -157,7 +157,7 @@ def _keep(exits: tuple[RankExited, ...], new: RankExited) -> tuple[RankExited, .
 
 
 def _is_consequence(exited: RankExited) -> bool:
-    return exited.stopped or weigh(exited) is not Weight.CAUSE
+    return exited.stopped or weigh(exited) not in (Weight.CAUSE, Weight.FIRST)
 
 
 def gather_evidence(run: Run, at: float, reason: str, findings: Findings) -> Result:

@@ -398,6 +398,39 @@ def test_exits_of_unknown_ranks_and_exit_code_0_are_not_reported(attempt: Attemp
     assert attempt.digest()[1].ended
 
 
+def returned_of(attempt: Attempt) -> list[int]:
+    """Ranks that are reported, at the end of the attempt, as having returned first."""
+    unreported, _ = asyncio.run(attempt.wait())
+    return [exited.rank for exited in unreported if exited.ended_first]
+
+
+@pytest.mark.parametrize(("steps", "reported"), [(0, [1]), (10, [])])
+def test_a_return_before_another_rank_failed_is_reported_if_the_steps_are_unknown(
+    tmp_path: Path, clock: TurnedClock, steps: int, reported: list[int]
+) -> None:
+    place = a_place(tmp_path)
+    attempt = Attempt(replace(a_start(place, "", ranks=2), steps=steps), place, clock)
+    for rank in (0, 1):
+        attempt.hear(RankStarted(attempt=1, rank=rank, local_rank=rank, pid=2_000_000_000 + rank))
+    attempt.hear(RankExited(attempt=1, rank=1, exit_code=0, signal=None, step=20))
+    attempt.hear(RankExited(attempt=1, rank=0, exit_code=1, signal=None, step=20))
+    assert returned_of(attempt) == reported
+
+
+def test_ranks_that_returned_when_all_did_or_when_they_were_stopped_are_not_reported(
+    tmp_path: Path, clock: TurnedClock
+) -> None:
+    place = a_place(tmp_path)
+    for code in (0, 1):
+        attempt = Attempt(replace(a_start(place, "", ranks=2), steps=0), place, clock)
+        for rank in (0, 1):
+            attempt.hear(RankStarted(attempt=1, rank=rank, local_rank=rank, pid=os.getpid()))
+        attempt.stopping = code == 1
+        attempt.hear(RankExited(attempt=1, rank=0, exit_code=0, signal=None, step=20))
+        attempt.hear(RankExited(attempt=1, rank=1, exit_code=code, signal=None, step=20))
+        assert returned_of(attempt) == []
+
+
 @pytest.mark.process
 def test_evidence_of_a_rank_has_its_kernel_function_and_its_time_without_a_processor(
     tmp_path: Path, clock: TurnedClock

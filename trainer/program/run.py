@@ -55,10 +55,11 @@ def run(workdir: str, run_dir: str, words: Sequence[str], env: RankEnv) -> NoRet
         code = _code_of(exc)
     except BaseException as exc:  # noqa: BLE001 - the interpreter also catches all at the top
         code = exit_codes.FAILED
+        error = _as_of_script(exc)
         # The agent gets the error first: the exit handlers below may hang.
-        link.raised(exc)
+        link.raised(error)
         dump_at_end(env)
-        _print(exc)
+        sys.excepthook(type(error), error, error.__traceback__)
     log.close()
     if code == exit_codes.OK and link.stopped:
         # It ended because it was asked to stop, so its training has not finished.
@@ -103,14 +104,13 @@ def _code_of(exc: SystemExit) -> int:
     return exit_codes.FAILED
 
 
-def _print(exc: BaseException) -> None:
-    """The traceback without the frames of this module and of runpy."""
+def _as_of_script(exc: BaseException) -> BaseException:
+    """`exc` with a traceback without the frames of this module and of runpy."""
     whole = tb = exc.__traceback__
     while tb is not None and tb.tb_frame.f_code.co_filename in (__file__, RUNPY, runpy.__file__):
         tb = tb.tb_next
     # Nothing is left of an error of runpy itself, such as a module that it does not find.
-    exc = exc.with_traceback(tb or whole)
-    sys.excepthook(type(exc), exc, exc.__traceback__)
+    return exc.with_traceback(tb or whole)
 
 
 def _end(link: Link, code: int) -> NoReturn:

@@ -188,6 +188,7 @@ def as_read(exited: RankExited, lines: tuple[str, ...], own: tuple[FailureRule, 
         error=exited.error,
         lines=lines,
         phase=exited.phase,
+        ended_first=exited.ended_first,
     )
     reading = read_exit(end, own)
     kept = kept_lines(lines, reading)

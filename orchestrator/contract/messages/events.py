@@ -257,7 +257,8 @@ class RankExited(Struct, frozen=True, kw_only=True):
     """A rank's process ended.
 
     The rank's watcher reports every end with the fields up to `step`. The agent fills in the rest,
-    and reports only ends other than a return of 0 after the last step.
+    and reports only ends other than a return of 0 after the last step, and with a program of the
+    user the returns of 0 before another rank failed.
     """
 
     at: float = 0.0
@@ -283,6 +284,8 @@ class RankExited(Struct, frozen=True, kw_only=True):
     """The failure class; None: the agent did not classify it, so the class is unknown."""
     above: Above | None = None
     """The parent process that `signal` killed, and with it the rank."""
+    ended_first: bool = False
+    """It returned 0 in a program of the user, and other ranks went on and failed."""
 
 
 class HangDetected(Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ read since; `stop`: end the job, because a restart would fail in the same way.""
 KINDS = (
     "refused",
     "ended-early",
+    "ended-first",
     "exception",
     "rank-killed",
     "rank-stopped",

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from orchestrator.contract.messages.events import RankExited
 from orchestrator.contract.spec.failures import FailureRule, Reading
 from orchestrator.diagnosis.cause.exits import (
+    CONNECTION_LOST,
     class_notes,
     exited_verdict,
     explained_by_kernel,
@@ -59,7 +60,9 @@ class Weight(IntEnum):
     """The loss of a leader is the cause only if no failure was seen before it."""
     WEAK = 3
     """Seen on one host alone, but usually a consequence."""
-    SYMPTOM = 4
+    FIRST = 4
+    """A rank that returned 0 first. Its peers lose their connections to it, and nothing else."""
+    SYMPTOM = 5
 
 
 Sign = tuple[Weight, float, Verdict]
@@ -155,6 +158,8 @@ def _signs_of_exits(findings: Findings) -> Iterator[Sign]:
 def weigh(exited: RankExited) -> Weight:
     if exited.exit_code is None and exited.signal is None and exited.error is None:
         return Weight.WEAK  # its keeper died with it: torchrun failed, or was told to stop
+    if exited.ended_first:
+        return Weight.FIRST
     return Weight.SYMPTOM if _is_symptom(exited) else Weight.CAUSE
 
 
@@ -205,7 +210,7 @@ def _only_symptoms(first: Verdict, notes: tuple[str, ...] = ()) -> Verdict:
     """Ranks lost a peer, and no peer is known to have died: there is no culprit."""
     found = first.failure
     return Verdict(
-        kind="connection-lost",
+        kind=CONNECTION_LOST,
         cause=f"ranks lost their connections; which one broke is not known (first: {first.cause})",
         culprit=NOBODY,
         at=first.at,

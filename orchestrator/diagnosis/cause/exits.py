@@ -16,6 +16,10 @@ FIX = "\n  fix: "
 """Text before the fix in the message of an `NdctlError`."""
 EARLY = "ended-early"
 """Kind and class of a rank that returned 0 before the last step."""
+FIRST = "ended-first"
+"""Kind and class of a rank of the user's program that returned 0 before others had finished."""
+CONNECTION_LOST = "connection-lost"
+"""Kind of ranks that lost a peer, when none is known to have ended."""
 OUT_OF_MEMORY = "host-out-of-memory"
 BY_SHELL = 128
 """A shell exits with this plus the number of the signal that ended its child."""
@@ -71,8 +75,7 @@ def exited_verdict(exited: RankExited, hardware: Reading | None) -> Verdict:
     )
     if exited.above in ("torchrun", "launcher"):
         culprit = Culprit(host=exited.host)  # that process serves all ranks of the host
-    kind = kind_of(exited.exit_code, exited.signal, raised=exited.error is not None)
-    cause, signature = _cause(kind, exited)
+    kind, cause, signature = name_of(exited)
     if hardware is not None:
         # The program is not at fault, so a second failure is not a repeated error of the program.
         cause, signature = f"{hardware.name} on {exited.host}; {cause}", ""
@@ -147,7 +150,8 @@ def class_notes(found: Reading | None) -> tuple[str, ...]:
 
 def name_of(exited: RankExited) -> tuple[str, str, str]:
     """Kind, cause and signature of one exit."""
-    kind = kind_of(exited.exit_code, exited.signal, raised=exited.error is not None)
+    raised = exited.error is not None
+    kind = FIRST if exited.ended_first else kind_of(exited.exit_code, exited.signal, raised=raised)
     cause, signature = _cause(kind, exited)
     return kind, cause, signature
 
@@ -159,8 +163,10 @@ def _cause(kind: str, exited: RankExited) -> tuple[str, str]:
     if kind == "refused":
         text = exited.error.message.partition(FIX)[0] if exited.error else _last_line(exited)
         return f"the trainer refused its configuration: {text}", ""
-    if kind == EARLY:
-        return f"rank {exited.rank} ended with exit code 0 after step {exited.step}", ""
+    if kind in (EARLY, FIRST):
+        words = f"rank {exited.rank} ended with exit code 0 after step {exited.step}"
+        # The signature: a program of the user that does the same again has a bug.
+        return (words, "") if kind == EARLY else (f"{words}, before the others", words)
     if exited.error is not None:
         text = f"{exited.error.error}: {exited.error.message}"
         where = f"{text} at step {exited.error.step}"

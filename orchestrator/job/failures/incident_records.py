@@ -10,9 +10,11 @@ from ndctl.rank.phases import Phase
 from orchestrator.contract.check_results import BEFORE_HOOK
 from orchestrator.contract.drills import Drill
 from orchestrator.diagnosis.cause.diagnose import diagnose
-from orchestrator.diagnosis.cause.exits import EARLY
+from orchestrator.diagnosis.cause.exits import CONNECTION_LOST, EARLY, FIRST, class_notes
 from orchestrator.diagnosis.cause.findings import Findings
+from orchestrator.diagnosis.cause.host_verdicts import named
 from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit, Evidence, Verdict
+from orchestrator.diagnosis.classes import FailureSigns, classify, reading_of
 from orchestrator.host_strikes import HOOK
 from orchestrator.job.failures.policy import Decision, classified, ways_to_go_on
 from orchestrator.job.hosts.preemption import taken_by_scheduler
@@ -30,8 +32,10 @@ def first_cause(run: Run, findings: Findings) -> Verdict:
     """The verdict on `findings`, with what the job knows of its hosts and its drills."""
     own = run.job.failure_classes if run.job else ()
     verdict = diagnose(findings, own, _addresses(run), switches_of(run))
-    if verdict.kind == EARLY:
+    if verdict.kind in (EARLY, FIRST):
         verdict = _with_early_exits(run, findings, verdict)
+    elif verdict.kind == CONNECTION_LOST:
+        verdict = _with_finished_hosts(run, verdict)
     return replace(verdict, drill=_drill_of(run, findings, verdict.culprit, verdict.phase))
 
 
@@ -46,15 +50,30 @@ def _with_early_exits(run: Run, findings: Findings, verdict: Verdict) -> Verdict
     """Adds the number of steps of the job, and all ranks that exited early. If several did, the
     order in which they were seen is chance, so there is no culprit."""
     assert run.job is not None
+    of = f" of {run.job.steps}" if run.job.steps else ""  # unknown for a program of the user
     early = [exited for exited in findings.exits if exited.exit_code == 0 and not exited.stopped]
     others = [f"rank {exited.rank} after step {exited.step}" for exited in early[:MOST_NAMED]]
-    note = f"exit code 0 before the last step, of {len(early)} ranks: {', '.join(others)}"
+    before = "before the last step" if run.job.steps else "before the others"
+    note = f"exit code 0 {before}, of {len(early)} ranks: {', '.join(others)}"
     return replace(
         verdict,
-        cause=f"{verdict.cause} of {run.job.steps}",
+        cause=f"{verdict.cause}{of}",
         culprit=verdict.culprit if len(early) == 1 else NOBODY,
         evidence=replace(verdict.evidence, notes=(note, *verdict.evidence.notes)),
     )
+
+
+def _with_finished_hosts(run: Run, verdict: Verdict) -> Verdict:
+    """Ranks lost their connections because all ranks of another host had returned 0. Their agent
+    reports no exits: it does not know that other ranks went on."""
+    assert run.job is not None
+    finished = sorted(host for host, done in run.attempt.done.items() if done)
+    if run.job.steps or not finished:
+        return verdict
+    cause = f"all ranks of {named(finished)} ended with exit code 0 before the others"
+    found = reading_of(classify(FailureSigns(kind=FIRST)))
+    evidence = replace(verdict.evidence, notes=(*verdict.evidence.notes, *class_notes(found)))
+    return replace(verdict, kind=FIRST, cause=cause, failure=found, evidence=evidence)
 
 
 def decided(run: Run, incident: Incident, decision: Decision) -> Incident:
