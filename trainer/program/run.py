@@ -17,6 +17,7 @@ from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.env import EXIT_SIGNAL, RankEnv
 from orchestrator.contract.files.run_dir import RunDir
 from trainer.program.activity import watch
+from trainer.program.frameworks.hooks import add_to_frameworks
 from trainer.program.learned import remember_imports
 from trainer.program.names import give_back_names
 from trainer.program.step_log import StepLog
@@ -47,6 +48,7 @@ def run(workdir: str, run_dir: str, words: Sequence[str], env: RankEnv) -> NoRet
     link.beat("init")
     log = StepLog(link, RunDir(Path(run_dir)), env)
     report_steps(link, log, first_step=remember_imports)
+    add_to_frameworks(link)
     watch(link)
     try:
         _run_python(words)

@@ -12,7 +12,11 @@ pytestmark = [
     pytest.mark.xdist_group("frameworks"),
     pytest.mark.timeout(900),
 ]
-SCRIPTS = [Script("ddp.py"), Script("fsdp2.py")]
+SCRIPTS = [
+    Script("ddp.py"),
+    Script("fsdp2.py"),
+    Script("transformers_trainer.py", preload=("transformers.trainer",)),
+]
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 
 

@@ -1,0 +1,130 @@
+"""Tells complete from torn checkpoints in folders that a framework writes, all ranks into one.
+
+Each rank puts `INCOMPLETE` into the folder before it writes. When all ranks have written, one of
+them adds the marker of `ndctl.checkpoint`, with the sizes of all files, and removes `INCOMPLETE`. A
+folder with neither was not written under ndctl, and its framework alone knows what it is worth.
+"""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from ndctl.rank.agreement import NotAgreed, ranks_of_script
+from ndctl.rank.checkpoint_files import MARKER, defect_of, final_name, sync
+from ndctl.rank.fence import GivenUp
+from ndctl.rank.link import Link, current
+from ndctl.rank.place import place
+
+INCOMPLETE = "INCOMPLETE"
+TIMEOUT_S = 600.0
+"""A rank waits so long for the others to have written."""
+
+
+class FolderSave:
+    """One rank's part in one checkpoint that a framework writes."""
+
+    def __init__(self, folder: Path, step: int, *, marks: bool) -> None:
+        """
+        Args:
+            marks: this rank adds the marker. If the hosts share no file system, one rank of each
+                host does.
+        """
+        self.folder, self.step, self.marks = folder, step, marks
+        self.link = current()
+        self.completed = False
+
+    @contextlib.contextmanager
+    def written(self) -> Iterator[None]:
+        """Around the framework's own save."""
+        before = self.link.phase
+        self.link.beat("checkpoint")
+        try:
+            self._begin()
+            yield
+            self.complete()
+        finally:
+            self.link.beat(before)
+
+    def _begin(self) -> None:
+        try:
+            place().admit()
+        except GivenUp as exc:
+            sys.exit(f"ndctl: {self.folder} is not written: {exc}")
+        except OSError:  # who may write is unknown at present; `complete` asks again
+            pass
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / INCOMPLETE).touch()
+
+    def complete(self) -> None:
+        """Mark the folder as complete after all ranks have written. Call it on every rank."""
+        if self.completed:
+            return
+        self.completed = True
+        why = self._agreed()
+        if not why and self.marks:
+            try:
+                place().admit()
+                mark(self.folder, self.step, self.link)
+                if self.link.rank == 0:
+                    add_link(self.folder, self.step)
+            except OSError as exc:
+                why = str(exc)
+        if self.link.rank == 0:
+            kind, more = ("CheckpointFailed", {"why": why}) if why else ("CheckpointSaved", {})
+            self.link.send({"kind": kind, "attempt": self.link.attempt, "step": self.step, **more})
+
+    def _agreed(self) -> str:
+        """Why the checkpoint is not complete; empty if all ranks have written it."""
+        ranks = ranks_of_script(self.link.rank, self.link.world_size)
+        if ranks is None:  # the ranks do not know each other: each trains for itself
+            return ""
+
+        def differ(steps: list[int]) -> str:
+            return "" if len({*steps}) == 1 else f"ranks save different steps: {steps}"
+
+        try:
+            why: str = ranks.agree("framework-save", self.step, differ, TIMEOUT_S, "the save")
+        except NotAgreed as exc:
+            return str(exc)
+        return why
+
+
+def mark(folder: Path, step: int, link: Link) -> None:
+    """Raises OSError if a file cannot be read or written."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name not in (INCOMPLETE, MARKER):
+            # On NFS, opening the file also makes its size known here.
+            sync(path)
+            files[path.relative_to(folder).as_posix()] = path.stat().st_size
+    marker = {"step": step, "attempt": link.attempt, "world_size": link.world_size, "files": files}
+    (folder / MARKER).write_text(json.dumps(marker))
+    sync(folder / MARKER)
+    (folder / INCOMPLETE).unlink(missing_ok=True)
+    sync(folder)
+
+
+def add_link(folder: Path, step: int) -> None:
+    """Give `folder` the name in the run directory that commands show and `latest_checkpoint` finds.
+    Links to checkpoints that the framework has removed are removed too."""
+    checkpoints = place().checkpoints
+    checkpoints.mkdir(exist_ok=True)
+    for path in checkpoints.iterdir():
+        if path.is_symlink() and not path.exists():
+            path.unlink(missing_ok=True)
+    path = checkpoints / final_name(step)
+    if path.is_symlink() or not path.exists():
+        new = path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        new.symlink_to(folder.absolute(), target_is_directory=True)
+        new.replace(path)
+
+
+def torn(folder: Path) -> str:
+    """Why `folder` is no complete checkpoint; empty if it is one, or was not written under
+    ndctl."""
+    if (folder / INCOMPLETE).exists():
+        return "its write was interrupted"
+    return (defect_of(folder) or "") if (folder / MARKER).exists() else ""
