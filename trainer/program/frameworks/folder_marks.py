@@ -11,45 +11,68 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ndctl.rank.agreement import NotAgreed, ranks_of_script
+from ndctl.rank.agreement import NotAgreed, Ranks, ranks_of_script
 from ndctl.rank.checkpoint_files import MARKER, defect_of, final_name, sync
 from ndctl.rank.fence import GivenUp
 from ndctl.rank.link import Link, current
-from ndctl.rank.place import place
+from ndctl.rank.place import Place, place
 
 INCOMPLETE = "INCOMPLETE"
 TIMEOUT_S = 600.0
 """A rank waits so long for the others to have written."""
 
 
+def folder_save(folder: Path, step: int, *, marks: bool) -> "FolderSave":
+    """The save of this process."""
+    link = current()
+    return FolderSave(
+        folder, step, ranks_of_script(link.rank, link.world_size), link, place(), marks=marks
+    )
+
+
 class FolderSave:
     """One rank's part in one checkpoint that a framework writes."""
 
-    def __init__(self, folder: Path, step: int, *, marks: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        step: int,
+        ranks: Ranks | None,
+        link: Link,
+        where: Place,
+        *,
+        marks: bool,
+    ) -> None:
         """
         Args:
+            ranks: None: they do not know each other, and each trains for itself.
             marks: this rank adds the marker. If the hosts share no file system, one rank of each
                 host does.
         """
         self.folder, self.step, self.marks = folder, step, marks
-        self.link = current()
-        self.completed = False
+        self.ranks, self.link, self.place = ranks, link, where
+        self.done = False
 
     @contextlib.contextmanager
     def written(self) -> Iterator[None]:
-        """Around the framework's own save."""
+        """Around the framework's own save, on every rank."""
         before = self.link.phase
         self.link.beat("checkpoint")
         try:
             self._begin()
             yield
+        except Exception as exc:
+            # The other ranks must not wait for this one.
+            self.complete(f"{type(exc).__name__}: {exc}")
+            raise
+        else:
             self.complete()
         finally:
             self.link.beat(before)
 
     def _begin(self) -> None:
         try:
-            place().admit()
+            self.place.admit()
         except GivenUp as exc:
             sys.exit(f"ndctl: {self.folder} is not written: {exc}")
         except OSError:  # who may write is unknown at present; `complete` asks again
@@ -57,38 +80,44 @@ class FolderSave:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / INCOMPLETE).touch()
 
-    def complete(self) -> None:
+    def complete(self, raised: str = "") -> None:
         """Mark the folder as complete after all ranks have written. Call it on every rank."""
-        if self.completed:
+        if self.done:
             return
-        self.completed = True
-        why = self._agreed()
+        self.done = True
+        why = self._agreed(raised)
         if not why and self.marks:
             try:
-                place().admit()
+                self.place.admit()
                 mark(self.folder, self.step, self.link)
                 if self.link.rank == 0:
-                    add_link(self.folder, self.step)
+                    add_link(self.place.checkpoints, self.folder, self.step)
             except OSError as exc:
                 why = str(exc)
         if self.link.rank == 0:
             kind, more = ("CheckpointFailed", {"why": why}) if why else ("CheckpointSaved", {})
             self.link.send({"kind": kind, "attempt": self.link.attempt, "step": self.step, **more})
 
-    def _agreed(self) -> str:
+    def _agreed(self, raised: str) -> str:
         """Why the checkpoint is not complete; empty if all ranks have written it."""
-        ranks = ranks_of_script(self.link.rank, self.link.world_size)
-        if ranks is None:  # the ranks do not know each other: each trains for itself
-            return ""
-
-        def differ(steps: list[int]) -> str:
-            return "" if len({*steps}) == 1 else f"ranks save different steps: {steps}"
-
+        if self.ranks is None:
+            return raised
         try:
-            why: str = ranks.agree("framework-save", self.step, differ, TIMEOUT_S, "the save")
+            why: str = self.ranks.agree(
+                "framework-save", [self.step, raised], _problem, TIMEOUT_S, f"save {self.step}"
+            )
         except NotAgreed as exc:
             return str(exc)
         return why
+
+
+def _problem(reports: list[tuple[int, str]]) -> str:
+    for rank, (step, raised) in enumerate(reports):
+        if raised:
+            return f"rank {rank} raised {raised}"
+        if step != reports[0][0]:
+            return f"rank 0 saves step {reports[0][0]}, and rank {rank} saves step {step}"
+    return ""
 
 
 def mark(folder: Path, step: int, link: Link) -> None:
@@ -106,11 +135,10 @@ def mark(folder: Path, step: int, link: Link) -> None:
     sync(folder)
 
 
-def add_link(folder: Path, step: int) -> None:
+def add_link(checkpoints: Path, folder: Path, step: int) -> None:
     """Give `folder` the name in the run directory that commands show and `latest_checkpoint` finds.
     Links to checkpoints that the framework has removed are removed too."""
-    checkpoints = place().checkpoints
-    checkpoints.mkdir(exist_ok=True)
+    checkpoints.mkdir(parents=True, exist_ok=True)
     for path in checkpoints.iterdir():
         if path.is_symlink() and not path.exists():
             path.unlink(missing_ok=True)

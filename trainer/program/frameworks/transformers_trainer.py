@@ -15,7 +15,7 @@ from transformers.trainer_callback import TrainerCallback
 
 import ndctl
 from ndctl.rank.link import Link, current
-from trainer.program.frameworks.folder_marks import FolderSave
+from trainer.program.frameworks.folder_marks import FolderSave, folder_save
 from trainer.program.frameworks.last_checkpoint import skip_torn, skipped
 
 SUMMARY = "train_runtime"
@@ -72,9 +72,8 @@ class NdctlCallback(TrainerCallback):
             # It may take longer than the job has.
             control.should_evaluate = False
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: Mapping[str, Any], **kwargs: Any
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        logs: Mapping[str, Any] = kwargs["logs"]
         if SUMMARY in logs:
             return
         step = self.earlier + state.global_step
@@ -106,7 +105,7 @@ def _marked(proper: Any) -> Any:
         global _saving
         step = self.state.global_step
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{step}"
-        _saving = FolderSave(folder, step, marks=self.args.should_save)
+        _saving = folder_save(folder, step, marks=self.args.should_save)
         try:
             with _saving.written():
                 return proper(self, model, trial, *args, **kwargs)

@@ -1,0 +1,1 @@
+"""What ndctl adds to training frameworks."""
