@@ -11,10 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from transformers.trainer_callback import TrainerCallback
-
-import ndctl
 from ndctl.rank.link import Link, current
+from ndctl.rank.reporting import log
+from ndctl.rank.stopping import should_stop
 from trainer.program.frameworks.folder_marks import FolderSave, folder_save
 from trainer.program.frameworks.last_checkpoint import skip_torn, skipped
 
@@ -27,10 +26,10 @@ TAKEN = ("attempt", "step", "time")
 _saving: FolderSave | None = None
 
 
-def add_to(module: ModuleType, link: Link) -> None:
+def add_to(module: ModuleType) -> None:
     """Add the callback and the other changes to `transformers.trainer`."""
     trainer: Any = getattr(module, "Trainer", None)
-    known = ("DEFAULT_CALLBACKS", "get_last_checkpoint", "rotate_checkpoints")
+    known = ("DEFAULT_CALLBACKS", "TrainerCallback", "get_last_checkpoint", "rotate_checkpoints")
     if not hasattr(trainer, "_save_checkpoint") or not all(hasattr(module, one) for one in known):
         version = getattr(sys.modules.get("transformers"), "__version__", "")
         sys.stderr.write(
@@ -39,14 +38,16 @@ def add_to(module: ModuleType, link: Link) -> None:
         )
         return
     names: Any = module
-    names.DEFAULT_CALLBACKS.append(NdctlCallback)
+    callback = type("NdctlCallback", (Calls, names.TrainerCallback), {})
+    names.DEFAULT_CALLBACKS.append(callback)
     skip_torn(module)
     trainer._save_checkpoint = _marked(trainer._save_checkpoint)
     names.rotate_checkpoints = _after_completion(names.rotate_checkpoints)
 
 
-class NdctlCallback(TrainerCallback):
-    """Tells ndctl what a Trainer does. It is added to each Trainer in a rank of ndctl."""
+class Calls:
+    """The methods of the callback. Its other base is transformers' class, which this module must
+    not import: most scripts do not need it."""
 
     def __init__(self) -> None:
         self.earlier = 0
@@ -66,7 +67,7 @@ class NdctlCallback(TrainerCallback):
         link.step = self.earlier + state.global_step
         link.beat("train")
         # Without checkpoints nothing is gained, and SIGTERM ends the rank as without ndctl.
-        if args.save_strategy != "no" and ndctl.should_stop():
+        if args.save_strategy != "no" and should_stop():
             control.should_save = True
             control.should_training_stop = True
             # It may take longer than the job has.
@@ -86,7 +87,7 @@ class NdctlCallback(TrainerCallback):
             for name, value in logs.items()
             if name not in ("loss", *TAKEN) and isinstance(value, int | float | str)
         }
-        ndctl.log(step, loss=loss, **more)
+        log(step, loss=loss, **more)
 
 
 def tell_resumed(link: Link, step: int) -> None:
