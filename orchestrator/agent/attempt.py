@@ -117,6 +117,8 @@ class Attempt:
         self.stopping = False
         self.killed = False
         """This agent killed torchrun itself."""
+        self.outlasted: tuple[int, ...] = ()
+        """Ranks that still ran when the grace of a stop ended, so that they were killed."""
         self.log_dir = place.run_dir.attempt_logs(start.attempt, place.host)
 
     async def launch(self, standby: Standby, environ: Mapping[str, str]) -> None:
@@ -307,6 +309,10 @@ class Attempt:
         deadline = self.clock.monotonic() + grace_s
         while self._ends_by_itself() and self.clock.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
+        if grace_s > 0:
+            gone = ("gone", "Z")
+            left = [n for n, pid in self.running().items() if process_state(pid) not in gone]
+            self.outlasted = tuple(left)
         self.kill()
 
     def _ends_by_itself(self) -> bool:
@@ -364,7 +370,11 @@ class Attempt:
             output = await self._torchrun_output()
             why = f"torchrun ended with code {code}\n{output}"
         stopped = HostStopped(
-            attempt=self.start.attempt, host=self.place.host, finished=finished, why=why
+            attempt=self.start.attempt,
+            host=self.place.host,
+            finished=finished,
+            why=why,
+            killed=self.outlasted,
         )
         unreported = [self.exited(end) for end in (*unseen, *self._first(finished=finished))]
         return unreported, await with_reading(stopped, self.start.classes)

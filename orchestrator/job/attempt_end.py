@@ -23,6 +23,7 @@ from orchestrator.diagnosis.cause.exits import (
 )
 from orchestrator.diagnosis.cause.findings import Findings
 from orchestrator.diagnosis.cause.verdict import Verdict
+from orchestrator.diagnosis.hang.report import ranks_words
 from orchestrator.job.failures import oom_replan, rollback
 from orchestrator.job.failures.incident_records import (
     decided,
@@ -57,6 +58,8 @@ JUDGE_S = 30.0
 """Limit for the leader's analysis of a hang, from the time at which the ranks are stopped."""
 ASK_S = 10.0
 """Limit for the evidence of a mismatch: small files that the ranks wrote before they exited."""
+MOST_KILLED = 64
+"""Killed ranks that are kept, to be named."""
 MOST_EXITS = 64
 """Exits that are kept for the diagnosis; at 16,384 ranks the others are symptoms of these."""
 
@@ -187,7 +190,12 @@ def host_stopped(run: Run, event: HostStopped) -> Result:
         found = replace(found, stopped=(*found.stopped, event))
         interruption = replace(interruption, findings=found)
     done = with_ended(run.attempt.done, event.host, finished=event.finished)
-    run = replace(run, attempt=replace(run.attempt, done=done), interruption=interruption)
+    # In other cases they have the grace of a failure, in which nothing can be saved any more.
+    killed = run.attempt.killed if expected else ()
+    if expected and event.killed:  # a set, because an agent repeats its reports
+        killed = tuple(sorted({*killed, *event.killed})[:MOST_KILLED])
+    attempt = replace(run.attempt, done=done, killed=killed)
+    run = replace(run, attempt=attempt, interruption=interruption)
     # A host that finished alone ends nothing: its peers are still writing the last checkpoint.
     if isinstance(run.stage, Stopping) or failed or all_done(run):
         return stop_or_conclude(run, event.at, f"torchrun ended on {event.host}")
@@ -288,7 +296,7 @@ def conclude(run: Run, at: float) -> Result:
         return end(run, at, "SUCCEEDED", f"all ranks finished in attempt {run.attempt.number}")
     interruption = run.interruption
     if interruption.cancelled_by is not None:
-        by = f"cancelled by {interruption.cancelled_by}"
+        by = _with_killed(run, f"cancelled by {interruption.cancelled_by}")
         return end(with_incident_before_cancel(run), at, "CANCELLED", by)
     if interruption.leaving is not None and interruption.leaving.cause is None:
         return run, ()  # wait for the scheduler's reason: a cancelled job must not be requeued
@@ -320,10 +328,21 @@ def _ask_for_mismatch(run: Run, findings: Findings, at: float) -> Result:
 
 
 def _leave(run: Run, leaving: Leaving, at: float) -> Result:
-    """The ranks saved a checkpoint and exited."""
+    """The ranks have exited, as a rule after they saved a checkpoint."""
+    words = _with_killed(run, leaving.words)
     if leaving.requeue:
-        return requeue(run, at, leaving.words, whole=not has_successors(run))
-    return start_if_ready(with_leaving(wait(run, at, leaving.words), None), at)
+        return requeue(run, at, words, whole=not has_successors(run))
+    return start_if_ready(with_leaving(wait(run, at, words), None), at)
+
+
+def _with_killed(run: Run, words: str) -> str:
+    """Adds the ranks that did not heed SIGTERM, because they saved no checkpoint."""
+    killed = run.attempt.killed
+    if not killed:
+        return words
+    assert run.job is not None
+    grace = f"{run.job.stop_grace:g} s of SIGTERM (resilience.stop_grace)"
+    return f"{words}; {ranks_words(killed)} did not end within {grace} and had to be killed"
 
 
 def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = None) -> Result:

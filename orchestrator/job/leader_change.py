@@ -35,7 +35,7 @@ def job_submitted(run: Run, event: JobSubmitted) -> Result:
         job=event,
         stage=Submitted(since=event.at, reason=reason),
         # The ids of this submission's `--drill` options count from 1 again.
-        attempt=replace(kept.attempt, placement=(), done={}, drills=()),
+        attempt=replace(kept.attempt, placement=(), done={}, killed=(), drills=()),
         progress=replace(kept.progress, rollbacks=(), save_every=None, drills=()),
         hosts=Hosts(
             settle_until=kept.hosts.settle_until,

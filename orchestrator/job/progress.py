@@ -18,6 +18,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """Its hosts in node-rank order."""
     done: Mapping[str, bool] = field(default_factory=dict)
     """Host without a process of this attempt -> whether all its ranks returned 0."""
+    killed: tuple[int, ...] = ()
+    """The first ranks that were told to stop, did not end within the grace and were killed."""
     step: int = 0
     """The last step that ranks reported; before the first report, that of the attempt before."""
     drills: tuple[int, ...] = ()

@@ -34,7 +34,7 @@ def wait(run: Run, at: float, reason: str) -> Run:
     return replace(
         run,
         stage=Waiting(since=at, reason=reason, deadline=at + run.job.init_timeout),
-        attempt=replace(run.attempt, done={}, drills=()),
+        attempt=replace(run.attempt, done={}, killed=(), drills=()),
     )
 
 

@@ -181,6 +181,7 @@ def test_stop_sends_sigterm_and_kills_a_rank_that_ignores_it(tmp_path: Path) -> 
     assert ends[0].signal is None or ends[0].signal == signal.SIGKILL
     assert all(report.stopped for report in ends.values())
     assert not stopped.finished
+    assert stopped.killed == (0,)
 
 
 @pytest.mark.process

@@ -235,13 +235,24 @@ class Job:
     def raises(self, rank: int, message: str, **more: Any) -> tuple[Action, ...]:
         return self.tell(raised(rank, message, self.run.attempt.number, at=self.now(), **more))
 
-    def stops(self, *names: str, finished: bool = False, why: str = "") -> tuple[Action, ...]:
+    def stops(
+        self,
+        *names: str,
+        finished: bool = False,
+        why: str = "",
+        killed: tuple[int, ...] = (),
+    ) -> tuple[Action, ...]:
         """All ranks have ended on `names`, or on every host of the attempt if none is given."""
         actions: tuple[Action, ...] = ()
         for name in names or self.run.attempt.placement:
             attempt = self.run.attempt.number
             event = HostStopped(
-                at=self.now(), attempt=attempt, host=name, finished=finished, why=why
+                at=self.now(),
+                attempt=attempt,
+                host=name,
+                finished=finished,
+                why=why,
+                killed=killed,
             )
             actions = self.tell(event)
         return actions

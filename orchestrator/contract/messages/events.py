@@ -401,6 +401,8 @@ class HostStopped(Struct, frozen=True, kw_only=True):
     """The error of torchrun itself, if that was the cause."""
     reading: Reading | None = None
     """The failure class of `why`, if a restart would fail in the same way."""
+    killed: tuple[int, ...] = ()
+    """Ranks that still ran when the grace after SIGTERM ended."""
     alone_s: float = 0.0
     """Seconds since the agent last heard the leader, if it stopped the ranks for that reason; else
     0."""

@@ -46,6 +46,39 @@ def test_cancelling_before_the_start_ends_the_job_at_once(make_job: MakeJob) -> 
     assert job.run.state == "CANCELLED"
 
 
+KILLED = "did not end within 30 s of SIGTERM (resilience.stop_grace) and had to be killed"
+
+
+def test_ranks_that_did_not_heed_a_cancellation_are_named() -> None:
+    job = Job().running()
+    job.cancelled()
+    job.stops("host-1", killed=(3,))
+    (end,) = job.stops("host-0", killed=(0, 1))
+    reason = f"cancelled by ann; ranks 0-1, 3 {KILLED}"
+    assert end == EndJob(state="CANCELLED", reason=reason)
+
+
+def test_ranks_that_did_not_heed_a_preemption_are_named_while_the_job_waits() -> None:
+    job = Job().granted().running()
+    job.tell(LeaveAsked(at=job.now(), cause="preempted", words="SIGTERM"))
+    job.stops("host-1", killed=(2,))
+    job.stops("host-1", killed=(2,))  # an agent repeats its reports
+    job.stops("host-0")
+    assert f"rank 2 {KILLED}" in job.run.stage.reason
+    job.granted(restarts=1).running()
+    job.tell(LeaveAsked(at=job.now(), cause="preempted", words="SIGTERM"))
+    job.stops()
+    assert "killed" not in job.run.stage.reason, "those of an earlier attempt do not count"
+
+
+def test_ranks_killed_after_a_failure_are_no_news() -> None:
+    """Their peer is gone, so they wait in a collective and cannot handle SIGTERM."""
+    job = Job().running()
+    job.exits(1)
+    job.stops(killed=(0, 2, 3))
+    assert "killed" not in job.run.stage.reason
+
+
 @pytest.mark.parametrize(
     "make_job",
     [lambda: Job().starts(), lambda: Job().running()],
