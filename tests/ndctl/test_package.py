@@ -43,8 +43,19 @@ def test_the_package_says_what_it_has() -> None:
     for name in ndctl.__all__:
         assert getattr(ndctl, name) is not None
         assert name in dir(ndctl)
-    with pytest.raises(AttributeError, match="no attribute 'lgo'"):
-        ndctl.lgo  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("lgo", "; did you mean log? For"), ("zzz", "; For"), ("_lgo", "'_lgo'")]
+)
+def test_a_script_for_another_version_learns_what_this_one_has(name: str, says: str) -> None:
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'") as raised:
+        getattr(ndctl, name)
+    assert says in str(raised.value)
+    listed = str(raised.value).partition(" has CheckpointError, ")[2]
+    assert listed == (
+        "" if name == "_lgo" else "attempt, checkpoint, latest_checkpoint, log, phase, should_stop"
+    )
 
 
 @pytest.mark.parametrize("program", ["import ndctl", "import orchestrator, ndctl"])

@@ -63,8 +63,12 @@ def _script(script: str, workdir: Path) -> Iterator[Problem]:
     try:
         source = path.read_bytes()
     except OSError as exc:
-        similar = sorted(one.name for one in workdir.glob("*.py"))[:5]
-        fix = f"in {workdir.absolute()} there are {', '.join(similar)}" if similar else "correct it"
+        similar = sorted(one.name for one in path.parent.glob("*.py"))[:5]
+        fix = (
+            f"in {path.parent.absolute()} there are {', '.join(similar)}"
+            if similar
+            else "correct it"
+        )
         limit = f"{limit} ({path}: {exc.strerror})"
         yield Problem(path="run.script", value=script, limit=limit, fix=fix)
         return
