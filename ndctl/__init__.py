@@ -120,15 +120,12 @@ def _unknown(name: str) -> AttributeError:
     text = f"module 'ndctl' has no attribute {name!r}"
     if name.startswith("_"):  # Python itself asks for it
         return AttributeError(text)
-    import difflib
     from importlib import metadata
 
     installed = next(iter(metadata.distributions(name="ndctl")), None)
     version = f" ({installed.version})" if installed else ""
-    near = difflib.get_close_matches(name, __all__, n=1, cutoff=0.5)
-    meant = f"; did you mean {near[0]}?" if near else ";"
     for_scripts = ", ".join(sorted({*_SCRIPT, "attempt"}))
-    return AttributeError(f"{text}{meant} For scripts, ndctl{version} has {for_scripts}")
+    return AttributeError(f"{text}; for scripts, ndctl{version} has {for_scripts}")
 
 
 def __dir__() -> list[str]:

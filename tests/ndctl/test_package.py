@@ -45,17 +45,15 @@ def test_the_package_says_what_it_has() -> None:
         assert name in dir(ndctl)
 
 
-@pytest.mark.parametrize(
-    ("name", "says"), [("lgo", "; did you mean log? For"), ("zzz", "; For"), ("_lgo", "'_lgo'")]
-)
-def test_a_script_for_another_version_learns_what_this_one_has(name: str, says: str) -> None:
-    with pytest.raises(AttributeError, match=f"no attribute '{name}'") as raised:
-        getattr(ndctl, name)
-    assert says in str(raised.value)
-    listed = str(raised.value).partition(" has CheckpointError, ")[2]
-    assert listed == (
-        "" if name == "_lgo" else "attempt, checkpoint, latest_checkpoint, log, phase, should_stop"
-    )
+def test_a_script_for_another_version_learns_what_this_one_has() -> None:
+    has = "CheckpointError, attempt, checkpoint, latest_checkpoint, log, phase, should_stop$"
+    with pytest.raises(
+        AttributeError, match=f"no attribute 'lgo'; for scripts, ndctl .* has {has}"
+    ):
+        ndctl.lgo  # noqa: B018
+    # Python itself asks for these, and nobody reads the answer.
+    with pytest.raises(AttributeError, match="no attribute '__path__x'$"):
+        ndctl.__path__x  # noqa: B018
 
 
 @pytest.mark.parametrize("program", ["import ndctl", "import orchestrator, ndctl"])
