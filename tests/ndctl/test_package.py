@@ -48,7 +48,7 @@ def test_the_package_says_what_it_has() -> None:
 def test_a_script_for_another_version_learns_what_this_one_has() -> None:
     has = "CheckpointError, attempt, checkpoint, latest_checkpoint, log, phase, should_stop$"
     with pytest.raises(
-        AttributeError, match=f"no attribute 'lgo'; for scripts, ndctl .* has {has}"
+        AttributeError, match=rf"no attribute 'lgo'; for scripts, ndctl .* has {has}"
     ):
         ndctl.lgo  # noqa: B018
     # Python itself asks for these, and nobody reads the answer.
