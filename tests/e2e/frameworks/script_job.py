@@ -3,7 +3,10 @@
 import json
 from collections import Counter
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 from tests.e2e.job import ROOT, CommandResult, Ndctl
 
@@ -16,9 +19,13 @@ class Script:
     """File in examples/scripts."""
     preload: tuple[str, ...] = ()
     """Modules that a host imports once and not once for each rank, to save time."""
+    needs: str = "torch"
+    """Package without which the script does not run."""
 
     def submit(self, ndctl: Ndctl, *words: str, steps: int) -> CommandResult:
         """Run it as job `e2e`. It saves at each fifth step, and a step takes about 0.1 s."""
+        if find_spec(self.needs) is None:
+            pytest.skip(f"{self.needs} is not installed; requirements-dev.lock has it")
         folder = ndctl.run_root
         folder.mkdir(exist_ok=True)
         args = ["--steps", steps, "--save-every", 5, "--pause", 0.1]

@@ -16,6 +16,7 @@ SCRIPTS = [
     Script("ddp.py"),
     Script("fsdp2.py"),
     Script("transformers_trainer.py", preload=("transformers.trainer",)),
+    Script("lightning_fit.py", preload=("lightning.pytorch",), needs="lightning"),
 ]
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 

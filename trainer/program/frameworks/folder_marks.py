@@ -7,6 +7,7 @@ folder with neither was not written under ndctl, and its framework alone knows w
 
 import contextlib
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,11 +129,15 @@ def mark(folder: Path, step: int, link: Link) -> None:
             # On NFS, opening the file also makes its size known here.
             sync(path)
             files[path.relative_to(folder).as_posix()] = path.stat().st_size
-    marker = {"step": step, "attempt": link.attempt, "world_size": link.world_size, "files": files}
-    (folder / MARKER).write_text(json.dumps(marker))
+    (folder / MARKER).write_text(_marker(step, link, files))
     sync(folder / MARKER)
     (folder / INCOMPLETE).unlink(missing_ok=True)
     sync(folder)
+
+
+def _marker(step: int, link: Link, files: dict[str, int]) -> str:
+    body = {"step": step, "attempt": link.attempt, "world_size": link.world_size, "files": files}
+    return json.dumps(body)
 
 
 def add_link(checkpoints: Path, folder: Path, step: int) -> None:
@@ -148,6 +153,30 @@ def add_link(checkpoints: Path, folder: Path, step: int) -> None:
         new.unlink(missing_ok=True)
         new.symlink_to(folder.absolute(), target_is_directory=True)
         new.replace(path)
+
+
+def add_file(checkpoints: Path, file: Path, step: int, link: Link) -> None:
+    """The same for a checkpoint that is one file, or a folder without a marker: a folder of the run
+    directory has a link to it, and the marker.
+
+    Raises OSError.
+    """
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    for folder in checkpoints.glob("step-*"):
+        links = [path for path in folder.iterdir() if path.is_symlink()]
+        # The framework has removed the file, or replaced it by the one of this step.
+        if any(not path.exists() or path.samefile(file) for path in links):
+            shutil.rmtree(folder)
+    new = checkpoints / f"{final_name(step)}.new"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    (new / file.name).symlink_to(file.absolute())
+    parts = [file, *file.rglob("*")]
+    names = {f"{file.name}/{part.relative_to(file)}".removesuffix("/."): part for part in parts}
+    files = {name: part.stat().st_size for name, part in names.items() if part.is_file()}
+    (new / MARKER).write_text(_marker(step, link, files))
+    shutil.rmtree(checkpoints / final_name(step), ignore_errors=True)
+    new.rename(checkpoints / final_name(step))
 
 
 def torn(folder: Path) -> str:

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ndctl.rank.link import Link, current
 from ndctl.rank.reporting import log
 from ndctl.rank.stopping import should_stop
 from trainer.program.frameworks.folder_marks import FolderSave, folder_save
 from trainer.program.frameworks.last_checkpoint import skip_torn, skipped
+from trainer.program.frameworks.steps import Steps
 
 SUMMARY = "train_runtime"
 """In the metrics of the whole training, which are no metrics of its last step."""
@@ -50,22 +50,15 @@ class Calls:
     not import: most scripts do not need it."""
 
     def __init__(self) -> None:
-        self.earlier = 0
-        """Steps that this process did before this training, for example with another Trainer."""
+        self.steps = Steps()
         self.logged: tuple[int, Any] = (0, None)
         """The last step with a loss, and the loss."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        link = current()
-        self.earlier = max(0, link.step - state.global_step)
-        if not link.logged:
-            tell_resumed(link, state.global_step)
-        link.logged = True
+        self.steps.begin(state.global_step, skipped)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        link = current()
-        link.step = self.earlier + state.global_step
-        link.beat("train")
+        self.steps.done(state.global_step)
         # Without checkpoints nothing is gained, and SIGTERM ends the rank as without ndctl.
         if args.save_strategy != "no" and should_stop():
             control.should_save = True
@@ -77,7 +70,7 @@ class Calls:
         logs: Mapping[str, Any] = kwargs["logs"]
         if SUMMARY in logs:
             return
-        step = self.earlier + state.global_step
+        step = self.steps.earlier + state.global_step
         if "loss" in logs:
             self.logged = step, logs["loss"]
         # The metrics of an evaluation have no loss of the training.
@@ -88,14 +81,6 @@ class Calls:
             if name not in ("loss", *TAKEN) and isinstance(value, int | float | str)
         }
         log(step, loss=loss, **more)
-
-
-def tell_resumed(link: Link, step: int) -> None:
-    link.step = step
-    if link.rank == 0:
-        passed = [{"name": name, "why": why} for name, why in skipped]
-        message = {"kind": "TrainingResumed", "attempt": link.attempt, "step": step}
-        link.send({**message, "passed_over": passed})
 
 
 def _marked(proper: Any) -> Any:
