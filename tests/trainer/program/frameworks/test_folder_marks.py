@@ -9,7 +9,7 @@ from ndctl.rank.fence import admit_attempt
 from ndctl.rank.link import Link
 from ndctl.rank.place import Place
 from tests.ndctl.rank.many_ranks import World, place_in
-from trainer.program.frameworks.folder_marks import INCOMPLETE, FolderSave, torn
+from trainer.program.frameworks.folder_marks import INCOMPLETE, FolderSave, add_file, torn
 from trainer.program.frameworks.last_checkpoint import get_last_checkpoint, skipped
 
 
@@ -101,3 +101,26 @@ def test_the_newest_checkpoint_that_is_not_torn_is_the_last_one(tmp_path: Path) 
     assert get_last_checkpoint(folder) == str(folder / "checkpoint-4")
     assert skipped[-1] == ("checkpoint-5", "0.pt has another size than its marker says")
     assert get_last_checkpoint(tmp_path) is None
+
+
+def test_a_file_that_is_replaced_is_the_checkpoint_of_the_later_step_alone(tmp_path: Path) -> None:
+    checkpoints, last = tmp_path / "run" / "checkpoints", tmp_path / "last.ckpt"
+    other = tmp_path / "step=1.ckpt"
+    for step, file, text in ((1, other, "one"), (5, last, "five"), (10, last, "tenth")):
+        file.write_text(text)
+        add_file(checkpoints, file, step, Link({}))
+    assert {path.name for path in checkpoints.iterdir()} == {"step-1", "step-10"}
+    newest, passed = newest_complete(checkpoints)
+    assert newest is not None
+    assert ((newest / "last.ckpt").read_text(), passed) == ("tenth", ())
+    last.write_text("half")
+    newest, passed = newest_complete(checkpoints)
+    assert newest == checkpoints / "step-1"
+    assert passed == (("step-10", "last.ckpt has another size than its marker says"),)
+    # The framework removes the older file, and saves one of its own name in its place.
+    other.unlink()
+    (tmp_path / "step=2.ckpt").mkdir()
+    (tmp_path / "step=2.ckpt" / "shard").write_text("two")
+    add_file(checkpoints, tmp_path / "step=2.ckpt", 2, Link({}))
+    assert {path.name for path in checkpoints.iterdir()} == {"step-2", "step-10"}
+    assert newest_complete(checkpoints)[0] == checkpoints / "step-2"
