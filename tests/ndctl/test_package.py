@@ -52,7 +52,7 @@ def test_a_script_for_another_version_learns_what_this_one_has() -> None:
     ):
         ndctl.lgo  # noqa: B018
     # Python itself asks for these, and nobody reads the answer.
-    with pytest.raises(AttributeError, match="no attribute '__path__x'$"):
+    with pytest.raises(AttributeError, match=r"no attribute '__path__x'$"):
         ndctl.__path__x  # noqa: B018
 
 
