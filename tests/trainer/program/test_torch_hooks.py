@@ -12,7 +12,7 @@ from ndctl.rank.link import Link
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.run_dir import RunDir
 from trainer.program.step_log import StepLog
-from trainer.program.torch_hooks import OptimizerSteps
+from trainer.program.torch_hooks import OTHERS_STEPS, OptimizerSteps, _report_eval, _report_save
 
 
 @pytest.fixture
@@ -25,6 +25,82 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Optimizer
     hook = register_optimizer_step_post_hook(counted.stepped)
     yield counted
     hook.remove()
+
+
+def step_of(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+
+
+def sgd() -> torch.optim.Optimizer:
+    return torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+
+
+def test_of_several_optimizers_the_steps_of_one_are_counted(steps: OptimizerSteps) -> None:
+    generator, critic = sgd(), sgd()
+    for number in range(1, 5):
+        step_of(generator)
+        step_of(critic)
+        assert steps.link.step == number
+
+
+def test_after_a_warm_up_the_next_optimizer_is_counted(steps: OptimizerSteps) -> None:
+    warm_up, proper = sgd(), sgd()
+    step_of(warm_up)
+    for _ in range(OTHERS_STEPS):
+        step_of(proper)
+    assert steps.link.step == 1, "it may be a second optimizer"
+    step_of(proper)
+    assert steps.link.step == 2
+
+
+def test_the_first_step_is_told_once_and_steps_that_a_script_reports_are_not_counted(
+    steps: OptimizerSteps,
+) -> None:
+    told = []
+    steps.first_step = lambda: told.append(steps.link.step)
+    optimizer = sgd()
+    step_of(optimizer)
+    steps.link.logged = True
+    step_of(optimizer)
+    assert told == [1]
+    assert steps.link.step == 1
+
+
+def test_evaluations_and_saves_are_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, seen = Link({}), list[str]()
+    link.phase = "train"
+
+    def beat(phase: str) -> None:
+        seen.append(phase)
+        link.phase = phase
+
+    monkeypatch.setattr(link, "beat", beat)
+    monkeypatch.setattr(torch.nn.Module, "train", torch.nn.Module.train)
+    monkeypatch.setattr(torch.serialization, "save", torch.save)
+    _report_eval(link, torch.nn.modules.module)
+    _report_save(link, torch.serialization)
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Sequential(torch.nn.Linear(1, 1)))
+    model.eval()
+    torch.serialization.save(model.state_dict(), tmp_path / "best.pt")
+    model.train()
+    assert seen == ["eval", "checkpoint", "eval", "train"]
+    # A model that is built before training is neither trained nor evaluated.
+    link.phase = "init"
+    model.eval()
+    assert link.phase == "init"
+
+
+def test_a_failed_save_ends_its_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Link({})
+    link.phase = "train"
+    monkeypatch.setattr(torch.serialization, "save", torch.save)
+    _report_save(link, torch.serialization)
+    with pytest.raises(RuntimeError):
+        torch.serialization.save({}, tmp_path / "no" / "folder.pt")
+    assert link.phase == "train"
 
 
 def test_the_step_that_fills_an_optimizers_state_is_not_counted(steps: OptimizerSteps) -> None:
