@@ -17,6 +17,7 @@ SCRIPTS = [
     Script("fsdp2.py"),
     Script("transformers_trainer.py", preload=("transformers.trainer",)),
     Script("lightning_fit.py", preload=("lightning.pytorch",), needs="lightning"),
+    Script("accelerate_loop.py", preload=("accelerate",), needs="accelerate"),
 ]
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 
