@@ -6,6 +6,7 @@ hang, because no step is done meanwhile.
 """
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from types import ModuleType
@@ -106,6 +107,9 @@ def _report_eval(link: Link, module: ModuleType) -> None:
 def _report_save(link: Link, module: ModuleType) -> None:
     """Report `save` of the module as a checkpoint."""
     proper = module.save
+    # Its package has the function under the same name. In a forked rank it is imported already.
+    packages = (sys.modules.get(name) for name in ("torch", "torch.distributed.checkpoint"))
+    holders = [one for one in (module, *packages) if getattr(one, "save", None) is proper]
 
     @functools.wraps(proper)
     def save(*args: Any, **kwargs: Any) -> Any:
@@ -118,4 +122,5 @@ def _report_save(link: Link, module: ModuleType) -> None:
         finally:
             link.beat(before)
 
-    module.save = save  # type: ignore[attr-defined]
+    for holder in holders:
+        holder.save = save  # type: ignore[union-attr]

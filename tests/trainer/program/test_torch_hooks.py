@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.checkpoint import state_dict
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import state_dict, state_dict_saver
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ndctl.rank.link import Link
@@ -79,12 +80,13 @@ def test_evaluations_and_saves_are_phases(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(link, "beat", beat)
     monkeypatch.setattr(torch.nn.Module, "train", torch.nn.Module.train)
-    monkeypatch.setattr(torch.serialization, "save", torch.save)
+    for holder in (torch, torch.serialization):
+        monkeypatch.setattr(holder, "save", torch.save)
     _report_eval(link, torch.nn.modules.module)
     _report_save(link, torch.serialization)
     model = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Sequential(torch.nn.Linear(1, 1)))
     model.eval()
-    torch.serialization.save(model.state_dict(), tmp_path / "best.pt")
+    torch.save(model.state_dict(), tmp_path / "best.pt")
     model.train()
     assert seen == ["eval", "checkpoint", "eval", "train"]
     # A model that is built before training is neither trained nor evaluated.
@@ -93,13 +95,30 @@ def test_evaluations_and_saves_are_phases(tmp_path: Path, monkeypatch: pytest.Mo
     assert link.phase == "init"
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_distributed_checkpoint_is_a_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, seen = Link({}), list[str]()
+    link.phase = "train"
+    monkeypatch.setattr(link, "beat", seen.append)
+    for holder in (dcp, state_dict_saver):
+        monkeypatch.setattr(holder, "save", state_dict_saver.save)
+    _report_save(link, state_dict_saver)
+    vars(dcp)["save"]({"w": torch.ones(2)}, checkpoint_id=tmp_path / "step-1", no_dist=True)
+    assert seen[0] == "checkpoint"
+    assert seen[-1] == "train"
+    assert (tmp_path / "step-1" / ".metadata").exists()
+
+
 def test_a_failed_save_ends_its_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = Link({})
     link.phase = "train"
-    monkeypatch.setattr(torch.serialization, "save", torch.save)
+    for holder in (torch, torch.serialization):
+        monkeypatch.setattr(holder, "save", torch.save)
     _report_save(link, torch.serialization)
     with pytest.raises(RuntimeError):
-        torch.serialization.save({}, tmp_path / "no" / "folder.pt")
+        torch.save({}, tmp_path / "no" / "folder.pt")
     assert link.phase == "train"
 
 
