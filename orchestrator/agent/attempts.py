@@ -24,6 +24,7 @@ from orchestrator.contract.messages.events import (
     DrillHappened,
     EvidenceGathered,
     HostStopped,
+    LogGrew,
     RankExited,
     TrainingResumed,
 )
@@ -204,7 +205,7 @@ class Attempts:
                 self.hurry()  # the first step of the attempt: the leader waits for it
             case CheckpointFailed():
                 self.spawn(self._classify_failed_save(datagram, attempt))
-            case TrainingResumed() | CheckpointSaved() | CheckpointIntervalChanged():
+            case TrainingResumed() | CheckpointSaved() | CheckpointIntervalChanged() | LogGrew():
                 self.report(datagram)
             case DrillHappened():
                 self.report(datagram)

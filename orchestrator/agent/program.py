@@ -16,7 +16,7 @@ from orchestrator.agent.evidence.rank_evidence import send_signal
 from orchestrator.contract.drills import Drill, Fault
 from orchestrator.contract.files.env import EXIT_SIGNAL
 from orchestrator.contract.messages.agent_protocol import Start
-from orchestrator.contract.messages.events import DrillHappened
+from orchestrator.contract.messages.events import DrillHappened, LogGrew
 from orchestrator.contract.messages.rank_messages import Beat, Datagram
 from orchestrator.contract.spec.run_spec import MetricPatterns
 from orchestrator.diagnosis.logs.patterns import compiled
@@ -28,6 +28,8 @@ LOOK_S = 1.0
 """Seconds between two looks at the logs."""
 READ_S = 5.0
 """Limit of one look: the logs may be on storage that hangs."""
+LARGE_BYTES = 1 << 30
+"""A log of this size is reported, and again each time it has doubled."""
 MOST_BYTES = 1 << 20
 """A look reads at most this much of a log. A program may print faster than that."""
 SIGNALS: Mapping[Fault, int] = {
@@ -47,6 +49,8 @@ class Found(Struct, frozen=True):
     """Ranks that have printed something since the last look."""
     step: int | None = None
     loss: float | None = None
+    large: tuple[tuple[int, int, int], ...] = ()
+    """Rank, bytes of its log, and how many of them are new: of logs to be reported."""
 
 
 class LogWatch:
@@ -56,19 +60,24 @@ class LogWatch:
         self.logs = logs
         self.patterns = patterns
         self.sizes: dict[int, int] = {}
+        self.reported: dict[int, int] = {}
+        """Rank -> bytes of its log from which on it is reported."""
         self.read = 0
         """Bytes of the log of rank 0 that were searched."""
 
     def look(self) -> Found:
         """Raises OSError."""
-        grown = []
+        grown, large = [], []
         for path in self.logs.glob("rank-*.log"):
             rank, size = int(path.stem.removeprefix("rank-")), path.stat().st_size
-            if size > self.sizes.get(rank, 0):
+            if size > (before := self.sizes.get(rank, 0)):
                 grown.append(rank)
+            if size >= self.reported.get(rank, LARGE_BYTES):
+                large.append((rank, size, size - before))
+                self.reported[rank] = LARGE_BYTES << (size // LARGE_BYTES).bit_length()
             self.sizes[rank] = size
         step, loss = self._metrics() if self.patterns is not None and 0 in grown else (None, None)
-        return Found(tuple(sorted(grown)), step, loss)
+        return Found(tuple(sorted(grown)), step, loss, tuple(large))
 
     def _metrics(self) -> tuple[int | None, float | None]:
         """The last step and loss in the new lines of rank 0."""
@@ -149,6 +158,8 @@ class Program:
                 continue
             for rank in found.grown:
                 self.active(rank)
+            for rank, size, new in found.large:
+                self._warn(rank, size, new)
             if found.step is not None or found.loss is not None:
                 self._report(found)
 
@@ -157,6 +168,10 @@ class Program:
         self.step = self.step if found.step is None else found.step
         attempt = self.start.attempt
         self.hear(Beat(attempt=attempt, rank=0, step=self.step, phase="train", loss=found.loss))
+
+    def _warn(self, rank: int, size: int, new: int) -> None:
+        attempt = self.start.attempt
+        self.hear(LogGrew(attempt=attempt, rank=rank, size=size, per_second=new / LOOK_S))
 
     def heard(self, beat: Beat) -> None:
         """Inject the drills that are due now that the rank of `beat` begins the next step."""

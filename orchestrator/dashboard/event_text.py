@@ -42,6 +42,7 @@ from orchestrator.contract.messages.events import (
     JournalDelayed,
     LeaderStarted,
     LeaveAsked,
+    LogGrew,
     RankExited,
     Replanned,
     ReplanRefused,
@@ -161,6 +162,10 @@ def describe_event(event: Event) -> str:  # noqa: C901, PLR0915 - one line for e
         case CheckpointSlow(step=step, took_s=took, usual_s=usual):
             kept = f"warning: training waited {format.duration(took)} for the checkpoint"
             return f"{kept} of step {step}; the checkpoints before took {format.duration(usual)}"
+        case LogGrew(rank=rank, size=size, per_second=rate):
+            grows = f"grows by {format.size(rate)}/s"
+            full = "the run directory's disk may become full: print less"
+            return f"warning: the log of rank {rank} has {format.size(size)} and {grows}; {full}"
         case JournalDelayed(waited_s=waited, why=why):
             error = f" ({format.shorten(why)})" if why else ""
             late = format.duration(waited)

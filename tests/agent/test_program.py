@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.program import MOST_BYTES, LogWatch
+from orchestrator.agent.program import LARGE_BYTES, MOST_BYTES, LogWatch
 from orchestrator.contract.spec.run_spec import MetricPatterns
 
 PATTERNS = MetricPatterns(step=r"step (\S+)", loss=r"loss=(\S+)")
@@ -39,6 +39,18 @@ def test_the_last_complete_line_of_rank_0_counts(tmp_path: Path) -> None:
     printed(tmp_path, 0, "ss=1e-1\n")
     found = seen.look()
     assert (found.step, found.loss) == (3, 0.1)
+
+
+def test_a_large_log_is_reported_each_time_it_has_doubled(tmp_path: Path) -> None:
+    seen = watch(tmp_path, None)
+    found = []
+    for gib in (0.5, 1.0, 1.5, 2.5, 3.9, 4.0, 9.0):
+        with (tmp_path / "rank-3.log").open("a") as log:
+            log.truncate(int(gib * LARGE_BYTES))  # sparse: it needs no disk
+        found += [
+            (rank, size / LARGE_BYTES, new / LARGE_BYTES) for rank, size, new in seen.look().large
+        ]
+    assert found == [(3, 1.0, 0.5), (3, 2.5, 1.0), (3, 4.0, pytest.approx(0.1)), (3, 9.0, 5.0)]
 
 
 @pytest.mark.parametrize("text", ["step nan loss=inf", "step x loss=", "other words", "step 1e999"])

@@ -193,6 +193,19 @@ class CheckpointIntervalChanged(Struct, frozen=True, kw_only=True):
     why: str
 
 
+class LogGrew(Struct, frozen=True, kw_only=True):
+    """The log of a rank of the user's program has reached `size`, which is 1 GiB or a power of 2
+    times as much."""
+
+    at: float = 0.0
+    attempt: int
+    rank: int
+    size: int
+    """Bytes."""
+    per_second: float
+    """Bytes per second since the last look, about a second before."""
+
+
 class HealthChanged(Struct, frozen=True, kw_only=True):
     """The health of ranks changed. All ranks that change to the same health at the same time share
     one event, because a standstill affects all of them."""
@@ -520,6 +533,7 @@ RankEvent = (
     | CheckpointFailed
     | CheckpointIntervalChanged
     | DrillHappened
+    | LogGrew
     | RankExited
 )
 """Events that a rank or its watcher may send to its agent. The agent does not trust their contents:
@@ -529,7 +543,7 @@ AgentEvent = RankEvent | HostStopped | HostLeaving
 """Events that an agent reports unchanged. `EvidenceGathered` and `AgentRegistered` are parts of
 larger messages."""
 
-Notice = CheckpointFailed | CheckpointSlow | HealthChanged | JournalDelayed
+Notice = CheckpointFailed | CheckpointSlow | HealthChanged | JournalDelayed | LogGrew
 """Events that influence no decision: `step` returns the job unchanged."""
 
 Event = (
