@@ -230,7 +230,7 @@ def _print_notes(planned: "Planned", submitted: "Submitted") -> None:
     for one in submitted.warnings:
         warn(one)
     looked = planned.looked.notes if planned.looked is not None else ()
-    for one in (*planned.notes, *looked):
+    for one in (*submitted.notes, *planned.notes, *looked):
         say(f"note: {one}", err=True)
 
 

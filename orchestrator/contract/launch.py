@@ -1,11 +1,14 @@
 """What a backend must start (one agent on each host), and what the scheduler granted for it."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct, field
 
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
+from orchestrator.contract.spec.run_spec import Capture
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
 
 
@@ -25,6 +28,16 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     """`slurm` and `kubernetes` are for the backend of that name."""
     exclude: tuple[str, ...] = ()
     """Hosts that the scheduler must not grant."""
+    capture: str = ""
+    """The folder of the user's program, which is copied to the run directory. Empty: no copy."""
+
+    @property
+    def captured(self) -> Capture | None:
+        """The copy of the user's program; None: there is none."""
+        if not self.capture:
+            return None
+        copy = RunDir(Path(self.run_dir)).capture(self.launch)
+        return Capture(folder=self.capture, copy=str(copy))
 
     @property
     def leader(self) -> str:

@@ -581,6 +581,7 @@ class Leader:
                     classes=self.job.failure_classes,
                     run=self.job.run,
                     keep=self.job.keep,
+                    capture=self.job.launch.captured,
                 ),
             )
 

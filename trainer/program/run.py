@@ -17,6 +17,7 @@ from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.env import EXIT_SIGNAL, RankEnv
 from orchestrator.contract.files.run_dir import RunDir
 from trainer.program.activity import watch
+from trainer.program.captured import Captured
 from trainer.program.frameworks.hooks import add_to_frameworks
 from trainer.program.learned import remember_imports
 from trainer.program.names import give_back_names
@@ -33,14 +34,26 @@ END_S = 10.0
 and the end of this rank is what the agent must report."""
 
 
-def run(workdir: str, run_dir: str, words: Sequence[str], env: RankEnv) -> NoReturn:
-    """Run the program `words` in `workdir`. Never returns."""
+def run(
+    workdir: str,
+    run_dir: str,
+    words: Sequence[str],
+    env: RankEnv,
+    captured: Captured | None = None,
+) -> NoReturn:
+    """Run the program `words` in `workdir`. Never returns.
+
+    Args:
+        captured: the copy that has the program, if it is not the one in `workdir`.
+    """
     try:
         os.chdir(workdir)
     except OSError as exc:
         _leave(f"cannot enter the working directory {workdir}: {exc.strerror}")
     if words[0] == "--no-python":
         _exec(words[1:])
+    if captured is not None and not Path(captured.copy).is_dir():
+        _leave(f"the copy of the program is not there: {captured.copy}")
     dump_on_signal(env)
     show_stacks_on_signal(env)
     signal.signal(EXIT_SIGNAL, _exit_now)
@@ -51,7 +64,7 @@ def run(workdir: str, run_dir: str, words: Sequence[str], env: RankEnv) -> NoRet
     add_to_frameworks(link)
     watch(link)
     try:
-        _run_python(words)
+        _run_python(words, workdir if captured is None else captured.copy)
         code = exit_codes.OK
     except SystemExit as exc:
         code = _code_of(exc)
@@ -61,6 +74,8 @@ def run(workdir: str, run_dir: str, words: Sequence[str], env: RankEnv) -> NoRet
         # The agent gets the error first: the exit handlers below may hang.
         link.raised(error)
         dump_at_end(env)
+        if captured is not None and (advice := captured.advice(exc)):
+            sys.stderr.write(f"ndctl: {advice}\n")
         sys.excepthook(type(error), error, error.__traceback__)
     log.close()
     if code == exit_codes.OK and link.stopped:
@@ -86,11 +101,12 @@ def _exit_now(signum: int, frame: FrameType | None) -> None:
     os._exit(exit_codes.FAILED)
 
 
-def _run_python(words: Sequence[str]) -> None:
-    """As `python SCRIPT` and `python -m MODULE` do, also for the search path and `sys.argv`."""
+def _run_python(words: Sequence[str], home: str) -> None:
+    """As `python SCRIPT` and, in the folder `home`, `python -m MODULE` do, also for the search path
+    and `sys.argv`."""
     give_back_names()
     if words[0] == "-m":
-        sys.path.insert(0, str(Path.cwd()))
+        sys.path.insert(0, str(Path(home).absolute()))
         sys.argv = [*words[1:]]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         return

@@ -78,8 +78,10 @@ def render(start: Start, place: HostPlace) -> list[str]:
     keeper = [str(KEEPER), "--lock", str(place.lock), "--log-dir", str(log_dir), "--"]
     if start.run is None:
         return [*torchrun, *keeper, *command(place.python, "trainer"), start.config]
-    program = [*command(place.python, "trainer.program"), start.run.workdir, *start.run.words]
-    return [*torchrun, *keeper, *program]
+    program = [*command(place.python, "trainer.program"), start.run.workdir]
+    copy = start.capture
+    captured = [] if copy is None else ["--capture", copy.folder, copy.copy]
+    return [*torchrun, *keeper, *program, *captured, *start.run.words]
 
 
 def with_defaults(environ: Mapping[str, str]) -> Mapping[str, str]:

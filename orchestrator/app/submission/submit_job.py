@@ -86,7 +86,15 @@ def launch_of(submission: Submission, number: int, exclude: Sequence[str] = ()) 
         slurm=cluster.slurm if cluster.backend == "slurm" else None,
         kubernetes=cluster.kubernetes if cluster.backend == "kubernetes" else None,
         exclude=tuple(exclude),
+        capture=_folder_to_copy(spec),
     )
+
+
+def _folder_to_copy(spec: CommonSpec) -> str:
+    """Empty: nothing is copied. In a container the program has other paths."""
+    run, cluster = _run_of(spec), spec.cluster
+    wanted = run is not None and run.capture and run.is_python and cluster.backend == "slurm"
+    return run.folder if run and wanted and cluster.slurm.container is None else ""
 
 
 def hosts_to_exclude(
@@ -222,6 +230,7 @@ class Submitted(Struct, frozen=True, kw_only=True):
     """Time of the submission to the cluster."""
     warnings: tuple[str, ...] = ()
     """Problems that did not stop the submission but may delay the job."""
+    notes: tuple[str, ...] = ()
 
 
 def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Submitted:
@@ -246,9 +255,10 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     said = backend.check(handover_of(submission, first))
     found = (*other_owners(), *said)
     warnings = tuple(words_of_finding(one) for one in found if one.verdict == "warns")
+    notes = tuple(words_of_finding(one) for one in said if one.verdict == "note")
     if isinstance(backend, RemoteScheduler):
         submitted = _submit_remotely(submission, backend, first, environ, clock)
-        return replace(submitted, warnings=warnings)
+        return replace(submitted, warnings=warnings, notes=notes)
     with _writable(), submission_lock(run_dir):
         before = look(run_dir, _admit(submission, environ, clock))
         end = _journal_end(run_dir, clock)
@@ -259,7 +269,7 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
         except (OSError, Refused):
             restore(before, end, clock)
             raise
-    return Submitted(run_dir=run_dir, known=end.lines, warnings=warnings)
+    return Submitted(run_dir=run_dir, known=end.lines, warnings=warnings, notes=notes)
 
 
 def begin_inside(

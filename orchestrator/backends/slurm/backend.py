@@ -17,7 +17,12 @@ from orchestrator.backends.slurm.detach import Detached, start
 from orchestrator.backends.slurm.inventory import NODES, PARTITIONS, TOPOLOGY
 from orchestrator.backends.slurm.job_lookup import Finder
 from orchestrator.backends.slurm.observe import SlurmJob
-from orchestrator.backends.slurm.on_nodes import agents_not_started, code_snapshot, srun_end
+from orchestrator.backends.slurm.on_nodes import (
+    agents_not_started,
+    code_snapshot,
+    program_copy,
+    srun_end,
+)
 from orchestrator.backends.slurm.on_nodes.container_commands import check_commands
 from orchestrator.backends.slurm.requeue import Requeue
 from orchestrator.contract.check_results import Finding
@@ -106,6 +111,7 @@ class SlurmBackend:
         code = self._code(launch)
         if code is not None and code.left_out:
             log.warning("the snapshot of %s excludes: %s", code.home, code.words())
+        program = program_copy.look(launch, handover.job.run, self.clock)
         partitions = parse_partitions(self.slurm.told(PARTITIONS))
         nodes = parse_nodes(self.slurm.told(NODES))
         found = problems(launch, sys.executable, partitions, nodes)
@@ -134,10 +140,11 @@ class SlurmBackend:
                 else "",
                 said,
             )
-        return tuple(
+        tested = (
             Finding(what="sbatch --test-only", verdict="ok", found=line)
             for line in said.splitlines()
         )
+        return (*program, *tested)
 
     def _code(self, launch: LaunchPlan) -> code_snapshot.Chosen | None:
         """The files of the snapshot; None without a snapshot. Raises Refused."""
@@ -179,12 +186,14 @@ class SlurmBackend:
         return False
 
     def make_folder(self, launch: LaunchPlan) -> None:
-        """Create the folder for the script and the output of tasks, and the snapshot, once."""
+        """Create the folder for the script and the output of tasks, the snapshot, and the copy of
+        the user's program, once."""
         folder = render.folder(launch)
         if folder.exists():
             return
         if (chosen := self._code(launch)) is not None:
             code_snapshot.take(chosen, render.snapshot_path(launch))
+        program_copy.make(launch, self.clock)
         folder.mkdir(parents=True)  # last, because it marks the rest as complete
 
     # At the start of the batch script

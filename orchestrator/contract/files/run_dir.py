@@ -8,6 +8,7 @@
   journal.jsonl           append-only, one writer; folding it gives the state of the job
   state.json              snapshot: the fold of the journal up to some line; optional
   metrics.jsonl           a line per optimizer step
+  capture-<l>/            copy of the user's program for launch <l> (Slurm)
   imports.json            modules that a user's script imported, so that hosts import them once
   samples.jsonl           the sample ledger: a line per optimizer step
   tokens/                 token files made from text data: train.tokens, validation.tokens
@@ -94,6 +95,9 @@ class RunDir(Struct, frozen=True):
     @property
     def learned_imports(self) -> Path:
         return self.path / "imports.json"
+
+    def capture(self, launch: int) -> Path:
+        return self.path / f"capture-{launch}"
 
     @property
     def samples(self) -> Path:

@@ -19,7 +19,7 @@ from orchestrator.contract.drills import Drill
 from orchestrator.contract.messages.events import AgentEvent, AgentRegistered, EvidenceGathered
 from orchestrator.contract.skipped_batches import Window
 from orchestrator.contract.spec.failures import FailureRule
-from orchestrator.contract.spec.run_spec import Keep, RunSpec
+from orchestrator.contract.spec.run_spec import Capture, Keep, RunSpec
 
 AGENT_PATH = "/v1/agent"
 CANCEL_PATH = "/v1/cancel"
@@ -203,6 +203,8 @@ class Start(Struct, frozen=True, kw_only=True):
     """The user's own program, in place of the bundled trainer."""
     keep: Keep | None = None
     """Which checkpoints of the program are kept."""
+    capture: Capture | None = None
+    """The copy of the program that ranks run; None: they run it where it is."""
 
 
 class Stop(Struct, frozen=True, kw_only=True):

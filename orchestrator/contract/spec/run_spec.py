@@ -1,6 +1,8 @@
 """A training program of the user's own, which ndctl supervises in place of the bundled trainer."""
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 from msgspec import Struct, field
@@ -34,6 +36,14 @@ class Keep(Struct, frozen=True, kw_only=True):
     verify: bool = True
 
 
+class Capture(Struct, frozen=True, kw_only=True):
+    """The copy of the program that ranks run."""
+
+    folder: str
+    """The user's own folder."""
+    copy: str
+
+
 class RunSpec(Struct, frozen=True, kw_only=True):
     """The program of each rank. Give exactly one of `script`, `module` and `program`."""
 
@@ -49,6 +59,10 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     """Working directory of each rank, relative to the folder in which you submit."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of each rank."""
+    capture: bool = True
+    """On Slurm, ranks run the script or module from a copy that is made at submission, so that
+    edits do not change a job that waits or restarts. The working directory stays `workdir`. False:
+    from the folder itself, for example if it has too many files."""
     metrics: MetricPatterns | None = None
     """Reads progress from the log of rank 0, for programs that report none."""
     preload: tuple[Module, ...] | Auto = "auto"
@@ -64,6 +78,15 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     def is_python(self) -> bool:
         """Whether the interpreter of ndctl runs it, so that its steps can be counted."""
         return self.program is None
+
+    @property
+    def folder(self) -> str:
+        """The folder that is copied: `workdir`, or the script's folder if that is elsewhere."""
+        if self.script is None:
+            return self.workdir
+        home = Path(os.path.normpath(self.workdir))
+        script = Path(os.path.normpath(home / self.script))
+        return str(home if script.is_relative_to(home) else script.parent)
 
     @property
     def words(self) -> tuple[str, ...]:
