@@ -62,6 +62,8 @@ def _plan(snapshot: Snapshot) -> Iterator[str]:
         assert job.run is not None
         yield row("program", shlex.join(job.run.words))
         yield row("folder", job.run.workdir)
+        if (captured := job.launch.captured) is not None:
+            yield row("runs", f"{captured.copy}, copied from {captured.folder} at submission")
         return
     assert plan.memory is not None
     yield row("mesh", f"{plan.mesh} ({ranks})")

@@ -1,6 +1,6 @@
 """`python -m trainer.program WORKDIR PROGRAM …`, with the program as after `ndctl run --`:
-`train.py ARGS`, `-m MODULE ARGS` or `--no-python EXECUTABLE ARGS`. `--capture FOLDER COPY` before it:
-ranks run the copy of the user's folder.
+`train.py ARGS`, `-m MODULE ARGS` or `--no-python EXECUTABLE ARGS`. With `--capture FOLDER COPY`
+before it, the rank runs the copy of the user's folder.
 """
 
 import os

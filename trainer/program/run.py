@@ -64,7 +64,7 @@ def run(
     add_to_frameworks(link)
     watch(link)
     try:
-        _run_python(words, workdir if captured is None else captured.copy)
+        _run_python(words, "." if captured is None else captured.copy)
         code = exit_codes.OK
     except SystemExit as exc:
         code = _code_of(exc)

@@ -277,9 +277,14 @@ def begin_inside(
 ) -> tuple[LaunchPlan, int]:
     """Write the run directory of a job with an existing allocation. Returns the launch and the
     number of journal lines before it. Raises the errors of `submit`."""
+    from orchestrator.backends.slurm.on_nodes import program_copy
+
     _check_inputs(submission, environ)
     _check_trainable(submission)
     _check_drills(submission)
+    launch = launch_of(submission, 1)
+    for one in program_copy.look(launch, _run_of(submission.planned.spec), clock):
+        log.warning("%s: %s", one.verdict, words_of_finding(one))
     with _writable(), submission_lock(submission.run_dir):
         _admit(submission, environ, clock)
         lines = _journal_end(submission.run_dir, clock).lines

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from orchestrator.backends.slurm import render
 from orchestrator.backends.slurm.backend import SlurmBackend
-from orchestrator.backends.slurm.on_nodes import embedded
+from orchestrator.backends.slurm.on_nodes import embedded, program_copy
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.spec.job_spec import NAME
@@ -102,6 +102,7 @@ def begin_here(handover: Handover, environ: Mapping[str, str], clock: Clock, she
     if not look():
         with _submission_lock(run_dir, clock):
             if not look():  # another process may have started it meanwhile
+                program_copy.look(launch, handover.job.run, clock)
                 beginning = partial(begin, run_dir, handover, clock, token=True)
                 retry_io(beginning, "failed to create the run directory", clock)
                 backend.record(launch)
