@@ -8,12 +8,11 @@ import os
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
+from orchestrator.backends.slurm.on_nodes.ignore_patterns import Pattern, ignored, parse
 
 OWN, OF_GIT = ".ndctlignore", ".gitignore"
 TOOLS = frozenset(
@@ -40,16 +39,18 @@ NO_CODE = (*SECRETS, *CHECKPOINTS, *WASTE)
 
 def is_never_copied(path: Path, *, is_folder: bool) -> bool:
     name = path.name.lower()
+    if name in TOOLS:  # `.git` is a file in a worktree
+        return True
     if not is_folder:
         return any(fnmatchcase(name, pattern) for pattern in NO_CODE)
-    return name in TOOLS or any((path / one).exists() for one in (*ENVIRONMENT, JOURNAL))
+    return any((path / one).exists() for one in (*ENVIRONMENT, JOURNAL))
 
 
 class Rules(Struct, frozen=True):
     """Ignore files that count in one folder, the outermost first."""
 
-    specs: tuple[tuple[str, "GitIgnoreSpec"], ...] = ()
-    """Each with the folder that it is in."""
+    files: tuple[tuple[str, tuple[Pattern, ...]], ...] = ()
+    """Folder of the file, and its patterns."""
     is_own: bool = False
     """They are from `.ndctlignore`, so that no other file is read."""
 
@@ -68,13 +69,12 @@ class Rules(Struct, frozen=True):
         path = Path(folder, OF_GIT)
         if self.is_own or not path.is_file():
             return self
-        return type(self)((*self.specs, (folder, _read(path))))
+        return type(self)((*self.files, (folder, _read(path))))
 
     def ignore(self, path: str, *, is_folder: bool) -> bool:
         # As for git, the innermost file that says anything decides.
-        for folder, spec in reversed(self.specs):
-            below = os.path.relpath(path, folder) + ("/" if is_folder else "")
-            said = spec.check_file(below).include
+        for folder, patterns in reversed(self.files):
+            said = ignored(patterns, os.path.relpath(path, folder), is_folder=is_folder)
             if said is not None:
                 return said
         return False
@@ -90,7 +90,5 @@ def _above(folder: Path) -> Sequence[Path]:
     return ()
 
 
-def _read(path: Path) -> "GitIgnoreSpec":
-    from pathspec import GitIgnoreSpec  # here: only a submission of the user's own program needs it
-
-    return GitIgnoreSpec.from_lines(path.read_text(errors="surrogateescape").splitlines())
+def _read(path: Path) -> tuple[Pattern, ...]:
+    return parse(path.read_text(errors="surrogateescape").split("\n"))
