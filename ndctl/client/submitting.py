@@ -138,4 +138,4 @@ def _submitted(
     submitted = submit_job.submit(submission, os.environ, SystemClock())
     warnings_of(submitted.warnings)
     looked = planned.looked.notes if planned.looked is not None else ()
-    return Job(submitted.run_dir.path, notes=(*planned.notes, *looked))
+    return Job(submitted.run_dir.path, notes=(*submitted.notes, *planned.notes, *looked))

@@ -1,5 +1,7 @@
 """The plan of the user's own program: only which hosts its ranks get. Pure."""
 
+from collections.abc import Iterator
+
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Plan, Traffic
 from orchestrator.contract.spec.job_spec import ScriptSpec
@@ -50,7 +52,13 @@ def plan_program(spec: ScriptSpec, inventory: Inventory) -> Plan:
         ranks_per_host=ranks,
         memory=None,
         profile=profile.name if profile else None,
+        notes=tuple(_notes(spec)),
     )
+
+
+def _notes(spec: ScriptSpec) -> Iterator[str]:
+    if place := spec.elsewhere:
+        yield f"run: {place}, so it must be there; nothing of this machine is copied"
 
 
 def _too_few(spec: ScriptSpec, inventory: Inventory, usable: int) -> PlanError:

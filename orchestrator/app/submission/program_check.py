@@ -21,6 +21,9 @@ def look_at_program(
     Args:
         hosts_of_a_file: the hosts are from an inventory file, so they may see other files.
     """
+    if spec.elsewhere:
+        unchecked = f"run was neither copied nor checked: {spec.elsewhere}, so it must be there"
+        return Looked(unchecked=unchecked)
     if elsewhere := sees_other_files(spec, hosts_of_a_file):
         return Looked(unchecked=f"run was not checked: {elsewhere}")
     return Looked(problems=tuple(_problems(spec.run, environ)), doubts=tuple(_doubts(spec.run)))

@@ -86,15 +86,8 @@ def launch_of(submission: Submission, number: int, exclude: Sequence[str] = ()) 
         slurm=cluster.slurm if cluster.backend == "slurm" else None,
         kubernetes=cluster.kubernetes if cluster.backend == "kubernetes" else None,
         exclude=tuple(exclude),
-        capture=_folder_to_copy(spec),
+        capture=spec.captured if isinstance(spec, ScriptSpec) else "",
     )
-
-
-def _folder_to_copy(spec: CommonSpec) -> str:
-    """Empty: nothing is copied. In a container the program has other paths."""
-    run, cluster = _run_of(spec), spec.cluster
-    wanted = run is not None and run.capture and run.is_python and cluster.backend == "slurm"
-    return run.folder if run and wanted and cluster.slurm.container is None else ""
 
 
 def hosts_to_exclude(

@@ -180,6 +180,23 @@ class ScriptSpec(CommonSpec, frozen=True, kw_only=True):
 
     run: RunSpec
 
+    @property
+    def elsewhere(self) -> str:
+        """Where ranks run the program, if not from a folder that this machine sees; else empty."""
+        run, cluster = self.run, self.cluster
+        name = f"{run.script or run.module or run.program} in `{run.workdir}`"
+        if cluster.backend == "kubernetes":
+            return f"pods run {name} of their image or a volume"
+        if cluster.backend == "slurm" and cluster.slurm.container is not None:
+            return f"ranks run {name} of their container"
+        return ""
+
+    @property
+    def captured(self) -> str:
+        """The folder that is copied at submission; empty: none."""
+        wanted = self.run.capture and self.run.is_python and self.cluster.backend == "slurm"
+        return self.run.folder if wanted and not self.elsewhere else ""
+
     def _problems(self) -> Iterator[Problem]:
         yield from CommonSpec._problems(self)
         yield from _settings_of_the_trainer(self)

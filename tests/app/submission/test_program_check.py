@@ -73,7 +73,10 @@ def test_the_program_of_a_pod_is_in_its_image(folder: Path) -> None:
     )
     looked = look_at_program(spec, {})
     assert not looked.problems
-    assert "pods see the files of their image" in looked.unchecked
+    assert looked.unchecked == (
+        "run was neither copied nor checked: pods run x.py in `.` of their image or a volume, so it"
+        " must be there"
+    )
 
 
 def test_the_spec_of_ndctl_run(tmp_path: Path) -> None:

@@ -92,9 +92,7 @@ def test_edits_after_submission_change_neither_the_start_nor_a_restart_but_a_res
     assert signal.SIGKILL in [event.get("signal") for event in ndctl.events("RankExited")]
 
 
-def test_a_folder_that_is_too_large_is_refused_and_nothing_is_written(
-    ndctl: SlurmNdctl, tmp_path: Path
-) -> None:
+def test_a_refused_submission_leaves_no_copy(ndctl: SlurmNdctl, tmp_path: Path) -> None:
     home = tmp_path / "home"
     (home / "data").mkdir(parents=True)
     write_version(home, 1)
@@ -112,3 +110,9 @@ def test_a_folder_that_is_too_large_is_refused_and_nothing_is_written(
     (home / ".ndctlignore").write_text("/data/\n")
     done = ndctl("submit", spec, "--dry-run")
     assert "run.capture: ranks run a copy of 4 files" in done.out, done.err
+    # Slurm refuses it after the copy is made.
+    ndctl.testbed.output_of("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=fan")
+    done = ndctl("submit", spec, "--set", "cluster.slurm.sbatch_args=[--mem-per-cpu=800G]")
+    assert done.code == 6, done.err
+    assert "Slurm refused this job" in done.err
+    assert not ndctl.run_dir.exists()
