@@ -84,7 +84,7 @@ def test_edits_after_submission_change_neither_the_start_nor_a_restart_but_a_res
     assert ndctl("cancel", "e2e").code == 0
     ndctl.wait_for_end("CANCELLED")
     (home / "go").touch()
-    done = ndctl("submit", spec, "--resume")
+    done = ndctl("submit", spec, "--resume", "--set", "cluster.slurm.sbatch_args=[]")
     assert done.code == 0, done.out + done.err
     ndctl.wait_for_end()
     assert lines(home, 3) == [first, first, "2 2 2 True"]
