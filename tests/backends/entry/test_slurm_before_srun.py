@@ -16,6 +16,7 @@ from orchestrator.backends.slurm.on_nodes import embedded
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import CancelRequested, LeaderStarted
+from orchestrator.contract.spec.run_spec import RunSpec
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.journal.current_launch import current_launch
@@ -289,3 +290,35 @@ def test_the_code_is_copied_if_the_spec_asks_for_a_snapshot(tmp_path: Path) -> N
     node = Node(tmp_path, spec=SlurmSpec(snapshot=True))
     assert node.begin(node.sbatch()) == exit_codes.OK
     assert (node.run_dir.path / "snapshot" / "orchestrator" / "run_module.py").exists()
+
+
+def with_program(node: Node, home: Path) -> str:
+    """The text in a rendered script of the user's own program in `home`."""
+    run = RunSpec(script="train.py", workdir=str(home))
+    launch = replace(node.handover.launch, capture=str(home))
+    return embedded.to_text(handover_of(launch, run=run))
+
+
+def test_the_users_program_is_copied_when_the_script_starts_and_kept_at_a_requeue(
+    node: Node, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "train.py").write_text("one")
+    job, text = node.sbatch(), with_program(node, home)
+    assert node.begin(job, text=text) == exit_codes.OK
+    (home / "train.py").write_text("two")
+    assert node.begin(job, text=text, SLURM_RESTART_COUNT="1") == exit_codes.OK
+    assert (node.run_dir.path / "capture-1" / "train.py").read_text() == "one"
+
+
+def test_a_program_that_cannot_be_copied_ends_the_script_before_it_writes_anything(
+    node: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "train.py").touch()
+    (home / ".gitignore").write_text("train.py\n")
+    assert node.begin(node.sbatch(), text=with_program(node, home)) == exit_codes.BACKEND
+    assert f"the copy of {home} would be without train.py" in capsys.readouterr().err
+    assert not node.run_dir.path.exists()
