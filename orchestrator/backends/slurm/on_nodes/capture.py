@@ -13,7 +13,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from orchestrator.backends.slurm.on_nodes.capture_rules import OWN, Rules, is_never_copied
+from orchestrator.backends.slurm.on_nodes.capture_rules import OWN, TOOLS, Rules, is_never_copied
 from orchestrator.errors import Refused
 from orchestrator.seams import Clock
 
@@ -76,22 +76,18 @@ def _choose(folder: Path, run_root: Path, clock: Clock) -> Chosen:
     counts, sizes = Counter[str](), Counter[str]()
     for kind, path in _walk(folder, run_root):
         below = os.path.relpath(path, folder)
-        if kind == "nothing":
-            continue
+        first = below.partition("/")[0]
         if kind == "ignored":
             ignored.append(below + ("/" if Path(path).is_dir() else ""))
         elif kind == "link":
             links.append((below, _target(path, folder)))
-        else:
-            if not os.access(path, os.R_OK):
-                raise PermissionError(13, "permission denied", path)
-            files.append(below)
-            first = below.partition("/")[0]
             counts[first] += 1
-            sizes[first] += Path(path).stat().st_size
+        elif kind == "file":
+            files.append(below)
+            counts[first] += 1
+            sizes[first] += _size(path)
         seconds = clock.monotonic() - began
-        many = len(files) + len(links)
-        if many > MOST_FILES or sizes.total() > MOST_BYTES or seconds > MOST_S:
+        if counts.total() > MOST_FILES or sizes.total() > MOST_BYTES or seconds > MOST_S:
             raise _too_large(folder, counts, sizes, seconds)
     there = {*files, *(str(one) for file in files for one in Path(file).parents)}
     links = [(link, _in_copy(link, target, folder, there)) for link, target in links]
@@ -102,6 +98,12 @@ def _choose(folder: Path, run_root: Path, clock: Clock) -> Chosen:
         size=sizes.total(),
         ignored=tuple(sorted(ignored)),
     )
+
+
+def _size(path: str) -> int:
+    if not os.access(path, os.R_OK):
+        raise PermissionError(13, "permission denied", path)
+    return Path(path).stat().st_size
 
 
 def _walk(folder: Path, run_root: Path) -> Iterator[tuple[Kind, str]]:
@@ -122,8 +124,8 @@ def _walk(folder: Path, run_root: Path) -> Iterator[tuple[Kind, str]]:
 def _kind(entry: os.DirEntry[str], rules: Rules, folder: Path) -> Kind:
     is_folder, path = entry.is_dir(follow_symlinks=False), Path(entry.path)
     if is_never_copied(path, is_folder=is_folder):
-        # Folders of tools are in each project, and no program expects them.
-        return "nothing" if is_folder else "ignored"
+        # Those of tools are in each project, and no program expects them.
+        return "nothing" if is_folder or entry.name in TOOLS else "ignored"
     if rules.ignore(entry.path, is_folder=is_folder):
         return "ignored"
     if is_folder:
