@@ -25,7 +25,7 @@ class Script:
     def submit(self, ndctl: Ndctl, *words: str, steps: int) -> CommandResult:
         """Run it as job `e2e`. It saves at each fifth step, and a step takes about 0.1 s."""
         if find_spec(self.needs) is None:
-            pytest.skip(f"{self.needs} is not installed; requirements-dev.lock has it")
+            pytest.skip(f"{self.needs} is not installed")
         folder = ndctl.run_root
         folder.mkdir(exist_ok=True)
         args = ["--steps", steps, "--save-every", 5, "--pause", 0.1]

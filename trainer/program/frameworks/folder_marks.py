@@ -57,8 +57,6 @@ class FolderSave:
     @contextlib.contextmanager
     def written(self) -> Iterator[None]:
         """Around the framework's own save, on every rank."""
-        before = self.link.phase
-        self.link.beat("checkpoint")
         try:
             self._begin()
             yield
@@ -66,10 +64,7 @@ class FolderSave:
             # The other ranks must not wait for this one.
             self.complete(f"{type(exc).__name__}: {exc}")
             raise
-        else:
-            self.complete()
-        finally:
-            self.link.beat(before)
+        self.complete()
 
     def _begin(self) -> None:
         try:

@@ -2,7 +2,12 @@
 
 from ndctl.rank.link import Link
 from trainer.program.after_import import after_import
-from trainer.program.frameworks import last_checkpoint, lightning_trainer, transformers_trainer
+from trainer.program.frameworks import (
+    last_checkpoint,
+    lightning_trainer,
+    torchtitan_trainer,
+    transformers_trainer,
+)
 
 
 def add_to_frameworks(link: Link) -> None:
@@ -13,3 +18,4 @@ def add_to_frameworks(link: Link) -> None:
     after_import("transformers.trainer", transformers_trainer.add_to)
     for package in ("lightning.pytorch", "pytorch_lightning"):  # two names of one library
         after_import(f"{package}.trainer.trainer", lightning_trainer.add_to)
+    after_import("torchtitan.trainer", torchtitan_trainer.add_to)

@@ -7,8 +7,7 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +17,7 @@ from ndctl.rank.place import place
 from ndctl.rank.reporting import log
 from ndctl.rank.stopping import should_stop
 from trainer.program.frameworks.folder_marks import add_file
-from trainer.program.frameworks.steps import Steps
+from trainer.program.frameworks.steps import Steps, checkpoint_phase
 
 TAKEN = ("attempt", "epoch", "loss", "step", "time")
 
@@ -101,7 +100,7 @@ def _reported(proper: Callable[..., Any]) -> Callable[..., Any]:
     def save(
         self: Any, filepath: Any, weights_only: bool | None = None, *more: Any, **k: Any
     ) -> Any:
-        with _phase_checkpoint():
+        with checkpoint_phase():
             result = proper(self, filepath, weights_only, *more, **k)
             link = current()
             if self.training and not weights_only and link.rank == 0:
@@ -123,14 +122,3 @@ def _tell_saved(link: Link) -> None:
         _told.clear()
         _told.add(link.step)
         link.send({"kind": "CheckpointSaved", "attempt": link.attempt, "step": link.step})
-
-
-@contextmanager
-def _phase_checkpoint() -> Iterator[None]:
-    link = current()
-    before = link.phase
-    link.beat("checkpoint")
-    try:
-        yield
-    finally:
-        link.beat(before)

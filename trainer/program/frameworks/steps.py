@@ -1,6 +1,7 @@
 """Steps of a framework's trainer, reported as those of the job."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ndctl.rank.link import current
 
@@ -32,3 +33,15 @@ class Steps:
         link.step = self.earlier + step
         link.beat("train")
         return link.step
+
+
+@contextmanager
+def checkpoint_phase() -> Iterator[None]:
+    """The rank saves a checkpoint, which has its own time limit."""
+    link = current()
+    before = link.phase
+    link.beat("checkpoint")
+    try:
+        yield
+    finally:
+        link.beat(before)

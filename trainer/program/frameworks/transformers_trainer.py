@@ -15,7 +15,7 @@ from ndctl.rank.reporting import log
 from ndctl.rank.stopping import should_stop
 from trainer.program.frameworks.folder_marks import FolderSave, folder_save
 from trainer.program.frameworks.last_checkpoint import skip_torn, skipped
-from trainer.program.frameworks.steps import Steps
+from trainer.program.frameworks.steps import Steps, checkpoint_phase
 
 SUMMARY = "train_runtime"
 """In the metrics of the whole training, which are no metrics of its last step."""
@@ -93,7 +93,7 @@ def _marked(proper: Any) -> Any:
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{step}"
         _saving = folder_save(folder, step, marks=self.args.should_save)
         try:
-            with _saving.written():
+            with checkpoint_phase(), _saving.written():
                 return proper(self, model, trial, *args, **kwargs)
         finally:
             _saving = None
