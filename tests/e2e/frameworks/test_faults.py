@@ -18,8 +18,7 @@ SCRIPTS = [
     Script("transformers_trainer.py", preload=("transformers.trainer",)),
     Script("lightning_fit.py", preload=("lightning.pytorch",), needs="lightning"),
     Script("accelerate_loop.py", preload=("accelerate",), needs="accelerate"),
-    # torchtitan wants other versions of packages that ndctl's tests need, so `make test` has it
-    # not. docs/own_scripts.md says how to install it.
+    # `make test` does not install torchtitan, which needs other versions of some packages.
     Script("torchtitan_on_cpu.py", preload=("torchtitan.trainer",), needs="torchtitan"),
 ]
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
