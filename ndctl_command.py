@@ -27,3 +27,6 @@ _load_packages()
 from orchestrator.cli import main  # noqa: E402 (after the packages are loaded)
 
 __all__ = ["main"]
+
+if __name__ == "__main__":
+    main()

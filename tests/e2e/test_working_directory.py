@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import Ndctl, submit_args
+from tests.e2e.job import ROOT, Ndctl, submit_args
 
 pytestmark = pytest.mark.process
 
@@ -23,7 +23,7 @@ NAMES = (
     "transformers",
 )
 
-CONSOLE = (sys.executable, "-P", "-c", "import sys; from ndctl_command import main; main()")
+CONSOLE = (sys.executable, "-P", str(ROOT / "ndctl_command.py"))
 """What the installed `ndctl` runs."""
 
 

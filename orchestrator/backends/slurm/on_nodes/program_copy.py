@@ -22,7 +22,8 @@ def look(launch: LaunchPlan, run: RunSpec | None, clock: Clock) -> tuple[Finding
         return ()
     chosen = _choose(launch, clock)
     _check_program(chosen, run)
-    return tuple(_findings(chosen))
+    is_first = not any(Path(launch.run_dir).glob("capture-*"))
+    return tuple(_findings(chosen, "a copy" if is_first else "a new copy"))
 
 
 def make(launch: LaunchPlan, clock: Clock) -> None:
@@ -56,11 +57,11 @@ def _check_program(chosen: capture.Chosen, run: RunSpec) -> None:
         )
 
 
-def _findings(chosen: capture.Chosen) -> Iterator[Finding]:
+def _findings(chosen: capture.Chosen, which: str) -> Iterator[Finding]:
     yield Finding(
         what=KEY,
         verdict="note",
-        found=f"ranks run a copy of {chosen.words()}; later edits do not change this job",
+        found=f"ranks run {which} of {chosen.words()}; later edits do not change this job",
     )
     if chosen.ignored_code:
         yield Finding(

@@ -13,11 +13,12 @@ pytestmark = [pytest.mark.slurm, pytest.mark.process]
 SCRIPT = """
 import json, os, sys, time
 from pathlib import Path
-import step
+import trainer
+from orchestrator import loops
 here = Path(__file__).parent
 rate = json.loads((here / "rate.json").read_text())
 with open(f"rank-{os.environ['RANK']}.txt", "a") as out:
-    out.write(f"{VERSION} {step.VERSION} {rate} {sys.path[0] == str(here)}\\n")
+    out.write(f"{VERSION} {trainer.VERSION} {loops.VERSION} {rate} {sys.path[0] == str(here)}\\n")
 while not Path("go").exists():
     time.sleep(0.1)
 """
@@ -25,8 +26,11 @@ OUTPUT = "rank-0.txt"
 
 
 def write_version(home: Path, number: int) -> None:
+    """The script, and modules that have the names of packages of ndctl."""
     (home / "train.py").write_text(SCRIPT.replace("VERSION", str(number), 1))
-    (home / "step.py").write_text(f"VERSION = {number}\n")
+    (home / "orchestrator").mkdir(exist_ok=True)
+    for name in ("trainer.py", "orchestrator/loops.py"):
+        (home / name).write_text(f"VERSION = {number}\n")
     (home / "rate.json").write_text(str(number))
 
 
@@ -55,9 +59,11 @@ def lines(home: Path, count: int) -> list[str]:
 
 
 def test_edits_after_submission_change_neither_the_start_nor_a_restart_but_a_resumed_job(
-    ndctl: SlurmNdctl, tmp_path: Path
+    ndctl: SlurmNdctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
+    # sbatch hands it on. No process of ndctl itself imports what is there.
+    monkeypatch.setenv("PYTHONPATH", str(home))
     (home / ".git").mkdir(parents=True)
     (home / ".env").write_text("TOKEN=secret")
     (home / ".gitignore").write_text("data/\n")
@@ -67,17 +73,17 @@ def test_edits_after_submission_change_neither_the_start_nor_a_restart_but_a_res
     spec = spec_in(tmp_path, home)
     done = ndctl("submit", spec)
     assert done.code == 0, done.out + done.err
-    assert f"ranks run a copy of 4 files, 0.0 MB, of {home} (without .env, data/)" in done.err
+    assert f"ranks run a copy of 5 files, 0.0 MB, of {home} (without .env, data/)" in done.err
     assert not ndctl.metrics()
     write_version(home, 2)
 
-    first = "1 1 1 True"
+    first = "1 1 1 1 True"
     assert lines(home, 1) == [first]
     kill(wait_for(lambda: ndctl.ranks().get(0), "rank 0"))
     assert lines(home, 2) == [first, first]
     copy = ndctl.run_dir / "capture-1"
     assert {path.name for path in copy.iterdir()} - {"__pycache__"} == {
-        *(".gitignore", "rate.json", "step.py", "train.py")
+        *(".gitignore", "orchestrator", "rate.json", "trainer.py", "train.py")
     }
     assert f"runs        {copy}, copied from {home} at submission" in ndctl("describe", "e2e").out
 
@@ -86,9 +92,10 @@ def test_edits_after_submission_change_neither_the_start_nor_a_restart_but_a_res
     (home / "go").touch()
     done = ndctl("submit", spec, "--resume", "--set", "cluster.slurm.sbatch_args=[]")
     assert done.code == 0, done.out + done.err
+    assert f"ranks run a new copy of 8 files, 0.0 MB, of {home}" in done.err
     ndctl.wait_for_end()
-    assert lines(home, 3) == [first, first, "2 2 2 True"]
-    assert (ndctl.run_dir / "capture-2" / "step.py").read_text() == "VERSION = 2\n"
+    assert lines(home, 3) == [first, first, "2 2 2 2 True"]
+    assert (ndctl.run_dir / "capture-2" / "trainer.py").read_text() == "VERSION = 2\n"
     assert signal.SIGKILL in [event.get("signal") for event in ndctl.events("RankExited")]
 
 
@@ -109,7 +116,7 @@ def test_a_refused_submission_leaves_no_copy(ndctl: SlurmNdctl, tmp_path: Path) 
     assert done.code == 0, done.err
     (home / ".ndctlignore").write_text("/data/\n")
     done = ndctl("submit", spec, "--dry-run")
-    assert "run.capture: ranks run a copy of 4 files" in done.out, done.err
+    assert "run.capture: ranks run a copy of 5 files" in done.out, done.err
     # Slurm refuses it after the copy is made.
     ndctl.testbed.output_of("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=fan")
     done = ndctl("submit", spec, "--set", "cluster.slurm.sbatch_args=[--mem-per-cpu=800G]")
