@@ -24,7 +24,7 @@ from orchestrator.agent.evidence.rank_evidence import (
     waited_for_cpu,
 )
 from orchestrator.agent.evidence.rank_progress import Pace, still_in
-from orchestrator.agent.processes.cgroups import Count, Counted, Kills, oom_kills, throttlings
+from orchestrator.agent.processes.cgroups import Count, Counted, oom_kills, throttlings
 from orchestrator.agent.processes.fork_server_client import Running, Standby
 from orchestrator.agent.processes.torchrun import HostPlace, environment, render
 from orchestrator.contract.messages.agent_protocol import RankDigest, Start
@@ -108,7 +108,7 @@ class Attempt:
         self.place = place
         self.clock = clock
         self.begun = clock.monotonic()
-        self.kills = Kills(kills, self.begun)
+        self.kills = Counted(kills, self.begun)
         self.throttled = Counted(throttles, self.begun)
         self.ranks: dict[int, RankRecord] = {}
         self.launching: asyncio.Task[Running] | None = None

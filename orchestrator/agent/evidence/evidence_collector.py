@@ -6,6 +6,7 @@ It also writes the evidence into the traces. Missing evidence is recorded with t
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Mapping
 
 from msgspec import Struct
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 from orchestrator.agent.attempt import TAIL_S, Attempt
 from orchestrator.agent.evidence.flight_recorder import Asking, Dumps, gather_dumps, last_dumps
 from orchestrator.agent.evidence.rank_evidence import how_ended, last_lines, last_words_of
+from orchestrator.agent.processes.cgroups import told
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.codec import encode
 from orchestrator.contract.files.atomic_write import write_whole
@@ -39,6 +41,8 @@ NEAR_S = 300.0
 """Kernel messages older than this before the last progress of the ranks are ignored, because the
 ranks survived them. It covers the drift of the kernel's clock, which no time server corrects, and
 the delay between a fault and its effect."""
+OOM_KILL = re.compile(r"oom[-_]kill|out of memory: kill", re.IGNORECASE)
+"""Lines of the kernel's log on a process that its OOM killer has killed."""
 
 
 class Found(Struct, frozen=True, kw_only=True):
@@ -87,8 +91,13 @@ async def _kernel(
     added from the cgroup's counter, because the log may be unreadable."""
     # A message from before the attempt cannot explain its end.
     since = max(attempt.begun, attempt.last_common_progress() - NEAR_S)
-    logged = await within(None, telling, found.kernel, since, attempt.start.classes)
-    lines = (*logged, *attempt.kills.after(since, attempt.clock.monotonic()))
+    before, kills = attempt.kills.between(since, attempt.clock.monotonic())
+    kernel = found.kernel
+    if before is not None and kills == before:
+        # All groups of a machine share its log: another job or pod was killed for its memory.
+        kernel = tuple(line for line in kernel if not OOM_KILL.search(line))
+    logged = await within(None, telling, kernel, since, attempt.start.classes)
+    lines = (*logged, *told(before, kills))
     return lines, await within(None, read_kernel, lines, attempt.start.classes)
 
 

@@ -62,14 +62,6 @@ class Counted:
             self.changes = [*self.changes, (now, value)][-MOST_CHANGES:]
 
 
-class Kills(Counted):
-    """The history of OOM kills."""
-
-    def after(self, then: float, now: float) -> tuple[str, ...]:
-        """A line like one of the kernel's log, if there were OOM kills since `then`."""
-        return told(*self.between(then, now))
-
-
 def oom_kills(root: Path = Path("/")) -> int | None:
     """None where nothing can be read."""
     counts = (_count(folder / name, "oom_kill") for folder, name in _counters(root, MEMORY))

@@ -170,6 +170,32 @@ def test_an_oom_kill_from_days_before_is_not_reported(
     )
 
 
+def test_an_oom_kill_in_another_control_group_is_not_reported(tmp_path: Path) -> None:
+    """For example, another job of the node, or another pod, has reached its limit."""
+    counts: list[int | None] = [4]
+    attempt, clock = trained_for_days(tmp_path, lambda: counts[-1])
+    stamp = f"[{clock.monotonic() - 1:.6f}] "
+    # Captured on Linux 6.18, from a group with a limit of its own.
+    killed = (
+        "python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+        " oom_kill_process.cold+0x8/0x8a",
+        "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,"
+        "oom_memcg=/other,task_memcg=/other,task=python,pid=3470,uid=0",
+        "Memory cgroup out of memory: Killed process 3470 (python) total-vm:111660kB,"
+        " anon-rss:101760kB, file-rss:6072kB, shmem-rss:0kB, UID:0 pgtables:252kB oom_score_adj:0",
+    )
+    lines = tuple(stamp + line for line in killed)
+    remapped = stamp + REMAPPED
+    assert kernel_of(attempt, (*lines, remapped)) == (remapped,)
+    # The group's counter cannot be read, or has grown.
+    counts.append(None)
+    clock.sleep(60.0)
+    assert kernel_of(attempt, lines) == lines
+    counts.append(5)
+    clock.sleep(60.0)
+    assert kernel_of(attempt, lines)[:4] == lines
+
+
 def test_a_host_whose_storage_hangs_reports_what_it_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
