@@ -18,7 +18,7 @@ def _load_packages() -> None:
     assert spec.loader is not None
     run_module = module_from_spec(spec)
     spec.loader.exec_module(run_module)
-    run_module.load_packages()
+    run_module.load_packages(run_module.OF_COMMANDS)
     sys.modules["orchestrator.run_module"] = run_module
 
 

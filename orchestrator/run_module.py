@@ -10,6 +10,7 @@ file, whatever else is installed under these names. PYTHONPATH is left as the us
 
 import runpy
 import sys
+from collections.abc import Iterable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -19,6 +20,9 @@ FLAGS = ("-P", __file__)
 
 PACKAGES = ("orchestrator", "trainer", "ndctl")
 """The packages of ndctl."""
+OF_COMMANDS = ("orchestrator", "ndctl")
+"""Those that the command line needs. `ndctl doctor` must work although another distribution has
+overwritten `trainer`."""
 
 
 def command(python: str, module: str) -> list[str]:
@@ -26,11 +30,11 @@ def command(python: str, module: str) -> list[str]:
     return [python, *FLAGS, module]
 
 
-def load_packages() -> None:
+def load_packages(names: Iterable[str] = PACKAGES) -> None:
     """Import ndctl's packages from beside this file, so that other packages of these names are not
     found. Packages that are imported already stay."""
     here = Path(__file__).resolve().parent
-    for name in PACKAGES:
+    for name in names:
         if name not in sys.modules:
             _load(here.parent / name)
 

@@ -73,3 +73,6 @@ def test_an_installed_wheel_works_without_the_repository(wheel: Path, tmp_path: 
     # `PYTHONPATH=.` is common, and comes before what is installed.
     command = ("env", "PYTHONPATH=.", venv / "bin" / "ndctl", "validate", example)
     assert "quickstart.yaml: valid; 4 ranks" in run(*command, cwd=hostile)
+    # PyPI's `trainer` overwrites this file. Commands work nevertheless, and `doctor` names it.
+    (site / "trainer" / "__init__.py").write_text("raise SystemExit('HOSTILE')\n")
+    assert "quickstart.yaml: valid; 4 ranks" in run(*command, cwd=hostile)

@@ -18,7 +18,7 @@ from orchestrator.app.submission.resume_check import is_running, no_run, steps_l
 from orchestrator.app.submission.submission_lock import submission_lock
 from orchestrator.app.submission.submission_rollback import look, restore
 from orchestrator.backends.by_name import HERE
-from orchestrator.contract.check_results import Finding, words_of_finding
+from orchestrator.contract.check_results import Finding, troubles, words_of_finding
 from orchestrator.contract.codec import Problem, encode
 from orchestrator.contract.drills import Drill, faults_of
 from orchestrator.contract.files.access import access_of, access_umask
@@ -246,8 +246,7 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     without = hosts_to_exclude(submission.run_root, backend, environ, clock)
     first = submitted_event(submission, Run(), 0.0, without)
     said = backend.check(handover_of(submission, first))
-    found = (*other_owners(), *said)
-    warnings = tuple(words_of_finding(one) for one in found if one.verdict == "warns")
+    warnings = tuple(map(words_of_finding, troubles((*other_owners(), *said))))
     notes = tuple(words_of_finding(one) for one in said if one.verdict == "note")
     if isinstance(backend, RemoteScheduler):
         submitted = _submit_remotely(submission, backend, first, environ, clock)
