@@ -151,6 +151,8 @@ def test_stacks_come_from_ranks_that_can_answer_without_waiting_for_others(
             assert child.stdout is not None
             assert child.stdout.readline() == b"ready\n"
         os.kill(children[1].pid, signal.SIGSTOP)
+        # The kernel stops it a moment later, and one that still seems to run is waited for.
+        wait_for(lambda: process_state(children[1].pid) == "T", "the stop")
         gone = subprocess.Popen(["true"])
         gone.wait(WAIT_S)
         pids = [(0, children[0].pid), (1, children[1].pid), (2, gone.pid)]
