@@ -82,6 +82,10 @@ class OptimizerSteps:
             first, self.first_step = self.first_step, None
             first()
 
+    # In a compiled step, Dynamo must not look inside. This is what `torch.compiler.disable` sets,
+    # whose import takes a second.
+    stepped._torchdynamo_disable = True  # type: ignore[attr-defined]
+
 
 def _report_eval(link: Link, module: ModuleType) -> None:
     """Report `Module.eval()` as the beginning of an evaluation, and `train()` as its end."""

@@ -1,5 +1,6 @@
 """Optimizer steps of a script, counted through torch's hook."""
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,3 +133,17 @@ def test_the_step_that_fills_an_optimizers_state_is_not_counted(steps: Optimizer
     model(torch.ones(2)).sum().backward()
     optimizer.step()
     assert steps.link.step == 1
+
+
+def test_steps_of_a_compiled_optimizer_are_counted_without_a_warning(steps: OptimizerSteps) -> None:
+    optimizer = torch.optim.AdamW(torch.nn.Linear(2, 1).parameters(), lr=torch.tensor(1e-3))
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    compiled = torch.compile(optimizer.step, backend="eager")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        compiled()
+        compiled()
+    assert steps.link.step == 2
+    assert not [one for one in said if "does not know how to trace" in str(one.message)]
