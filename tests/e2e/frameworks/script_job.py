@@ -1,4 +1,4 @@
-"""A script of examples/scripts as a job on 2 hosts x 2 ranks."""
+"""A training script as a job on 2 hosts x 2 ranks."""
 
 import json
 from collections import Counter
@@ -15,8 +15,7 @@ SCRIPTS = ROOT / "examples" / "scripts"
 
 @dataclass(frozen=True)
 class Script:
-    name: str
-    """File in examples/scripts."""
+    path: Path
     preload: tuple[str, ...] = ()
     """Modules that a host imports once and not once for each rank, to save time."""
     needs: str = "torch"
@@ -32,7 +31,7 @@ class Script:
         spec = {
             "name": "e2e",
             "run": {
-                "script": str(SCRIPTS / self.name),
+                "script": str(self.path),
                 "args": [str(arg) for arg in args],
                 "workdir": str(folder),
                 "preload": ["torch._dynamo", *self.preload],
@@ -43,6 +42,11 @@ class Script:
         path = folder / "spec.yaml"
         path.write_text(json.dumps(spec))  # JSON is YAML
         return ndctl("submit", str(path), *words)
+
+
+def example(name: str, preload: tuple[str, ...] = (), needs: str = "torch") -> Script:
+    """The script `name` of examples/scripts."""
+    return Script(SCRIPTS / name, preload, needs)
 
 
 def steps_trained_twice(ndctl: Ndctl) -> set[int]:

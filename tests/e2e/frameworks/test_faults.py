@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.frameworks.script_job import Script, steps_trained_twice, uninterrupted_losses
+from tests.e2e.frameworks.script_job import (
+    Script,
+    example,
+    steps_trained_twice,
+    uninterrupted_losses,
+)
 from tests.e2e.job import Ndctl, assert_nothing_left, wait_for
 
 pytestmark = [
@@ -13,15 +18,15 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 SCRIPTS = [
-    Script("ddp.py"),
-    Script("fsdp2.py"),
-    Script("transformers_trainer.py", preload=("transformers.trainer",)),
-    Script("lightning_fit.py", preload=("lightning.pytorch",), needs="lightning"),
-    Script("accelerate_loop.py", preload=("accelerate",), needs="accelerate"),
+    example("ddp.py"),
+    example("fsdp2.py"),
+    example("transformers_trainer.py", preload=("transformers.trainer",)),
+    example("lightning_fit.py", preload=("lightning.pytorch",), needs="lightning"),
+    example("accelerate_loop.py", preload=("accelerate",), needs="accelerate"),
     # `make test` does not install torchtitan, which needs other versions of some packages.
-    Script("torchtitan_on_cpu.py", preload=("torchtitan.trainer",), needs="torchtitan"),
+    example("torchtitan_on_cpu.py", preload=("torchtitan.trainer",), needs="torchtitan"),
 ]
-every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.path.name)
 
 
 @every_script
@@ -66,3 +71,22 @@ def test_a_kill_a_hang_and_a_cancellation_leave_the_losses_of_an_undisturbed_job
     assert done.code == 0, done.out + done.err
     assert ndctl.events("TrainingResumed")[-1]["step"] == stopped_at
     assert ndctl.losses() == expected
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_transformers_whose_rank_was_killed_while_saving_is_skipped(
+    ndctl: Ndctl,
+) -> None:
+    path = Path(__file__).parent / "killed_while_saving.py"
+    script = Script(path, preload=("transformers.trainer",))
+    done = script.submit(ndctl, "--follow", steps=12)
+    assert done.code == 0, done.out + done.err
+    (incident,) = ndctl.status()["incidents"]
+    assert (incident["kind"], incident["culprit"]["rank"]) == ("rank-killed", 3)
+    assert incident["action"] == "restart as attempt 2 from checkpoint step-5"
+    resumed = ndctl.events("TrainingResumed")[-1]
+    assert resumed["step"] == 5
+    skipped = {"name": "checkpoint-10", "why": "its write was interrupted"}
+    assert resumed["passed_over"] == [skipped]
+    assert sorted(ndctl.losses()) == list(range(1, 13))
+    assert steps_trained_twice(ndctl) == {6, 7, 8, 9, 10}
