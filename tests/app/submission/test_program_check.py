@@ -1,5 +1,8 @@
 """The user's program is checked before anything is queued."""
 
+import json
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,25 @@ def test_programs_that_cannot_start_are_refused(
     found = problems(folder, run)
     assert len(found) == 1
     assert words in found[0]
+
+
+def test_a_script_that_the_user_may_not_read_is_refused() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # the folders of pytest are root's own
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "train.py").touch(mode=0o000)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            if os.geteuid() == 0:  # who may read everything
+                os.seteuid(65_534)
+            os.write(writer, json.dumps(problems(folder, {"script": "train.py"})).encode())
+            os._exit(0)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as answer:
+            (found,) = json.loads(answer.read())
+        os.waitpid(child, 0)
+    assert f"{folder}/train.py: Permission denied" in found
 
 
 def test_a_module_that_hides_the_package_ndctl_is_named(folder: Path) -> None:
