@@ -9,7 +9,7 @@ import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ndctl.rank.agreement import NotAgreed, Ranks, ranks_of_script
@@ -19,8 +19,22 @@ from ndctl.rank.link import Link, current
 from ndctl.rank.place import Place, place
 
 INCOMPLETE = "INCOMPLETE"
+WHAT = "framework-save"
 TIMEOUT_S = 600.0
 """A rank waits so long for the others to have written."""
+
+
+def report_saved(step: int, add: Callable[[], None]) -> None:
+    """On rank 0, after all ranks have written a checkpoint: `add` it to the run directory, and tell
+    the agent."""
+    link, why = current(), ""
+    try:
+        place().admit()
+        add()
+    except OSError as exc:
+        why = str(exc)
+    kind, more = ("CheckpointFailed", {"why": why}) if why else ("CheckpointSaved", {})
+    link.send({"kind": kind, "attempt": link.attempt, "step": step, **more})
 
 
 def folder_save(folder: Path, step: int, *, marks: bool) -> "FolderSave":
@@ -61,8 +75,7 @@ class FolderSave:
             self._begin()
             yield
         except Exception as exc:
-            # The other ranks must not wait for this one.
-            self.complete(f"{type(exc).__name__}: {exc}")
+            self._leave(f"{type(exc).__name__}: {exc}")
             raise
         self.complete()
 
@@ -76,12 +89,25 @@ class FolderSave:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / INCOMPLETE).touch()
 
-    def complete(self, raised: str = "") -> None:
+    def _leave(self, raised: str) -> None:
+        """The other ranks must not wait for this one. It does not wait for them either: they may be
+        in a collective of the framework, and only the end of this rank frees them."""
+        if self.done:
+            return
+        self.done = True
+        if self.ranks is not None:
+            with contextlib.suppress(RuntimeError):  # the store is lost
+                self.ranks.leave(WHAT, [self.step, raised], f"rank 0 raised {raised}")
+            self.ranks.calls[WHAT] += 1
+        if self.link.rank == 0:
+            self._tell(f"rank 0 raised {raised}")
+
+    def complete(self) -> None:
         """Mark the folder as complete after all ranks have written. Call it on every rank."""
         if self.done:
             return
         self.done = True
-        why = self._agreed(raised)
+        why = self._agreed()
         if not why and self.marks:
             try:
                 self.place.admit()
@@ -91,16 +117,19 @@ class FolderSave:
             except OSError as exc:
                 why = str(exc)
         if self.link.rank == 0:
-            kind, more = ("CheckpointFailed", {"why": why}) if why else ("CheckpointSaved", {})
-            self.link.send({"kind": kind, "attempt": self.link.attempt, "step": self.step, **more})
+            self._tell(why)
 
-    def _agreed(self, raised: str) -> str:
+    def _tell(self, why: str) -> None:
+        kind, more = ("CheckpointFailed", {"why": why}) if why else ("CheckpointSaved", {})
+        self.link.send({"kind": kind, "attempt": self.link.attempt, "step": self.step, **more})
+
+    def _agreed(self) -> str:
         """Why the checkpoint is not complete; empty if all ranks have written it."""
         if self.ranks is None:
-            return raised
+            return ""
         try:
             why: str = self.ranks.agree(
-                "framework-save", [self.step, raised], _problem, TIMEOUT_S, f"save {self.step}"
+                WHAT, [self.step, ""], _problem, TIMEOUT_S, f"the save of step {self.step}"
             )
         except NotAgreed as exc:
             return str(exc)

@@ -8,15 +8,16 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ndctl.rank.link import Link, current
+from ndctl.rank.link import current
 from ndctl.rank.place import place
 from ndctl.rank.reporting import log
 from ndctl.rank.stopping import should_stop
-from trainer.program.frameworks.folder_marks import add_file
+from trainer.program.frameworks.folder_marks import add_file, report_saved
 from trainer.program.frameworks.steps import Steps, checkpoint_phase
 
 TAKEN = ("attempt", "epoch", "loss", "step", "time")
@@ -102,23 +103,29 @@ def _reported(proper: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         with checkpoint_phase():
             result = proper(self, filepath, weights_only, *more, **k)
-            link = current()
-            if self.training and not weights_only and link.rank == 0:
-                file = Path(filepath)
-                if file.exists():  # it is not in an object store
-                    add_file(place().checkpoints, file, link.step, link)
-                _tell_saved(link)
+            if self.training and not weights_only and current().rank == 0:
+                _report(Path(filepath))
         return result
 
     return save
 
 
-_told: set[int] = set()
+_reported_steps: set[int] = set()
+"""The last step with a checkpoint."""
 
 
-def _tell_saved(link: Link) -> None:
-    """Once for each step, though Lightning may write `last.ckpt` and another file."""
-    if link.step not in _told:
-        _told.clear()
-        _told.add(link.step)
-        link.send({"kind": "CheckpointSaved", "attempt": link.attempt, "step": link.step})
+def _report(file: Path) -> None:
+    link = current()
+
+    def add() -> None:
+        if file.exists():  # it is not in an object store
+            add_file(place().checkpoints, file, link.step, link)
+
+    if link.step in _reported_steps:
+        # Lightning has also written `last.ckpt` for this step, which later steps replace.
+        with suppress(OSError):
+            add()
+        return
+    _reported_steps.clear()
+    _reported_steps.add(link.step)
+    report_saved(link.step, add)

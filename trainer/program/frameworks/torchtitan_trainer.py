@@ -15,7 +15,7 @@ from ndctl.rank.link import current
 from ndctl.rank.place import place
 from ndctl.rank.reporting import log
 from ndctl.rank.stopping import should_stop
-from trainer.program.frameworks.folder_marks import add_link, mark
+from trainer.program.frameworks.folder_marks import add_link, mark, report_saved
 from trainer.program.frameworks.steps import Steps, checkpoint_phase
 
 ATTRIBUTE = "_ndctl"
@@ -117,13 +117,12 @@ class Calls:
         link = current()
         if link.rank != 0:
             return
-        done, kind, more = self.steps.earlier + step, "CheckpointSaved", {}
+        done = self.steps.earlier + step
         folder = Path(self.trainer.checkpointer.folder) / f"step-{step}"
-        try:
+
+        def add() -> None:
             if folder.is_dir():  # it is not in an object store
-                place().admit()
                 mark(folder, done, link)
                 add_link(place().checkpoints, folder, done)
-        except OSError as exc:
-            kind, more = "CheckpointFailed", {"why": str(exc)}
-        link.send({"kind": kind, "attempt": link.attempt, "step": done, **more})
+
+        report_saved(done, add)

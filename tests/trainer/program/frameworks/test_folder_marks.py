@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ndctl.rank.agreement import Ranks
 from ndctl.rank.checkpoint_files import newest_complete
 from ndctl.rank.fence import admit_attempt
@@ -51,13 +53,22 @@ def test_a_checkpoint_of_all_ranks_is_complete_and_has_its_name_in_the_run_direc
     assert (newest.name, newest.resolve(), passed) == ("step-5", out(tmp_path), ())
 
 
-def test_a_rank_that_fails_leaves_a_torn_checkpoint_and_no_rank_waits(tmp_path: Path) -> None:
-    place = place_in(tmp_path / "run")
-    results = World(3).together(lambda ranks: save(ranks, tmp_path, place, broken=2))
-    assert isinstance(results[2], KeyError)
-    assert results[0] == [("CheckpointFailed", "rank 2 raised KeyError: 'no such weight'")]
+@pytest.mark.parametrize("broken", [0, 2])
+def test_a_rank_that_fails_leaves_a_torn_checkpoint_and_no_rank_waits(
+    tmp_path: Path, broken: int
+) -> None:
+    place, world = place_in(tmp_path / "run"), World(3)
+    results = world.together(lambda ranks: save(ranks, tmp_path, place, broken=broken))
+    assert isinstance(results[broken], KeyError)
+    why = f"rank {broken} raised KeyError: 'no such weight'"
+    if broken != 0:
+        assert results[0] == [("CheckpointFailed", why)]
     assert torn(out(tmp_path)) == "its write was interrupted"
     assert newest_complete(place.checkpoints) == (None, ())
+    # A script that catches the error saves the next one.
+    results = world.together(lambda ranks: save(ranks, tmp_path, place, step=6))
+    assert results == [[("CheckpointSaved", "")], [], []]
+    assert not torn(out(tmp_path, 6))
 
 
 def test_ranks_that_save_different_steps_make_no_checkpoint(tmp_path: Path) -> None:
