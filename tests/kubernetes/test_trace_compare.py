@@ -51,6 +51,15 @@ def test_repeated_events_and_ends_of_pods_that_others_delete_may_be_missing() ->
     assert own[EVENTS]["always"] == [ended, deleted]
 
 
+def test_a_condition_that_an_event_shows_may_have_been_missed() -> None:
+    text = "JobRestarting: job job is restarting because Master replica(s) failed."
+    trace = merged([[step_with_events()], [step_with_events(f"Warning {text}")]])
+    seen = {**step_with_events(), CONDITIONS: ["Created", f"Restarting True {text}"]}
+    assert differences(trace, [seen]) == []
+    without = merged([[step_with_events()]])
+    assert differences(without, [seen]) == [f"made: {CONDITIONS}: has 'Restarting True {text}'"]
+
+
 def test_equal_recordings_are_shown_once() -> None:
     (same,) = merged([[step(["a"], "Created")], [step(["a"], "Created")]])
     assert same["pods made"] == [["a"]]

@@ -59,10 +59,20 @@ def differences(trace: Sequence[Step], steps: Sequence[Step]) -> list[str]:
     """One line for each difference: the action, the part, and what differs."""
     return [
         f"{step['action']}: {part}: {difference}"
-        for recorded, step in zip(trace, steps, strict=True)
+        for recorded, step in zip(map(_with_missed_conditions, trace), steps, strict=True)
         for part in recorded
         for difference in _differences(part, recorded[part], step[part])
     ]
+
+
+def _with_missed_conditions(recorded: Step) -> Step:
+    """`recorded` with the conditions that its events show. A recording may miss a condition that
+    lasted for a moment, but the operator posts an event with the same text."""
+    conditions, events = (recorded[part] for part in SET_PARTS)
+    posted = [it.partition(" ")[2] for it in (*events["always"], *events["sometimes"])]
+    shown = [f"Restarting True {text}" for text in posted if "Restarting: " in text]
+    more = {**conditions, "sometimes": [*conditions["sometimes"], *shown]}
+    return {**recorded, SET_PARTS[0]: more}
 
 
 def _differences(part: str, recorded: Any, found: Any) -> list[str]:
