@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import wait_for
+from tests.e2e.job import processes_of, wait_for
 from tests.slurm.e2e.slurm_job import SlurmNdctl, hosts_of
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
@@ -43,6 +43,10 @@ class Site:
         if "DRAIN" not in shown.partition(" State=")[2].split()[0]:
             return ""
         return shown.partition(" Reason=")[2].partition(" [")[0]
+
+    def health_checks(self) -> list[str]:
+        """Command lines of those that run now."""
+        return [line for line in processes_of(self.folder).values() if "healthcheck" in line]
 
     def queue(self, *options: str, shell: str = "srun hostname") -> str:
         out = f"--output={self.folder}/%j.out"
@@ -111,6 +115,8 @@ def site_without_health_check(site: Site) -> Iterator[Site]:
     script = site.folder / "healthcheck"
     text = script.read_text()
     script.write_text("#!/bin/sh\n")
+    # On a busy machine, checks that began before may last until the test has broken a node.
+    site.slurm.wait_for("the last health checks", lambda: not site.health_checks())
     yield site
     script.write_text(text)
 
