@@ -15,10 +15,14 @@ With `--script` it is a user's own script (`own_script.py`, which takes OPTIONS)
 import argparse
 import itertools
 import os
+import socket
 import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,50 +178,52 @@ def stopwatch_us() -> float:
 
 def hook_us() -> float:
     """What each optimizer step of an unchanged script calls."""
-    import socket
-
     from ndctl.rank.link import Link
     from orchestrator.contract.files.env import RankEnv
     from orchestrator.contract.files.run_dir import RunDir
     from trainer.program.step_log import StepLog
     from trainer.program.torch_hooks import OptimizerSteps
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/ranks.sock"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
-            agent.bind(path)
-            agent.setblocking(False)
-            link = Link({"NDCTL_HEARTBEAT_SOCKET": path})
-            log = StepLog(link, RunDir(Path(folder)), RankEnv())
-            steps, took = OptimizerSteps(link, log, lambda: None), 0.0
-            for _ in range(HOOK_TURNS):
-                begun = time.perf_counter()
-                steps.stepped(log, (), {})  # any object counts as an optimizer
-                took += time.perf_counter() - begun
-                agent.recv(65_536)
-    return 1e6 * took / HOOK_TURNS
+    with listening_agent() as agent:
+        link = Link({"NDCTL_HEARTBEAT_SOCKET": agent.getsockname()})
+        log = StepLog(link, RunDir(Path()), RankEnv())
+        steps = OptimizerSteps(link, log, lambda: None)
+        # Any object counts as an optimizer.
+        return mean_us(agent, lambda: steps.stepped(log, (), {}))
 
 
 def heartbeat_us() -> float:
     """To an agent that listens."""
-    import socket
-
     from orchestrator.contract.files.env import RankEnv
     from trainer.rank.reporter import Reporter
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/ranks.sock"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
-            agent.bind(path)
-            agent.setblocking(False)
-            reporter = Reporter(RankEnv(heartbeat_socket=path))
-            took = 0.0
-            for _ in range(HOOK_TURNS):
-                begun = time.perf_counter()
-                reporter.beat("train", loss=2.5, tokens_per_second=900.0, own_s=0.1)
-                took += time.perf_counter() - begun
-                agent.recv(65_536)
-            reporter.close()
+    with listening_agent() as agent:
+        reporter = Reporter(RankEnv(heartbeat_socket=agent.getsockname()))
+        beat = partial(reporter.beat, "train", loss=2.5, tokens_per_second=900.0, own_s=0.1)
+        took = mean_us(agent, beat)
+        reporter.close()
+        return took
+
+
+@contextmanager
+def listening_agent() -> Iterator[socket.socket]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent,
+    ):
+        agent.bind(f"{folder}/ranks.sock")
+        agent.setblocking(False)
+        yield agent
+
+
+def mean_us(agent: socket.socket, call: Callable[[], object]) -> float:
+    """Of a call that sends the agent one message."""
+    took = 0.0
+    for _ in range(HOOK_TURNS):
+        begun = time.perf_counter()
+        call()
+        took += time.perf_counter() - begun
+        agent.recv(65_536)
     return 1e6 * took / HOOK_TURNS
 
 

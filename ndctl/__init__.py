@@ -116,7 +116,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _unknown(name: str) -> AttributeError:
-    """The error of a script that was written for another version, or has a typing error."""
+    """The error of a script that was written for another version, or misspells a name."""
     text = f"module 'ndctl' has no attribute {name!r}"
     if name.startswith("_"):  # Python itself asks for it
         return AttributeError(text)

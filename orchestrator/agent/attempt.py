@@ -376,10 +376,10 @@ class Attempt:
             why=why,
             killed=self.outlasted,
         )
-        unreported = [self.exited(end) for end in (*unseen, *self._first(finished=finished))]
+        unreported = [self.exited(end) for end in (*unseen, *self._ended_first(finished=finished))]
         return unreported, await with_reading(stopped, self.start.classes)
 
-    def _first(self, *, finished: bool) -> list[RankExited]:
+    def _ended_first(self, *, finished: bool) -> list[RankExited]:
         """The ranks of a user's program that returned 0 here before others failed."""
         if finished or self.start.steps:
             return []

@@ -60,8 +60,8 @@ class LogWatch:
         self.logs = logs
         self.patterns = patterns
         self.sizes: dict[int, int] = {}
-        self.reported: dict[int, int] = {}
-        """Rank -> bytes of its log from which on it is reported."""
+        self.report_at: dict[int, int] = {}
+        """Rank -> bytes of its log at which it is reported next."""
         self.read = 0
         """Bytes of the log of rank 0 that were searched."""
 
@@ -72,9 +72,9 @@ class LogWatch:
             rank, size = int(path.stem.removeprefix("rank-")), path.stat().st_size
             if size > (before := self.sizes.get(rank, 0)):
                 grown.append(rank)
-            if size >= self.reported.get(rank, LARGE_BYTES):
+            if size >= self.report_at.get(rank, LARGE_BYTES):
                 large.append((rank, size, size - before))
-                self.reported[rank] = LARGE_BYTES << (size // LARGE_BYTES).bit_length()
+                self.report_at[rank] = LARGE_BYTES << (size // LARGE_BYTES).bit_length()
             self.sizes[rank] = size
         step, loss = self._metrics() if self.patterns is not None and 0 in grown else (None, None)
         return Found(tuple(sorted(grown)), step, loss, tuple(large))

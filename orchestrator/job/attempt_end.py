@@ -160,7 +160,7 @@ def _keep(exits: tuple[RankExited, ...], new: RankExited) -> tuple[RankExited, .
 
 
 def _is_consequence(exited: RankExited) -> bool:
-    return exited.stopped or weigh(exited) not in (Weight.CAUSE, Weight.FIRST)
+    return exited.stopped or weigh(exited) not in (Weight.CAUSE, Weight.ENDED_FIRST)
 
 
 def gather_evidence(run: Run, at: float, reason: str, findings: Findings) -> Result:

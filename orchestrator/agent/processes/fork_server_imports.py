@@ -25,7 +25,7 @@ HARMLESS = "."
 FORK_SAFE = ("jemalloc_bg_thd",)
 """Names of threads that their library handles at a fork. pyarrow brings jemalloc, whose memory is
 usable in a fork without its background thread. Without this exception, every library that uses
-pandas would be left to the ranks: 11 s at each restart on a host with one H200."""
+pandas would be left to the ranks, and each restart would import it again."""
 NAMED_S = 0.1
 """A thread gives itself its name after it has started; some have ended by then."""
 READ_BYTES = 1 << 16
@@ -70,7 +70,8 @@ class Imports:
                 self.untried = []
 
     def pause(self) -> None:
-        """End the trial. A later `next` begins one of the modules that it did not reach."""
+        """End the trial. A later `next` begins another one, with the modules that it did not
+        reach."""
         if self._trial is not None:
             self._trial.end()
             self._trial = None

@@ -60,7 +60,7 @@ class Weight(IntEnum):
     """The loss of a leader is the cause only if no failure was seen before it."""
     WEAK = 3
     """Seen on one host alone, but usually a consequence."""
-    FIRST = 4
+    ENDED_FIRST = 4
     """A rank that returned 0 first. Its peers lose their connections to it, and nothing else."""
     SYMPTOM = 5
 
@@ -159,7 +159,7 @@ def weigh(exited: RankExited) -> Weight:
     if exited.exit_code is None and exited.signal is None and exited.error is None:
         return Weight.WEAK  # its keeper died with it: torchrun failed, or was told to stop
     if exited.ended_first:
-        return Weight.FIRST
+        return Weight.ENDED_FIRST
     return Weight.SYMPTOM if _is_symptom(exited) else Weight.CAUSE
 
 

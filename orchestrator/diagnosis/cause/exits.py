@@ -16,7 +16,7 @@ FIX = "\n  fix: "
 """Text before the fix in the message of an `NdctlError`."""
 EARLY = "ended-early"
 """Kind and class of a rank that returned 0 before the last step."""
-FIRST = "ended-first"
+ENDED_FIRST = "ended-first"
 """Kind and class of a rank of the user's program that returned 0 before others had finished."""
 CONNECTION_LOST = "connection-lost"
 """Kind of ranks that lost a peer, when none is known to have ended."""
@@ -151,7 +151,11 @@ def class_notes(found: Reading | None) -> tuple[str, ...]:
 def name_of(exited: RankExited) -> tuple[str, str, str]:
     """Kind, cause and signature of one exit."""
     raised = exited.error is not None
-    kind = FIRST if exited.ended_first else kind_of(exited.exit_code, exited.signal, raised=raised)
+    kind = (
+        ENDED_FIRST
+        if exited.ended_first
+        else kind_of(exited.exit_code, exited.signal, raised=raised)
+    )
     cause, signature = _cause(kind, exited)
     return kind, cause, signature
 
@@ -163,7 +167,7 @@ def _cause(kind: str, exited: RankExited) -> tuple[str, str]:
     if kind == "refused":
         text = exited.error.message.partition(FIX)[0] if exited.error else _last_line(exited)
         return f"the trainer refused its configuration: {text}", ""
-    if kind in (EARLY, FIRST):
+    if kind in (EARLY, ENDED_FIRST):
         words = f"rank {exited.rank} ended with exit code 0 after step {exited.step}"
         # The signature: a program of the user that does the same again has a bug.
         return (words, "") if kind == EARLY else (f"{words}, before the others", words)

@@ -18,7 +18,7 @@ from orchestrator.contract.spec.failures import ExitReading, FailureRule, Readin
 from orchestrator.diagnosis.cause.exits import (
     BY_SHELL,
     EARLY,
-    FIRST,
+    ENDED_FIRST,
     OUT_OF_MEMORY,
     is_broken_hardware,
     kind_of,
@@ -226,7 +226,7 @@ def _class_of(end: End, words: Words, own: tuple[FailureRule, ...]) -> Classifie
     crashed rank only its messages about the crash.
     """
     if end.exit_code == exit_codes.OK:  # it survived everything in its log
-        return classify(FailureSigns(kind=FIRST if end.ended_first else EARLY), own)
+        return classify(FailureSigns(kind=ENDED_FIRST if end.ended_first else EARLY), own)
     by, said, raised = ended_by(end), words.said, words.raised
     signs = FailureSigns(
         exit_code=end.exit_code,

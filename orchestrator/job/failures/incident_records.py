@@ -10,7 +10,7 @@ from ndctl.rank.phases import Phase
 from orchestrator.contract.check_results import BEFORE_HOOK
 from orchestrator.contract.drills import Drill
 from orchestrator.diagnosis.cause.diagnose import diagnose
-from orchestrator.diagnosis.cause.exits import CONNECTION_LOST, EARLY, FIRST, class_notes
+from orchestrator.diagnosis.cause.exits import CONNECTION_LOST, EARLY, ENDED_FIRST, class_notes
 from orchestrator.diagnosis.cause.findings import Findings
 from orchestrator.diagnosis.cause.host_verdicts import named
 from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit, Evidence, Verdict
@@ -32,7 +32,7 @@ def first_cause(run: Run, findings: Findings) -> Verdict:
     """The verdict on `findings`, with what the job knows of its hosts and its drills."""
     own = run.job.failure_classes if run.job else ()
     verdict = diagnose(findings, own, _addresses(run), switches_of(run))
-    if verdict.kind in (EARLY, FIRST):
+    if verdict.kind in (EARLY, ENDED_FIRST):
         verdict = _with_early_exits(run, findings, verdict)
     elif verdict.kind == CONNECTION_LOST:
         verdict = _with_finished_hosts(run, verdict)
@@ -71,9 +71,9 @@ def _with_finished_hosts(run: Run, verdict: Verdict) -> Verdict:
     if run.job.steps or not finished:
         return verdict
     cause = f"all ranks of {named(finished)} ended with exit code 0 before the others"
-    found = reading_of(classify(FailureSigns(kind=FIRST)))
+    found = reading_of(classify(FailureSigns(kind=ENDED_FIRST)))
     evidence = replace(verdict.evidence, notes=(*verdict.evidence.notes, *class_notes(found)))
-    return replace(verdict, kind=FIRST, cause=cause, failure=found, evidence=evidence)
+    return replace(verdict, kind=ENDED_FIRST, cause=cause, failure=found, evidence=evidence)
 
 
 def decided(run: Run, incident: Incident, decision: Decision) -> Incident:

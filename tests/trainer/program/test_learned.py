@@ -19,7 +19,7 @@ def module(name: str, file: str | None) -> ModuleType:
 
 def test_only_installed_modules_are_learned_in_the_order_of_their_import() -> None:
     search = [
-        "/work",
+        "/home/ann",
         "/env/lib/python3.11",
         "/env/lib/python3.11/site-packages",
         "/d/dist-packages",
@@ -30,7 +30,7 @@ def test_only_installed_modules_are_learned_in_the_order_of_their_import() -> No
         "__main__": module("__main__", "/env/lib/python3.11/site-packages/torchrun.py"),
         "json": module("json", "/env/lib/python3.11/json/__init__.py"),
         "torch._C": module("torch._C", "/env/lib/python3.11/site-packages/torch/_C.so"),
-        "mine": module("mine", "/work/mine.py"),
+        "mine": module("mine", "/home/ann/mine.py"),
         "made": module("made", None),
         "yaml": module("yaml", "/d/dist-packages/yaml/__init__.py"),
         "sys": sys,
