@@ -3,14 +3,21 @@
 import os
 import sys
 
+from ndctl.rank.parent_death import die_with_parent
 from orchestrator.contract.files.env import RankEnv
 from trainer.process import start
-from trainer.rank.environment import torch_defaults
+from trainer.rank.environment import DRIVER, allocator_default, torch_defaults
 
 if __name__ == "__main__":
     env = RankEnv.from_mapping(os.environ)  # noqa: TID251 (this is the entry point)
-    for name, value in torch_defaults(env).items():
+    gpu = DRIVER.exists() and not env.no_gpu
+    defaults = {**torch_defaults(env), **allocator_default(os.environ, gpu=gpu)}  # noqa: TID251
+    for name, value in defaults.items():
         os.environ.setdefault(name, value)  # noqa: TID251
+    if "TORCHELASTIC_RUN_ID" in os.environ and not env.heartbeat_socket:  # noqa: TID251
+        # Without ndctl's rank watcher, ranks would outlive a torchrun that SIGKILL ended. If it has
+        # ended already, its rendezvous store is gone too, and this rank fails there.
+        die_with_parent(os.getppid())
     code = start(sys.argv[1:], env)
     sys.stdout.flush()
     sys.stderr.flush()

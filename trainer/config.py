@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from orchestrator.contract.codec import Invalid, decode
+from orchestrator.contract.devices import compute_dtype
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD, demand
@@ -87,6 +88,12 @@ def _check(config: TrainingConfig, world_size: int) -> None:
         )
     if problems := [*_adapter_problems(config)]:
         raise TrainingError("; ".join(problems), fix="change one setting of each pair")
+    if config.train.float8 and not config.train.compile:
+        raise TrainingError(
+            "train.float8 without train.compile: torchao then scales values in separate kernels,"
+            " which is slower than bfloat16",
+            fix="set train.compile to true, or train.float8 to false",
+        )
 
 
 def _check_pipeline(config: TrainingConfig) -> None:
@@ -159,9 +166,21 @@ def _adapter_problems(config: TrainingConfig) -> Iterator[str]:
         )
 
 
-def _check_training(config: TrainingConfig) -> None:
+def with_dtype(config: TrainingConfig, *, fast_bfloat16: bool) -> TrainingConfig:
+    """`config` with `train.dtype` decided; `fast_bfloat16` as in `compute_dtype`.
+
+    Raises:
+        TrainingError: the optimizer cannot train in that format.
+    """
+    dtype = compute_dtype(config.train.dtype, fast_bfloat16=fast_bfloat16)
+    config = replace(config, train=replace(config.train, dtype=dtype))
+    _check_optimizer(config)
+    return config
+
+
+def _check_optimizer(config: TrainingConfig) -> None:
     train, ranks = config.train, config.mesh.world_size
-    single_rank = ranks == 1 and train.dtype == "float32"
+    single_rank = ranks == 1 and train.dtype in ("float32", "auto")
     unsharded = config.parallel.data == "ddp" and config.mesh.tp == 1
     if train.optimizer.name == "adafactor" and not single_rank and not unsharded:
         # Measured on torch 2.13: Adafactor's factors are norms along rows and columns. As DTensors
@@ -171,7 +190,11 @@ def _check_training(config: TrainingConfig) -> None:
             "train.optimizer.name=adafactor: torch's Adafactor fails on sharded parameters",
             fix="use adamw, or keep the weights unsharded: parallel.data: ddp and tp: 1",
         )
-    profile = train.profile
+
+
+def _check_training(config: TrainingConfig) -> None:
+    _check_optimizer(config)
+    profile, ranks = config.train.profile, config.mesh.world_size
     if profile is not None and max(profile.ranks, default=0) >= ranks:
         raise TrainingError(
             f"train.profile.ranks={list(profile.ranks)}: the job has ranks 0 to {ranks - 1}",

@@ -1,5 +1,6 @@
 """The training of one rank from start to end; read this file first."""
 
+import logging
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from orchestrator.contract.read_json import read_json
 from trainer.checkpoint.resume import find_checkpoint, resume
 from trainer.checkpoint.save import Checkpoints
 from trainer.checkpoint.state import Origin, Stream, TrainingState, trained_parameters
+from trainer.config import with_dtype
 from trainer.data.batches import Batches
 from trainer.data.ledger import SampleLedger, Start
 from trainer.data.loader import Loader
@@ -23,6 +25,7 @@ from trainer.evaluate import Evaluator
 from trainer.loop import Training, train
 from trainer.loss import TokenLoss
 from trainer.measure.flops import flops_per_token, job_peak
+from trainer.measure.oom_snapshot import write_if_out_of_memory
 from trainer.measure.profiling import Profiling
 from trainer.measure.report import open_report
 from trainer.measure.timing import Stopwatch, stopwatch
@@ -37,17 +40,28 @@ from trainer.parallel.context import local_positions
 from trainer.parallel.data import gather_after_step, parameters_to_update
 from trainer.parallel.passes import Passes
 from trainer.parallel.tied import find_tied
-from trainer.rank.fence import admit_of
+from trainer.rank.determinism import make_deterministic
+from trainer.rank.devices import has_fast_bfloat16, name_of
+from trainer.rank.fence import admit_of, lock_out
 from trainer.rank.ranks import Ranks, arrange, process_group
 from trainer.rank.runtime import Runtime
 from trainer.step import Stepper
 
+LOG = logging.getLogger("trainer")
+
 
 def main(config: TrainingConfig, runtime: Runtime) -> int:
     """Train; returns the exit code of the process."""
-    with process_group(runtime.env, config.pause_s):
+    if config.train.deterministic:
+        make_deterministic()
+    with process_group(runtime.env, config.pause_s), lock_out(Path(config.out), runtime.env):
         ranks = arrange(config.mesh, runtime.env)
-        return train_on(ranks, config, runtime)
+        try:
+            return train_on(ranks, config, runtime)
+        except torch.OutOfMemoryError as exc:
+            folder = RunDir(Path(config.out)).profiles(runtime.env.attempt)
+            write_if_out_of_memory(exc, folder, runtime.env.rank)
+            raise
 
 
 def train_on(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> int:
@@ -59,6 +73,9 @@ def train_on(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> int:
 
 def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Training, int]:
     """The training job, and the number of steps that earlier attempts have done."""
+    config = with_dtype(config, fast_bfloat16=has_fast_bfloat16(ranks.device))
+    if ranks.env.rank == 0:
+        LOG.info("computing in %s on %s", config.train.compute_dtype, name_of(ranks.device))
     torch.manual_seed(config.train.seed + ranks.env.rank)
     run = RunDir(Path(config.out))
     admit = admit_of(run, runtime.env)
@@ -237,5 +254,5 @@ def peak_tokens_per_second(
 ) -> float | None:
     """Tokens per second at the devices' peak FLOPS; a collective, so all ranks must call it."""
     each = flops_per_token(stages, ranks, config.data.sequence_length)
-    peak = job_peak(ranks, config.train.dtype, config.train.device_tflops)
+    peak = job_peak(ranks, config.train.compute_dtype, config.train.device_tflops)
     return None if peak is None else peak / each

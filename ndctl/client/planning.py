@@ -33,12 +33,12 @@ def plan(
     import msgspec
 
     from orchestrator.app.planning.plans import plan_written
-    from orchestrator.app.submission.secret_warnings import secret_warnings
+    from orchestrator.app.submission.spec_warnings import spec_warnings
     from orchestrator.plan.show.explain import describe_plan, plan_json
 
     written = written_of(spec, overrides_of(set, backend))
     hosts = None if inventory is None else Path(inventory)
     planned = plan_written(written, os.environ, hosts, purpose="look")
-    warnings_of(secret_warnings(planned.spec))
+    warnings_of(spec_warnings(planned.spec, planned.plan))
     body = {**plan_json(planned.plan), "text": describe_plan(planned.plan)}
     return msgspec.convert(body, Plan)

@@ -123,10 +123,10 @@ def _submitted(
     new: bool = False,
 ) -> Job:
     from orchestrator.app.submission import submit_job
-    from orchestrator.app.submission.secret_warnings import secret_warnings
+    from orchestrator.app.submission.spec_warnings import spec_warnings
     from orchestrator.job_paths import run_root_of
 
-    warnings_of(secret_warnings(planned.spec))
+    warnings_of(spec_warnings(planned.spec, planned.plan))
     root = None if run_root is None else os.fspath(run_root)
     submission = submit_job.Submission(
         planned=planned,

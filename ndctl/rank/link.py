@@ -14,6 +14,8 @@ SEND_TIMEOUT = struct.pack("ll", 1, 0)
 STEPS = struct.Struct("<q")
 MAX_BYTES = 60_000
 MAX_MESSAGE = 4_000
+MEMORY_SNAPSHOT = "memory_snapshot"
+"""Attribute of an exception: the path of the state of the GPU's memory, if it was written."""
 
 
 class Link:
@@ -77,6 +79,7 @@ class Link:
             "message": str(exc)[:MAX_MESSAGE],
             "step": self.step + 1,
             "traceback": text,
+            "memory_snapshot": getattr(exc, MEMORY_SNAPSHOT, ""),
         }
         self.send(
             {"kind": "RankRaised", "attempt": self.attempt, "rank": self.rank, "error": error}

@@ -18,7 +18,7 @@ from orchestrator.cli.options import (
     set_option,
     spec_argument,
     warn,
-    warn_of_secrets,
+    warn_of_settings,
 )
 
 if TYPE_CHECKING:
@@ -277,7 +277,8 @@ def _submit_sweep(
         spec=Path(spec), overrides=overrides, keys=keys, inventory=hosts, **more
     )
     elements = sweep_jobs.elements_of(sweep, os.environ, clock)
-    warn_of_secrets(elements[0].submission.planned.spec)
+    first = elements[0].submission.planned
+    warn_of_settings(first.spec, first.plan)
     if dry_run:
         say("\n".join(_element_text(element) for element in elements))
         return

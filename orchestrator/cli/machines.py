@@ -15,7 +15,7 @@ from orchestrator.cli.options import (
     root_option,
     say,
     set_option,
-    warn_of_secrets,
+    warn_of_settings,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def _spec_of(spec: str | None, overrides: tuple[str, ...]) -> "CommonSpec | None
     if spec is None:
         return None
     wish = read_spec(Path(spec), overrides)
-    warn_of_secrets(wish)
+    warn_of_settings(wish)
     return wish
 
 

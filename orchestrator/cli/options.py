@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.app.planning.planned_hosts import Purpose
     from orchestrator.app.planning.plans import Planned
     from orchestrator.app.remote import Found, Place
+    from orchestrator.contract.plan import Plan
     from orchestrator.contract.spec.job_spec import CommonSpec
 
 
@@ -242,7 +243,7 @@ def plan_for(
     hosts = None if inventory is None else Path(inventory)
     root = None if run_root is None else Path(run_root)
     planned = plan(Path(spec), overrides, os.environ, hosts, root, purpose)
-    warn_of_secrets(planned.spec)
+    warn_of_settings(planned.spec, planned.plan)
     return planned
 
 
@@ -250,9 +251,9 @@ def looks_for(*, resume: bool) -> Looks:
     return "at-checkpoint-too" if resume else "at-inputs"
 
 
-def warn_of_secrets(spec: "CommonSpec") -> None:
-    """Warn of environment variables that look like secrets and are plain text in the spec."""
-    from orchestrator.app.submission.secret_warnings import secret_warnings
+def warn_of_settings(spec: "CommonSpec", plan: "Plan | None" = None) -> None:
+    """Warn of secrets in plain text, and of settings that few users want."""
+    from orchestrator.app.submission.spec_warnings import spec_warnings
 
-    for text in secret_warnings(spec):
+    for text in spec_warnings(spec, plan):
         warn(text)

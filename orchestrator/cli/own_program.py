@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.launch import drill_option, submit_one
-from orchestrator.cli.options import backend_option, root_option, set_option, warn_of_secrets
+from orchestrator.cli.options import backend_option, root_option, set_option, warn_of_settings
 
 if TYPE_CHECKING:
     from orchestrator.contract.drills import Drill
@@ -73,6 +73,6 @@ def run(  # noqa: PLR0913 - click hands over one argument for each option
     planned = plan_written(
         written, os.environ, run_root=None if run_root is None else Path(run_root)
     )
-    warn_of_secrets(planned.spec)
+    warn_of_settings(planned.spec)
     root = run_root_of(run_root, os.environ, planned.spec.run_root)
     submit_one(Submission(planned=planned, run_root=root, drills=drills), follow=follow)

@@ -1,7 +1,9 @@
-"""Names of the devices that have a hardware profile.
+"""Names of the devices that have a hardware profile, and the number format of each.
 
 The profiles are in `inventory/profiles/`. The names are here because a spec may contain one.
 """
+
+from orchestrator.contract.spec.types import Auto, Dtype
 
 GPU_NAMES = (
     "h100-sxm-80gb",
@@ -16,3 +18,17 @@ GPU_NAMES = (
 CPU = "cpu"
 """Profile of ranks that run without a GPU."""
 PROFILE_NAMES = (*GPU_NAMES, CPU)
+
+
+def compute_dtype(wish: Dtype | Auto, *, fast_bfloat16: bool) -> Dtype:
+    """The number format in which a model computes. The planner and the trainer both ask here, so
+    memory, speed and MFU are of the format that runs.
+
+    Args:
+        wish: `train.dtype`.
+        fast_bfloat16: the device is a GPU with bfloat16 units. A CPU without them computes bfloat16
+            no faster than float32.
+    """
+    if wish != "auto":
+        return wish
+    return "bfloat16" if fast_bfloat16 else "float32"

@@ -5,12 +5,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from orchestrator.contract.devices import compute_dtype
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import PlacementCost, Plan, Traffic
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.errors import PlanError
 from orchestrator.inventory.generate import LEVELS as SWITCHES
 from orchestrator.inventory.hosts import Inventory, tree_of
+from orchestrator.inventory.profile import Fabric
 from orchestrator.plan.cost.traffic import traffic_of
 from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.memory.peak_memory import memories_of
@@ -26,7 +28,7 @@ from orchestrator.plan.search.rules import refusals
 from orchestrator.plan.search.search_space import Option, Space
 from orchestrator.plan.search.smallest_change import SpecChange, smallest_changes
 from orchestrator.plan.show.methods import methods_of
-from orchestrator.plan.show.notes import notes_of
+from orchestrator.plan.show.notes import dtype_notes, notes_of
 
 
 def plan(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Plan:
@@ -43,7 +45,8 @@ def plan(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Plan
         found = search(space, spec.objective)
     if not found.options:
         raise _too_large(space, inventory, found)
-    return _plan_of(space, inventory, found)
+    made = _plan_of(space, inventory, found)
+    return replace(made, notes=(*made.notes, *dtype_notes(spec, space)))
 
 
 def memory_changes(
@@ -69,7 +72,15 @@ def _space(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Space:
             "the hardware of the hosts is unknown: the inventory has no profile",
             fix="name one in the inventory, for example profile: h100-sxm-80gb",
         )
-    return Space(spec, shape, fabric)
+    return Space(_with_dtype(spec, fabric), shape, fabric)
+
+
+def _with_dtype(spec: JobSpec, fabric: Fabric) -> JobSpec:
+    """`spec` with `train.dtype` decided."""
+    profile = fabric.profile
+    fast = profile.device == "cuda" and "bfloat16" in profile.flops
+    dtype = compute_dtype(spec.train.dtype, fast_bfloat16=fast)
+    return replace(spec, train=replace(spec.train, dtype=dtype))
 
 
 def _refusal(

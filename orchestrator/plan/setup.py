@@ -84,7 +84,7 @@ def setup_of(
         cpu_offload=fsdp.cpu_offload,
         context=parallel.context,
         pipeline=pipeline or parallel.pipeline,
-        dtype=train.dtype,
+        dtype=train.compute_dtype,
         reduce_dtype=train.reduce_dtype,
         output_dtype=train.output_dtype,
         optimizer=train.optimizer.name,

@@ -432,6 +432,7 @@ def test_the_trainers_configuration_has_no_auto_except_formats() -> None:
     assert config.gradient_accumulation == found.gradient_accumulation
     assert decode(TrainingConfig, encode(config)) == config
     values = encode(config)
+    assert values["train"].pop("dtype") == "auto"
     assert values["data"].pop("format") == values["parallel"]["fsdp"].pop("wrap") == "auto"
     assert "auto" not in str(values)
 
@@ -684,3 +685,34 @@ def test_the_planner_refuses_the_models_that_the_trainer_refuses(
         refused(spec, config)
     else:
         planned(spec, config)
+
+
+def test_auto_computes_in_bfloat16_on_a_gpu_and_in_float32_on_a_cpu() -> None:
+    for profile, dtype in (("h100-sxm-80gb", "bfloat16"), ("cpu", "float32")):
+        inventory = Inventory(
+            hosts=tuple(
+                Host(name=f"host-{number}", devices=2, profile=load_profile(profile))
+                for number in range(2)
+            )
+        )
+        auto = plan(job(), inventory, TINY)
+        asked = plan(job(train__dtype=dtype), inventory, TINY)
+        assert (auto.mesh, auto.memory, auto.time) == (asked.mesh, asked.memory, asked.time)
+        notes = [note for note in auto.notes if "train.dtype=auto" in note]
+        assert bool(notes) == (dtype == "bfloat16")
+        assert not [note for note in asked.notes if "train.dtype" in note]
+        config = trainer_config(job(), auto, TINY, "/run")
+        assert config.train.dtype == "auto", "the trainer decides by its own device"
+
+
+def test_float8_needs_a_device_and_a_compiler_for_it() -> None:
+    spec = job(train__float8=True)
+    error = refused(spec)
+    assert "[float8-compile]" in error.message
+    assert "needs devices with float8 arithmetic, and cpu has none" in error.message
+    a100 = Host(name="a", devices=4, profile=load_profile("a100-sxm-80gb"))
+    h100 = Host(name="a", devices=4, profile=load_profile("h100-sxm-80gb"))
+    compiled = job(train__float8=True, train__compile=True, cluster__hosts=1)
+    compiled = replace(compiled, cluster=replace(compiled.cluster, gpus_per_host=4))
+    assert "[float8-device]" in refused(compiled, inventory=Inventory(hosts=(a100,))).message
+    assert plan(compiled, Inventory(hosts=(h100,)), TINY).mesh.tp == 1

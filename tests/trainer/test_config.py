@@ -10,7 +10,7 @@ from orchestrator.contract.codec import decode
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.errors import TrainingError
 from tests.trainer.launch.tiny_runs import tiny
-from trainer.config import complete, load_config, parse_yaml
+from trainer.config import complete, load_config, parse_yaml, with_dtype
 
 
 def test_yaml_reads_numbers_in_every_notation() -> None:
@@ -60,6 +60,7 @@ def pipeline(schedule: str, **changes: Any) -> dict[str, Any]:
         ({"profile": {"at_step": 1, "ranks": [0, 2]}}, 2, "the job has ranks 0 to 1"),
         ({"optimizer": {"name": "adafactor"}}, 2, "fails on sharded parameters"),
         ({"optimizer": {"name": "adafactor"}, "dtype": "bfloat16"}, 1, "sharded parameters"),
+        ({"float8": True}, 1, "which is slower than bfloat16"),
     ],
 )
 def test_unsupported_settings_are_refused(
@@ -68,3 +69,21 @@ def test_unsupported_settings_are_refused(
     config: TrainingConfig = decode(TrainingConfig, tiny(tmp_path / "out", **changes))
     with pytest.raises(TrainingError, match=message):
         complete(config, world_size)
+
+
+def test_auto_is_bfloat16_where_the_device_is_fast_at_it(tmp_path: Path) -> None:
+    config = complete(decode(TrainingConfig, tiny(tmp_path / "out")), 1)
+    assert config.train.dtype == "auto"
+    for fast, dtype in ((True, "bfloat16"), (False, "float32")):
+        assert with_dtype(config, fast_bfloat16=fast).train.compute_dtype == dtype
+    for asked in ("float32", "bfloat16"):
+        config = complete(decode(TrainingConfig, tiny(tmp_path / "out", dtype=asked)), 1)
+        assert with_dtype(config, fast_bfloat16=asked == "float32").train.dtype == asked
+
+
+def test_an_optimizer_that_needs_float32_is_refused_once_auto_is_decided(tmp_path: Path) -> None:
+    values = tiny(tmp_path / "out", optimizer={"name": "adafactor"})
+    config = complete(decode(TrainingConfig, values), 1)
+    assert with_dtype(config, fast_bfloat16=False).train.dtype == "float32"
+    with pytest.raises(TrainingError, match="sharded parameters"):
+        with_dtype(config, fast_bfloat16=True)

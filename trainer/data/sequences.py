@@ -3,8 +3,9 @@
 Sequence n begins at token n * length and has length + 1 tokens. All but the last are inputs, and
 all but the first are labels, so each token except the first is predicted in exactly one sequence.
 Documents are separated by an end token only, and sequences are cut at fixed lengths, as in GPT-3
-and, by default, in Megatron-LM and torchtitan. Attention therefore crosses document ends, and the
-first token of a document is predicted like any other.
+and, by default, in Megatron-LM. Attention therefore crosses document ends, and the first token of a
+document is predicted like any other. torchtitan differs: its language models always mask other
+documents.
 """
 
 import hashlib

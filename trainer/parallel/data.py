@@ -41,7 +41,7 @@ def apply_data_parallel(
     if parallel.data == "fsdp":
         reduction = apply_fsdp(decoder, ranks, parallel.fsdp, train)
     else:
-        autocast(decoder, ranks.device, train.dtype)
+        autocast(decoder, ranks.device, train.compute_dtype)
         apply = apply_ddp if parallel.data == "ddp" else apply_zero1
         reduction = apply(decoder, ranks, train.reduce_dtype)
     if train.output_dtype is not None and decoder.part.is_last:

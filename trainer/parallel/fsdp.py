@@ -58,14 +58,14 @@ def apply_fsdp(
     """Shard `decoder`. A single rank that computes in float32 needs no FSDP; with bfloat16 it does,
     because FSDP keeps the float32 master weights."""
     replicas, shards = ranks.mesh["dp_replicate"], ranks.shards
-    units = wrap_units(decoder, spec.wrap)
+    units, dtype = wrap_units(decoder, spec.wrap), train.compute_dtype
     alone = replicas.size() * shards.size() == 1
-    if alone and train.dtype == "float32" and not spec.cpu_offload:
+    if alone and dtype == "float32" and not spec.cpu_offload:
         return None
     common: dict[str, Any] = {
         "mesh": joined(replicas, shards) if replicas.size() > 1 else shards,
         "mp_policy": MixedPrecisionPolicy(
-            param_dtype=None if train.dtype == "float32" else getattr(torch, train.dtype),
+            param_dtype=None if dtype == "float32" else getattr(torch, dtype),
             reduce_dtype=getattr(torch, train.reduce_dtype),
         ),
         "offload_policy": CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")

@@ -70,7 +70,7 @@ def pipeline_rank(config: TrainingConfig, features: int, tokens: int, ranks: Ran
     """`tokens` is the number of tokens of a sequence that this rank reads."""
     shape = (config.micro_batch_size, tokens // ranks.tp, features)
     hidden = torch.empty(
-        shape, dtype=getattr(torch, config.train.dtype), device="meta", requires_grad=True
+        shape, dtype=getattr(torch, config.train.compute_dtype), device="meta", requires_grad=True
     )
     group = ranks.mesh["pp"].get_group()
     return PipelineRank(config.parallel.pipeline, group, hidden, ranks.device)

@@ -16,6 +16,7 @@ from ndctl.rank.link import Link, current
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.env import EXIT_SIGNAL, RankEnv
 from orchestrator.contract.files.run_dir import RunDir
+from trainer.measure.oom_snapshot import write_if_out_of_memory
 from trainer.program.activity import watch
 from trainer.program.captured import Captured
 from trainer.program.frameworks.hooks import add_to_frameworks
@@ -71,6 +72,8 @@ def run(
     except BaseException as exc:  # noqa: BLE001 - the interpreter also catches all at the top
         code = exit_codes.FAILED
         error = _as_of_script(exc)
+        folder = RunDir(Path(run_dir)).profiles(env.attempt)
+        write_if_out_of_memory(error, folder, env.rank)
         # The agent gets the error first: the exit handlers below may hang.
         link.raised(error)
         dump_at_end(env)

@@ -9,6 +9,22 @@ from pathlib import Path
 from orchestrator.contract.files.env import RankEnv, nccl_pipes
 from orchestrator.contract.files.run_dir import FLIGHT_FILES
 
+DRIVER = Path("/proc/driver/nvidia/version")
+"""Exists while NVIDIA's driver is loaded."""
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Names of one setting. torch prefers the first, so it must not be set if the user set another."""
+
+
+def allocator_default(environ: Mapping[str, str], *, gpu: bool) -> Mapping[str, str]:
+    """The setting of the GPU's allocator, unless the user has one or the rank has no GPU.
+
+    A plan fills almost the whole memory of a device. With segments of fixed size, a rank can run
+    out of memory although enough is free, because no free segment is large enough.
+    """
+    if not gpu or any(name in environ for name in ALLOCATOR):
+        return {}
+    return {ALLOCATOR[0]: "expandable_segments:True"}
+
 
 def torch_defaults(env: RankEnv) -> Mapping[str, str]:
     """Variables to set if they are not set yet."""

@@ -13,6 +13,7 @@ import traceback
 
 from msgspec.structs import replace
 
+from ndctl.rank.link import MEMORY_SNAPSHOT
 from ndctl.rank.phases import Phase
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.files import progress
@@ -135,6 +136,7 @@ def raised_of(exc: BaseException, env: RankEnv, step: int) -> RankRaised:
         step=step,
         traceback="".join(traceback.format_exception(exc)),
         since=exc.since if isinstance(exc, Unstable) else None,
+        memory_snapshot=getattr(exc, MEMORY_SNAPSHOT, ""),
     )
     raised = RankRaised(attempt=env.attempt, rank=env.rank, error=error)
     while len(to_bytes(raised)) > MAX_BYTES:

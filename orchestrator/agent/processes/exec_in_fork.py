@@ -4,7 +4,6 @@ The program gets its own arguments, environment, files, signal handlers and proc
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import runpy
@@ -18,10 +17,11 @@ from typing import NoReturn
 
 import setproctitle
 
+from ndctl.rank.parent_death import die_with_parent, prctl
 from orchestrator.posix.locks import share
 from orchestrator.run_module import FLAGS
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_CHILD_SUBREAPER = 36
 FAILED, NOT_FOUND = 1, 127
 """Exit codes: for an uncaught exception, and for a command that does not exist."""
 
@@ -31,24 +31,10 @@ cannot use the driver. /dev/nvidiactl is not among them: a library that counts G
 it, and forks of its process can still use CUDA."""
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel send SIGKILL to this process when its parent ends. Exit at once if the parent
-    has ended already, because then the kernel would send nothing."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(128 + signal.SIGKILL)
-
-
 def adopt_orphans() -> None:
     """Become the parent of orphaned descendants, so that this process can reap them. The first
     process of a container may not reap them, and then they keep their process ids."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-
-
-def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}, {value}) failed")
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def become(

@@ -23,11 +23,11 @@ from typing import NoReturn, TextIO
 
 from msgspec import Struct
 
+from ndctl.rank.parent_death import die_with_parent
 from orchestrator.agent.processes.exec_in_fork import (
     FAILED,
     adopt_orphans,
     become,
-    die_with_parent,
     find_name,
 )
 from orchestrator.agent.processes.fork_server_imports import Imports, learned_in

@@ -15,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from orchestrator.agent.processes.exec_in_fork import die_with_parent, open_driver
+from ndctl.rank.parent_death import die_with_parent
+from orchestrator.agent.processes.exec_in_fork import open_driver
 from orchestrator.contract.read_json import read_json
 
 MOST_HARMFUL = 8

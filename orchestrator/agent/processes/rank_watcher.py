@@ -20,9 +20,9 @@ from typing import NoReturn
 
 import setproctitle
 
+from ndctl.rank.parent_death import die_with_parent
 from orchestrator.agent.processes.exec_in_fork import (
     become,
-    die_with_parent,
     find_name,
     leave_network,
 )

@@ -26,7 +26,8 @@
   traces/attempt-<a>/     evidence of a hang: rank-<r>.stacks, flight-<r> (dump of the flight
                           recorder), last-flight-<r> (its last entries, of a rank that
                           raised), host-<host>.jsonl (states, last lines, probes)
-  profiles/attempt-<a>/   rank-<r>.trace.json.gz and, on a GPU, rank-<r>.memory.pickle
+  profiles/attempt-<a>/   rank-<r>.trace.json.gz and, on a GPU, rank-<r>.memory.pickle;
+                          rank-<r>.oom.pickle after the GPU ran out of memory
   checkpoints/step-<s>/   complete only with its marker
 """
 
@@ -126,6 +127,11 @@ class RunDir(Struct, frozen=True):
     @property
     def fence(self) -> Path:
         return self.path / "fence.json"
+
+    @property
+    def trainer_lock(self) -> Path:
+        """Held by rank 0 under plain torchrun, where no fence stops a second job."""
+        return self.path / "trainer.lock"
 
     @property
     def logs(self) -> Path:

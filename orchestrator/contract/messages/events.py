@@ -264,6 +264,9 @@ class RankError(Struct, frozen=True, kw_only=True):
     traceback: str
     since: int | None = None
     """The first bad step, if training went wrong over several steps."""
+    memory_snapshot: str = ""
+    """File with the state of the GPU's memory, after it was exhausted; or the folder with those of
+    other ranks."""
 
 
 class RankExited(Struct, frozen=True, kw_only=True):

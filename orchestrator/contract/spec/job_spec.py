@@ -62,7 +62,8 @@ class CheckpointSpec(Struct, frozen=True, kw_only=True):
     async_: bool = True
     """Write in the background while training continues (key `async`)."""
     verify: bool = True
-    """Compare the files with their checksums before resuming from a checkpoint."""
+    """Compare the files with their checksums before resuming from a checkpoint. Without it only
+    their sizes are compared: a flipped bit is loaded without a message."""
 
 
 class ResilienceSpec(Struct, frozen=True, kw_only=True):

@@ -62,12 +62,13 @@ class TrainSpec(Struct, frozen=True, kw_only=True):
     micro_batch_size: Count | Auto = "auto"
     """Sequences that one data-parallel rank processes at a time."""
     seed: Annotated[int, AtLeast(0), AtMost(2**63 - 1)] = 0
-    dtype: Dtype = "float32"
-    """Number format of the model's computation. Master weights are always float32."""
+    dtype: Dtype | Auto = "auto"
+    """Number format of the model's computation; `auto`: bfloat16 on a GPU that has it, else
+    float32. Master weights are always float32."""
     reduce_dtype: Dtype = "float32"
     """Number format of the gradient reduction across data-parallel ranks."""
     output_dtype: Dtype | None = None
-    """Format to which the model's output is cast before the loss; null keeps `dtype`."""
+    """Format to which the model's output is cast before the loss; null keeps that of `dtype`."""
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
     activation_checkpointing: Literal["none", "selective", "full", "every_k", "auto"] = "auto"
@@ -78,7 +79,12 @@ class TrainSpec(Struct, frozen=True, kw_only=True):
     compile: bool = False
     """torch.compile each decoder layer."""
     float8: bool = False
-    """Linear layers compute in float8 (torchao), on Hopper GPUs and newer."""
+    """Linear layers compute in float8 (torchao), on Hopper GPUs and newer. It needs `compile`:
+    without it, scaling each value takes longer than the faster products save."""
+    deterministic: bool = False
+    """The same losses, bit by bit, whenever the same plan runs on the same kind of devices, also
+    after a failure. On GPUs this costs speed, and an operation that cannot be repeated exactly
+    fails. On CPUs it always holds."""
     z_loss: Annotated[float, Above(0)] | None = None
     """Weight of the squared log of the softmax normaliser (PaLM, Chowdhery et al. 2022)."""
     max_bad_steps: Count = 3
@@ -101,6 +107,12 @@ class TrainSpec(Struct, frozen=True, kw_only=True):
     figure for the GPU."""
     grad_clip: Annotated[float, Above(0)] | None = 1.0
     """Largest norm of the whole gradient; null: no clipping."""
+
+    @property
+    def compute_dtype(self) -> Dtype:
+        """`dtype` of a planned or running job, in which `auto` is decided."""
+        assert self.dtype != "auto"
+        return self.dtype
 
     def __post_init__(self) -> None:
         problems = []

@@ -71,7 +71,7 @@ def exited_verdict(exited: RankExited, hardware: Reading | None) -> Verdict:
         signal=signal_name(exited.signal),
         log_tail=exited.log_tail,
         traceback=exited.error.traceback if exited.error else "",
-        notes=(*seen, *class_notes(found)),
+        notes=(*seen, *class_notes(found), *_snapshot_notes(exited)),
     )
     if exited.above in ("torchrun", "launcher"):
         culprit = Culprit(host=exited.host)  # that process serves all ranks of the host
@@ -97,6 +97,15 @@ def exited_verdict(exited: RankExited, hardware: Reading | None) -> Verdict:
         failure=found,
         phase=exited.phase,
         fix=_fix_of(exited) if exited.exit_code == exit_codes.REFUSED else "",
+    )
+
+
+def _snapshot_notes(exited: RankExited) -> tuple[str, ...]:
+    if exited.error is None or not exited.error.memory_snapshot:
+        return ()
+    return (
+        f"GPU memory of rank {exited.rank}, for pytorch.org/memory_viz:"
+        f" {exited.error.memory_snapshot}",
     )
 
 

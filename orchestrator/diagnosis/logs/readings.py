@@ -178,13 +178,7 @@ def without_excess(error: RankError | None) -> RankError | None:
         return error
     half = MOST_SAID // 2
     message = f"{error.message[:half]} … {error.message[-half:]}"
-    return RankError(
-        error=error.error,
-        message=message,
-        step=error.step,
-        traceback=error.traceback,
-        since=error.since,
-    )
+    return replace(error, message=message)
 
 
 def _said(end: End) -> Text:

@@ -172,6 +172,23 @@ def compiled_tensors(case: Case) -> Broken | None:
     return Broken("must be 1 with train.compile: torch 2.13 computes wrong gradients otherwise")
 
 
+def uncompiled_float8(case: Case) -> Broken | None:
+    if not case.spec.train.float8 or case.spec.train.compile:
+        return None
+    return Broken(
+        "needs train.compile: without it torchao scales values in separate kernels, which is slower"
+        " than bfloat16"
+    )
+
+
+def float8_device(case: Case) -> Broken | None:
+    assert case.hosts.inventory is not None
+    fabric = case.hosts.inventory.fabric(case.hosts.devices)
+    if not case.spec.train.float8 or fabric is None or "float8" in fabric.profile.flops:
+        return None
+    return Broken(f"needs devices with float8 arithmetic, and {fabric.profile.name} has none")
+
+
 def divides(what: str, size: Callable[[ModelShape], int]) -> Callable[[Case], Broken | None]:
     def broken(case: Case) -> Broken | None:
         count = size(case.shape)

@@ -195,6 +195,20 @@ RULES: tuple[Rule, ...] = (
         fix=SCHEDULE_FIX,
     ),
     Rule(
+        name="float8-compile",
+        scope="job",
+        reads=("train.float8", "train.compile"),
+        check=checks.uncompiled_float8,
+        fix="set train.compile=true, or train.float8=false",
+    ),
+    Rule(
+        name="float8-device",
+        scope="job",
+        reads=("train.float8",),
+        check=checks.float8_device,
+        fix="set train.float8=false",
+    ),
+    Rule(
         name="world-size",
         scope="mesh",
         axis="degrees",

@@ -36,6 +36,16 @@ def notes_of(space: Space, setup: Setup, inventory: Inventory) -> tuple[str, ...
     )
 
 
+def dtype_notes(spec: JobSpec, space: Space) -> Iterator[str]:
+    """`spec` is as the user wrote it; in `space` the number format is decided."""
+    dtype = space.spec.train.compute_dtype
+    if spec.train.dtype == "auto" and dtype == "bfloat16":
+        yield (
+            f"train.dtype=auto: {space.fabric.profile.name} computes in bfloat16; master weights"
+            " are float32"
+        )
+
+
 def _chosen(spec: JobSpec, setup: Setup) -> Iterator[str]:
     wish, mesh = spec.parallel, setup.mesh
     values = {axis: getattr(mesh, axis) for axis in AXES if getattr(wish, axis) == "auto"}

@@ -19,7 +19,7 @@ from orchestrator.errors import TrainingError
 from tests.trainer.launch.tiny_runs import LLAMA, losses_of, tiny, work
 from tests.trainer.launch.training_worker import run_alone
 from tests.trainer.model.test_build import build
-from tests.trainer.parallel.parity_cells import GRAD_NORM, LOSS, difference
+from tests.trainer.parallel.parity_cells import LOSS, difference
 from trainer.model.float8 import apply_float8, convert
 
 EMULATED = "float8 is emulated"
@@ -88,31 +88,29 @@ def test_weights_whose_sizes_are_not_multiples_of_16_are_named() -> None:
 
 @pytest.mark.process
 def test_float8_rounding_changes_the_loss_little_and_no_more_on_a_mesh(tmp_path: Path) -> None:
-    """Each rank scales by its own activations. So data parallel rounds differently from one rank,
-    and tensor parallel rounds as one rank does."""
+    """Each rank scales by its own activations, so data parallel rounds otherwise than one rank."""
     model = {"config": {**LLAMA, "num_key_value_heads": 4}}
-    plain, one, shard2, tp2 = (
+    plain, one, shard2 = (
         {**tiny(tmp_path / name, optimizer={"lr": 1e-3}, **changes), "model": model}
         for name, changes in (
             ("plain", {}),
             ("one", {"float8": True}),
             ("shard2", {"float8": True, "parallel": {"dp_shard": 2}}),
-            ("tp2", {"float8": True, "parallel": {"tp": 2}}),
         )
     )
+    on_cpu = {**one, "train": {**one["train"], "compile": True}}
     refused, *_ = run_alone(
-        [{"config": one, "refused": True}, {"config": plain}, {"config": one, "broken": EMULATED}]
+        [
+            {"config": on_cpu, "refused": True},
+            {"config": plain},
+            {"config": one, "broken": EMULATED},
+        ]
     )
     assert refused["code"] == exit_codes.REFUSED
     assert "this device is cpu" in refused["refused"]
-    emulated = [{"config": config, "broken": EMULATED} for config in (shard2, shard2, tp2)]
-    work(tmp_path, 2, [{**emulated[0], "stop_after": 3}, *emulated[1:]])
+    case = {"config": shard2, "broken": EMULATED}
+    work(tmp_path, 2, [{**case, "stop_after": 3}, case])
     rounded = difference(tmp_path / "one", tmp_path / "plain")
     assert LOSS < rounded.loss < 0.02, rounded
     assert difference(tmp_path / "shard2", tmp_path / "plain").loss < 0.02
-    # Only the first step is compared. Values that differ in the last bit sometimes round to
-    # different numbers. The optimizer amplifies that in each step, more on some processors.
-    first = difference(tmp_path / "tp2", tmp_path / "one", steps=1)
-    assert first.within(LOSS, GRAD_NORM), first
-    assert difference(tmp_path / "tp2", tmp_path / "one").loss < 0.02
     assert [*losses_of(tmp_path / "shard2")] == [1, 2, 3, 4, 5], "through a checkpoint"

@@ -7,7 +7,7 @@ import torch
 
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.diagnosis.classes import FailureSigns, classify
-from trainer.rank import devices
+from trainer.rank import environment
 from trainer.rank.devices import device_of
 
 
@@ -16,9 +16,9 @@ def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine with NVIDIA's driver on which torch finds no GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(devices, "DRIVER", tmp_path / "version")
-    devices.DRIVER.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.126.09\n")
-    return devices.DRIVER
+    monkeypatch.setattr(environment, "DRIVER", tmp_path / "version")
+    environment.DRIVER.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.126.09\n")
+    return environment.DRIVER
 
 
 @pytest.mark.usefixtures("broken")

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.env import RankEnv
 from tests.trainer.launch.tiny_runs import ROOT
-from trainer.rank.environment import torch_defaults
+from trainer.rank.environment import allocator_default, torch_defaults
 from trainer.rank.ranks import INIT_TIMEOUT
 
 
@@ -23,6 +23,36 @@ def test_the_flight_recorder_writes_next_to_the_stacks() -> None:
     assert "TORCH_FR_DUMP_TEMP_FILE" not in torch_defaults(RankEnv())
     values = torch_defaults(RankEnv(trace_dir="/run/traces"))
     assert values["TORCH_FR_DUMP_TEMP_FILE"] == "/run/traces/flight-"
+
+
+def test_a_gpu_gets_expandable_segments_unless_the_user_chose() -> None:
+    chosen = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert allocator_default({}, gpu=True) == chosen
+    assert allocator_default({}, gpu=False) == {}
+    # torch prefers the new name, so a value under an old one would be lost.
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        assert allocator_default({name: "max_split_size_mb:128"}, gpu=True) == {}
+
+
+@pytest.mark.gpu
+def test_torch_uses_the_setting_that_a_rank_makes_after_torch_was_imported() -> None:
+    """A rank is forked from a process that has imported torch."""
+    program = (
+        "import os, torch\n"
+        "from trainer.rank.environment import allocator_default\n"
+        "os.environ.update(allocator_default(os.environ, gpu=True))\n"
+        "torch.empty(1, device='cuda')\n"
+        "print(torch.cuda.memory._snapshot()['allocator_settings']['expandable_segments'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    assert done.stdout.split() == ["True"]
 
 
 @pytest.mark.process

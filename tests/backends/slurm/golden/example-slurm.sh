@@ -50,7 +50,7 @@ train:
   global_batch_size: 16
   micro_batch_size: auto
   seed: 0
-  dtype: float32
+  dtype: auto
   reduce_dtype: float32
   optimizer:
     name: adamw
@@ -65,6 +65,7 @@ train:
   activation_checkpointing: auto
   compile: false
   float8: false
+  deterministic: false
   max_bad_steps: 3
   tensorboard: false
   grad_clip: 1.0

@@ -1,0 +1,87 @@
+"""`train.deterministic`: what it sets, and that losses repeat bit by bit."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.launch.tiny_runs import ROOT, finish, losses_of, tiny, train
+
+SETTINGS = """
+import os, torch
+from trainer.rank.determinism import make_deterministic
+os.environ["NCCL_ALGO"] = "Tree"
+make_deterministic()
+import torch._inductor.config as inductor
+print(
+    torch.are_deterministic_algorithms_enabled(),
+    not torch.is_deterministic_algorithms_warn_only_enabled(),
+    torch.utils.deterministic.fill_uninitialized_memory,
+    torch.backends.cudnn.deterministic,
+    not torch.backends.cudnn.benchmark,
+    not torch.backends.cuda.cudnn_sdp_enabled(),
+    torch.backends.cuda.flash_sdp_enabled(),
+    inductor.deterministic,
+    os.environ["CUBLAS_WORKSPACE_CONFIG"],
+    os.environ["NCCL_ALGO"],
+)
+"""
+
+ATTENTION = """
+import torch
+from torch.nn.functional import embedding, scaled_dot_product_attention
+from trainer.rank.determinism import make_deterministic
+make_deterministic()
+
+def once():
+    torch.manual_seed(0)
+    table = torch.randn(512, 1024, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    tokens = torch.randint(0, 512, (4, 2048), device="cuda")
+    x = embedding(tokens, table).view(4, 2048, 16, 64).transpose(1, 2)
+    out = scaled_dot_product_attention(x, x, x, is_causal=True)
+    logits = out.transpose(1, 2).reshape(-1, 1024) @ table.t()
+    torch.nn.functional.cross_entropy(logits.float(), tokens.flatten()).backward()
+    return table.grad.clone()
+
+first = once()
+assert first.isfinite().all()
+assert all(torch.equal(first, once()) for _ in range(20))
+try:
+    torch.histc(torch.rand(100, device="cuda"))
+except RuntimeError as exc:
+    print(exc)
+"""
+
+
+def run(program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.process
+def test_all_settings_are_made_and_variables_of_the_user_stay() -> None:
+    assert run(SETTINGS).split() == [*["True"] * 8, ":4096:8", "Tree"]
+
+
+@pytest.mark.process
+def test_on_a_cpu_the_losses_are_those_of_any_other_run(tmp_path: Path) -> None:
+    for name, asked in (("set", True), ("unset", False)):
+        assert finish(train(tiny(tmp_path / name, deterministic=asked), 1)) == [0]
+    assert losses_of(tmp_path / "set") == losses_of(tmp_path / "unset")
+    assert [*losses_of(tmp_path / "set")] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.gpu
+def test_gradients_of_attention_and_embedding_repeat_and_others_fail() -> None:
+    assert torch.cuda.is_available()
+    assert "does not have a deterministic implementation" in run(ATTENTION)
