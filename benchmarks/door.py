@@ -23,8 +23,15 @@ from benchmarks.timing import machine
 from orchestrator.agent.connection import Line
 from orchestrator.agent.handshake import nonce_in, proof_headers
 from orchestrator.contract.codec import encode_tagged
-from orchestrator.contract.messages.agent_protocol import AGENT_PATH, Claim, Pulse, Register
+from orchestrator.contract.messages.agent_protocol import (
+    AGENT_PATH,
+    Claim,
+    Pulse,
+    RankStacks,
+    Register,
+)
 from orchestrator.contract.messages.events import AgentRegistered
+from orchestrator.errors import JobError
 from orchestrator.job_secret import draw, secret_from
 from orchestrator.leader.agent_sessions import report_in
 from orchestrator.leader.leader_server import LeaderServer
@@ -109,6 +116,10 @@ async def serve(ws: web.WebSocketResponse, admitted: Lines) -> None:
         pass
 
 
+async def take_stacks() -> RankStacks:
+    raise JobError("no ranks run")
+
+
 async def measure(agents: int, tls: bool) -> None:
     admitted: Lines = []
     with tempfile.TemporaryDirectory() as folder:
@@ -121,7 +132,7 @@ async def measure(agents: int, tls: bool) -> None:
                 assert isinstance(ws, web.WebSocketResponse)
                 await serve(ws, admitted)
 
-            reception = LeaderServer(secret_from(secret.read_text()), 1, listen, print)
+            reception = LeaderServer(secret_from(secret.read_text()), 1, listen, print, take_stacks)
             port = await reception.open("127.0.0.1", 0, Path(folder))
             url = f"https://127.0.0.1:{port}{AGENT_PATH}"
         else:

@@ -326,6 +326,10 @@ class JobCopy(Protocol):
     def cancel(self) -> Completed | None:
         """Ask the leader to end the job; None if none of its processes can be asked."""
 
+    def snapshot(self) -> Completed | None:
+        """The JSON of `ndctl snapshot`, run in the job's cluster; None if none of the job's
+        processes can be asked."""
+
     def let_go(self) -> None:
         """Allow this machine to write the copy, because no leader of the job lives any more."""
 

@@ -130,6 +130,10 @@ class Attempts:
         attempt = self.attempt
         if attempt is not None and attempt.start.attempt == order.attempt:
             found = await attempt.find_evidence(order.timeout_s)
+            if order.for_a_person:
+                await attempt.keep(found)  # first: the answer names the files
+                self.report(replace(found.evidence, for_a_person=True))
+                return
             # The digest goes first, because the leader stops the ranks when it has the evidence of
             # all hosts. If a rank has made progress meanwhile, there is no hang.
             self.report(Digest(attempt=order.attempt, ranks=attempt.digest()))
@@ -148,7 +152,7 @@ class Attempts:
     def _nothing(self, order: Gather, why: str) -> None:
         host, missing = self.host, {"ranks": why}
         event = EvidenceGathered(attempt=order.attempt, host=host, ranks=(), missing=missing)
-        self.report(Evidence(event=event))
+        self.report(Evidence(event=event, for_a_person=order.for_a_person))
 
     # What the ranks do
 

@@ -1,34 +1,27 @@
 """`ndctl cancel`: ask the leader of a job to stop, or end what is left of the job."""
 
-import json
 import os
 from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
-from http.client import HTTPException, HTTPSConnection
-from ssl import SSLSocket
 
-from orchestrator.agent.handshake import nonce_in, proof_headers
+from orchestrator.app.ask_leader import Request, ask_leader
 from orchestrator.app.commands import commands_for, commands_of
 from orchestrator.app.remote import Found
 from orchestrator.app.schedulers import clear, name_of, standing
 from orchestrator.app.submission.submission_lock import refuse_while_submitting
-from orchestrator.contract.files import env
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.contract.messages.agent_protocol import CANCEL_PATH, CHALLENGE, Claim
+from orchestrator.contract.messages.agent_protocol import CANCEL_PATH
 from orchestrator.contract.messages.events import JobSubmitted
-from orchestrator.contract.read_json import read_json
 from orchestrator.errors import BackendError, InUse, JobError, Unanswered
 from orchestrator.job.stage import Submitted
 from orchestrator.job.state import Run
-from orchestrator.job_secret import JobSecret, client_context, is_pinned, secret_from
 from orchestrator.journal.journal import Journal, has_writer
 from orchestrator.journal.snapshot import replay
 from orchestrator.seams import Clock, JobCopy
 
 CANCEL_TIMEOUT_S = 10.0
-JSON = {"Content-Type": "application/json"}
 ENDING_POLL_S = 0.1
 LEAVE_S = 15.0
 """Time for the agents of an ended job to exit."""
@@ -159,46 +152,18 @@ def _ask_to_cancel(run_dir: RunDir, launch: int, environ: Mapping[str, str]) -> 
     Raises:
         BackendError: the leader refused the order.
     """
-    try:
-        leader = read_json(run_dir.leader.read_text())
-        if leader["launch"] != launch:
-            return False  # file of an earlier launch; another program may use that port now
-        secret = secret_from(environ.get(env.TOKEN) or run_dir.token.read_text())
-        code, why = _post(leader["address"], leader["port"], secret, launch)
-    except (OSError, ValueError, KeyError, TypeError, HTTPException):
+    request = Request(
+        path=CANCEL_PATH, purpose="cancel", body={"by": user()}, timeout_s=CANCEL_TIMEOUT_S
+    )
+    answer = ask_leader(run_dir, launch, environ, request)
+    if answer is None:
         return False
-    if code == HTTPStatus.ACCEPTED:
+    if answer.status == HTTPStatus.ACCEPTED:
         return True
     raise BackendError(
-        f"the leader refused to cancel: {code} {why}",
+        f"the leader refused to cancel: {answer.status} {answer.text}",
         fix=f"use the secret in {run_dir.token}",
     )
-
-
-def _post(address: str, port: int, secret: JobSecret, launch: int) -> tuple[int, str]:
-    """Send the order to the job's leader.
-
-    Another program may use the leader's port now. So the certificate is checked first, and the
-    first request carries no secret: its answer is a nonce, with which the second request proves
-    that this side knows the secret.
-    """
-    connection = HTTPSConnection(address, port, timeout=CANCEL_TIMEOUT_S, context=client_context())
-    with closing(connection):
-        connection.connect()
-        assert isinstance(connection.sock, SSLSocket)
-        if not is_pinned(secret, connection.sock.getpeercert(binary_form=True)):
-            raise ConnectionRefusedError("this is not the job's leader")
-        connection.request("POST", CANCEL_PATH)
-        asked = connection.getresponse()
-        asked.read()
-        claim = Claim(purpose="cancel", launch=launch)
-        headers = proof_headers(
-            secret, nonce_in({CHALLENGE: asked.getheader(CHALLENGE, "")}) or "", claim
-        )
-        body = json.dumps({"by": user()})
-        connection.request("POST", CANCEL_PATH, body, {**headers, **JSON})
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode(errors="replace")
 
 
 def wait_until_ended(

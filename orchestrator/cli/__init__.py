@@ -19,6 +19,7 @@ from orchestrator.cli import (
     plans,
     policies,
     simulating,
+    snapshots,
 )
 from orchestrator.cli.options import say
 from orchestrator.contract.visible import VisibleStream
@@ -51,6 +52,7 @@ for _command in (
     jobs.status,
     jobs.describe,
     jobs.diagnose,
+    snapshots.snapshot,
     jobs.logs,
     jobs.events,
     jobs.dashboard,

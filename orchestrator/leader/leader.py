@@ -70,12 +70,13 @@ from orchestrator.leader.agent_sessions import AgentSessions, Silence, report_in
 from orchestrator.leader.backend_calls import BackendCalls, Planners
 from orchestrator.leader.event_queue import JOURNAL_RETRY_S, EventQueue
 from orchestrator.leader.hang_analysis import HangAnalysis, gather_order
-from orchestrator.leader.leader_server import LeaderServer
+from orchestrator.leader.leader_server import LeaderServer, TakeStacks
 from orchestrator.leader.monitor import Monitor
 from orchestrator.leader.records.log_retention import LogRetention
 from orchestrator.leader.records.snapshot_writer import SnapshotWriter
 from orchestrator.leader.records.strike_writer import new_strikes
 from orchestrator.leader.spec_acceptance import SpecAcceptance
+from orchestrator.leader.stack_requests import StackRequests
 from orchestrator.leader.storage import LeaderFiles, LeaderStorage
 from orchestrator.posix.retry_io import retry_io_in
 from orchestrator.seams import AllocationBackend, Clock, Worker
@@ -148,9 +149,9 @@ message, for each agent that has proved that it is of the job."""
 class LeaderSeams(Struct, frozen=True):
     """The interfaces through which a leader reaches the network, storage and threads."""
 
-    server: Callable[[Listen, Callable[[str], object]], Server]
-    """Creates the server. Arguments: what handles an agent, and what cancels the job on behalf of a
-    person."""
+    server: Callable[[Listen, Callable[[str], object], TakeStacks], Server]
+    """Creates the server. Arguments: what handles an agent, and what cancels the job and asks where
+    its ranks are on behalf of a person."""
     storage: LeaderStorage
     worker: Worker = asyncio.to_thread
     free_port: Callable[[str], int] = free_port
@@ -191,7 +192,8 @@ class Leader:
         self.storage, self.worker, self.detect_s = seams.storage, seams.worker, seams.detect_s
         self.events = EventQueue(supervisor, self._act, self.worker)
         self.sessions = AgentSessions(launch.launch, launch.agent_timeout, clock)
-        self.server = seams.server(self._listen, self.cancel)
+        self.stack_requests = StackRequests(lambda: supervisor.run, run_dir, self.sessions)
+        self.server = seams.server(self._listen, self.cancel, self.stack_requests.take)
         self.monitor = Monitor(job)
         self.pending: StartAttempt | None = None
         """An attempt that waits for its first host to offer a port."""
@@ -364,6 +366,9 @@ class Leader:
                 self._take_in(report)  # all other reports are events
 
     def _evidence(self, report: Evidence) -> None:
+        if report.for_a_person:
+            self.stack_requests.hear(report)
+            return
         event = report.event
         # An agent sends evidence unasked when one of its ranks has ended. That is not evidence of a
         # hang.

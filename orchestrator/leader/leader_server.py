@@ -1,6 +1,7 @@
-"""The leader's HTTP server: agents connect by WebSocket, and `ndctl cancel` sends a request.
+"""The leader's HTTP server: agents connect by WebSocket, `ndctl cancel` and `ndctl snapshot` send
+requests.
 
-Both prove that they know the job's secret.
+All prove that they know the job's secret.
 """
 
 import logging
@@ -11,15 +12,19 @@ from aiohttp import WSCloseCode, web
 
 from orchestrator.agent.connection import Line
 from orchestrator.agent.handshake import challenge, proved
+from orchestrator.contract.codec import encode
 from orchestrator.contract.messages.agent_protocol import (
     AGENT_PATH,
     CANCEL_PATH,
     REPORT_BYTES,
+    STACKS_PATH,
     Claim,
     Purpose,
+    RankStacks,
     Register,
 )
 from orchestrator.contract.read_json import read_json
+from orchestrator.errors import JobError
 from orchestrator.job_secret import JobSecret, server_context
 from orchestrator.leader.agent_sessions import report_in
 from orchestrator.leader.tls_port import Door, Visitor
@@ -29,22 +34,35 @@ log = logging.getLogger(__name__)
 CLOSE_S = 1.0
 """Limit for open requests to end when the leader exits."""
 BODY_BYTES = 64 << 10
-PURPOSES: dict[str, Purpose] = {AGENT_PATH: "agent", CANCEL_PATH: "cancel"}
+PURPOSES: dict[str, Purpose] = {
+    AGENT_PATH: "agent",
+    CANCEL_PATH: "cancel",
+    STACKS_PATH: "stacks",
+}
 CLAIM = web.RequestKey("claim", Claim)
 
 Listen = Callable[[Register, Line], Awaitable[None]]
 """Handles an agent's messages until it disconnects. Raises ValueError or TypeError for a message
 that is not a report."""
 
+TakeStacks = Callable[[], Awaitable[RankStacks]]
+"""Asks where all ranks are. Raises JobError if none run now."""
+
 
 class LeaderServer:
     def __init__(
-        self, secret: JobSecret, launch: int, listen: Listen, cancel: Callable[[str], object]
+        self,
+        secret: JobSecret,
+        launch: int,
+        listen: Listen,
+        cancel: Callable[[str], object],
+        take_stacks: TakeStacks,
     ) -> None:
         self.secret = secret
         self.launch = launch
         self.listen = listen
         self.cancel = cancel
+        self.take_stacks = take_stacks
         self.runner: web.AppRunner | None = None
         self.door: Door | None = None
 
@@ -78,6 +96,7 @@ class LeaderServer:
         app = web.Application(middlewares=[self._authenticate], client_max_size=BODY_BYTES)
         app.router.add_get(AGENT_PATH, self._agent)
         app.router.add_post(CANCEL_PATH, self._cancel)
+        app.router.add_post(STACKS_PATH, self._stacks)
         return app
 
     @web.middleware
@@ -114,6 +133,15 @@ class LeaderServer:
             raise web.HTTPBadRequest(text='the body must be {"by": "who cancels"}')
         self.cancel(str(body.get("by", "somebody")))
         return web.Response(status=202, text="cancelling")
+
+    async def _stacks(self, request: web.Request) -> web.Response:
+        if request[CLAIM].launch != self.launch:
+            raise web.HTTPConflict(text=f"this is launch {self.launch}")
+        try:
+            taken = await self.take_stacks()
+        except JobError as exc:
+            raise web.HTTPConflict(text=exc.message) from exc
+        return web.json_response(encode(taken))
 
     async def _agent(self, request: web.Request) -> web.WebSocketResponse:
         ws = web.WebSocketResponse(max_msg_size=REPORT_BYTES)

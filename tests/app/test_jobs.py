@@ -11,12 +11,14 @@ import pytest
 
 from orchestrator.agent.connection import Line
 from orchestrator.app import cancel_job, schedulers
+from orchestrator.app.rank_stacks import rank_stacks
+from orchestrator.app.remote import Found
 from orchestrator.app.submission import submit_job
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.leader_file import Term, announce
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation, LaunchPlan
-from orchestrator.contract.messages.agent_protocol import Register
+from orchestrator.contract.messages.agent_protocol import RankStacks, Register
 from orchestrator.contract.messages.events import CancelRequested, JobSubmitted, LeaderStarted
 from orchestrator.contract.spec.job_spec import INIT_TIMEOUT_S
 from orchestrator.contract.submission_payload import Handover
@@ -383,8 +385,11 @@ def leader(run_dir: RunDir, secret: str, launch: int = 1) -> Iterator[list[str]]
     async def listen(register: Register, ws: Line) -> None:
         raise AssertionError("no agent comes")
 
+    async def no_ranks() -> RankStacks:
+        raise JobError("no ranks run now: training, as ordered")
+
     async def serve() -> None:
-        reception = LeaderServer(secret_from(secret), 1, listen, heard.append)
+        reception = LeaderServer(secret_from(secret), 1, listen, heard.append, no_ranks)
         port = await reception.open("127.0.0.1", 0, run_dir.path)
         announce(run_dir, Term(launch), "127.0.0.1", port)
         ready.set()
@@ -562,3 +567,19 @@ def test_the_scheduler_is_asked_only_without_a_leader(cluster: NoCluster, tmp_pa
     leader = LeaderStarted(at=1.0, host="h-0", pid=1, allocation=granted)
     short = fold([leader], queued)
     assert said((short, True)) == [(cluster.held, False)], "the scheduler knows what it lacks"
+
+
+def test_a_leader_without_ranks_and_a_leader_that_is_gone_are_told(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    run_dir = submit(tmp_path).run_dir
+    with (
+        leader(run_dir, run_dir.token.read_text()),
+        pytest.raises(JobError, match="job e2e: no ranks run now: training, as ordered"),
+    ):
+        rank_stacks(Found(run_dir), {})
+    with pytest.raises(BackendError, match="could not be reached from here; the job is SUBMITTED"):
+        rank_stacks(Found(run_dir), {})
+    lead(tmp_path, CancelRequested(at=1.0, by="me"))
+    with pytest.raises(JobError, match="job e2e is not running: CANCELLED"):
+        rank_stacks(Found(run_dir), {})

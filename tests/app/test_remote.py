@@ -72,6 +72,9 @@ class FakeMirror:
     def cancel(self) -> Completed | None:
         return None
 
+    def snapshot(self) -> Completed | None:
+        return None
+
     def let_go(self) -> None:
         self.released = True
 

@@ -19,6 +19,7 @@ from orchestrator.contract.messages.agent_protocol import (
     Gather,
     Leave,
     RankDigest,
+    RankStacks,
     Register,
     Start,
     Stop,
@@ -267,9 +268,12 @@ def test_the_leader_uses_the_wanted_port_unless_it_is_taken(tmp_path: Path) -> N
     async def no_agent(register: Register, ws: Line) -> None:
         raise AssertionError("no agent connects")
 
+    async def no_ranks() -> RankStacks:
+        raise AssertionError("nobody asks")
+
     async def script() -> list[int]:
         wanted = free_port("127.0.0.1")
-        servers = [LeaderServer(SECRET, LAUNCH, no_agent, str) for _ in range(2)]
+        servers = [LeaderServer(SECRET, LAUNCH, no_agent, str, no_ranks) for _ in range(2)]
         found = [await one.open("127.0.0.1", wanted, tmp_path) for one in servers]
         for one in servers:
             await one.close()

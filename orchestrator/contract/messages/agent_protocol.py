@@ -4,8 +4,8 @@ The agent connects to `/v1/agent` of the leader, over TLS with the job's own cer
 to its first request is 401 with a random number. The second request, on the same connection, has a
 `Proof` and becomes the WebSocket. The agent sends `Register` first, then reports. The leader sends
 orders and, each second, a `Pulse`, so that the agent can tell a silent leader from an idle one. A
-POST to `/v1/cancel` cancels the job, in the same two steps. The job's secret is never sent
-(`job_secret.py`).
+POST to `/v1/cancel` cancels the job, and one to `/v1/stacks` asks where its ranks are, in the same
+two steps. The job's secret is never sent (`job_secret.py`).
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,19 @@ from msgspec import Struct, field
 from ndctl.rank.phases import Phase
 from orchestrator.contract.checkpoint_interval import SavePace
 from orchestrator.contract.drills import Drill
-from orchestrator.contract.messages.events import AgentEvent, AgentRegistered, EvidenceGathered
+from orchestrator.contract.messages.events import (
+    AgentEvent,
+    AgentRegistered,
+    EvidenceGathered,
+    RankEvidence,
+)
 from orchestrator.contract.skipped_batches import Window
 from orchestrator.contract.spec.failures import FailureRule
 from orchestrator.contract.spec.run_spec import Capture, Keep, RunSpec
 
 AGENT_PATH = "/v1/agent"
 CANCEL_PATH = "/v1/cancel"
+STACKS_PATH = "/v1/stacks"
 CHALLENGE = "WWW-Authenticate"
 """Header of the leader's first answer: `SCHEME` and a random number."""
 SCHEME = "ndctl"
@@ -35,7 +41,7 @@ PULSE_S = 1.0
 """Seconds between two pulses, and between two digests."""
 
 
-Purpose = Literal["agent", "cancel"]
+Purpose = Literal["agent", "cancel", "stacks"]
 
 
 class Claim(Struct, frozen=True, kw_only=True):
@@ -139,6 +145,20 @@ class Evidence(Struct, frozen=True, kw_only=True):
     event: EvidenceGathered
     dumps: Mapping[str, str] = field(default_factory=dict)
     """Rank -> reduced dump of its flight recorder (`diagnosis/dumps/dump_summary.py`)."""
+    for_a_person: bool = False
+    """The answer to such a `Gather`."""
+
+
+class RankStacks(Struct, frozen=True, kw_only=True):
+    """Where the ranks of a running job are: the answer to `ndctl snapshot`."""
+
+    attempt: int
+    traces: str
+    """The folder that has the whole stacks, `rank-<r>.stacks`."""
+    ranks: Mapping[str, RankEvidence]
+    """Rank -> its process, step, phase and stack."""
+    missing: Mapping[str, str]
+    """What could not be collected -> why."""
 
 
 class Port(Struct, frozen=True, kw_only=True):
@@ -217,6 +237,9 @@ class Gather(Struct, frozen=True, kw_only=True):
     timeout_s: float
     ended: bool = False
     """The attempt is over: collect what the ranks wrote when they ended."""
+    for_a_person: bool = False
+    """Someone asks where the ranks are. The ranks go on, and the answer is no evidence of a hang.
+    """
 
 
 class Leave(Struct, frozen=True, kw_only=True):

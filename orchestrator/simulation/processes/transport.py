@@ -12,6 +12,7 @@ from orchestrator.agent.connection import NotAdmitted
 from orchestrator.contract.messages.agent_protocol import Claim, Register
 from orchestrator.leader.agent_sessions import report_in
 from orchestrator.leader.leader import Listen
+from orchestrator.leader.leader_server import TakeStacks
 from orchestrator.simulation.world.network import Connection
 
 if TYPE_CHECKING:
@@ -68,8 +69,15 @@ class SimulatedWebsocket:
 class SimulatedServer:
     """The `Server` of a leader."""
 
-    def __init__(self, process: "AgentProcess", listen: Listen, cancel: Callable[[str], object]):
+    def __init__(
+        self,
+        process: "AgentProcess",
+        listen: Listen,
+        cancel: Callable[[str], object],
+        take_stacks: TakeStacks,
+    ):
         self.process, self.listen, self.cancel = process, listen, cancel
+        self.take_stacks = take_stacks
         self.websockets: list[SimulatedWebsocket] = []
         self.port = 0
 

@@ -60,6 +60,7 @@ from orchestrator.seams import Completed
 
 FETCH_S = 30.0
 CANCEL_S = 30.0
+SNAPSHOT_S = 60.0
 LOG_AGAIN_S = (0.5, 1.0, 2.0)
 """Pauses between tries to read logs: a busy node, or one whose container just ended, may fail."""
 LEARN_S = 10.0
@@ -461,18 +462,26 @@ class Mirror:
     def cancel(self) -> Completed | None:
         """Run `ndctl cancel` in a pod; None if no pod runs, answers, or may be asked. The caller
         then suspends the job, which also makes the ranks save and exit."""
+        return self._run(["cancel", self.remote.job, "--no-wait"], CANCEL_S)
+
+    def snapshot(self) -> Completed | None:
+        """Run `ndctl snapshot` in a pod; None as for `cancel`."""
+        return self._run(["snapshot", self.remote.job, "--json"], SNAPSHOT_S)
+
+    def _run(self, words: Sequence[str], timeout_s: float) -> Completed | None:
+        """Run a command of ndctl in the first pod that answers."""
         remote = self.remote
         running = filter(object_fields.is_running, sorted(self.pods(remote), key=_usefulness))
         root = str(Path(remote.run_dir).parent)
-        argv = [remote.python, "-P", "-m", "orchestrator", "cancel", remote.job, "--no-wait"]
+        argv = [remote.python, "-P", "-m", "orchestrator", *words, f"--run-root={root}"]
         for pod in islice(running, MOST_ASKED):
             with contextlib.suppress(Unanswered, Forbidden):
                 code, out, err = self.api.exec(
                     remote.namespace,
                     name_of(pod),
                     names.CONTAINERS[remote.kind],
-                    [*argv, f"--run-root={root}"],
-                    timeout_s=CANCEL_S,
+                    argv,
+                    timeout_s=timeout_s,
                 )
                 return Completed(code, out.decode().strip(), err.decode().strip())
         return None

@@ -85,6 +85,14 @@ class Cluster:
             raise Unanswered(f"pod {pod}: error dialing backend")
         if "cancel" in argv:
             return 0, b"is being cancelled\n", b""
+        if "snapshot" in argv:
+            assert argv[-4:] == [
+                "snapshot",
+                "job",
+                "--json",
+                f"--run-root={self.there.path.parent}",
+            ]
+            return 5, b"", b"error: no ranks run now\n"
         out = io.BytesIO()
         main([str(self.there.path), *argv[-2:]], out)
         return 0, out.getvalue(), b""
@@ -355,6 +363,9 @@ def test_another_pod_is_asked_while_the_leaders_node_is_dead(
     assert done is not None
     assert done.out == "is being cancelled"
     assert cluster.asked[-2:] == ["job-master", "job-a-worker"]
+    done = copy.snapshot()
+    assert done is not None
+    assert (done.code, done.err) == (5, "error: no ranks run now")
 
 
 def test_without_the_right_to_exec_a_job_is_cancelled_another_way(
