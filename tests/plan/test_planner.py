@@ -701,6 +701,9 @@ def test_auto_computes_in_bfloat16_on_a_gpu_and_in_float32_on_a_cpu() -> None:
         notes = [note for note in auto.notes if "train.dtype=auto" in note]
         assert bool(notes) == (dtype == "bfloat16")
         assert not [note for note in asked.notes if "train.dtype" in note]
+        repeated = plan(job(train__deterministic=True), inventory, TINY)
+        slower = [note for note in repeated.notes if "train.deterministic=true" in note]
+        assert bool(slower) == (dtype == "bfloat16")
         config = trainer_config(job(), auto, TINY, "/run")
         assert config.train.dtype == "auto", "the trainer decides by its own device"
 

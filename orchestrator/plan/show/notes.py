@@ -32,6 +32,7 @@ def notes_of(space: Space, setup: Setup, inventory: Inventory) -> tuple[str, ...
         *_rates(spec),
         *_hosts(space, inventory),
         *_tokenizer(space),
+        *_deterministic(space),
         *space.shape.notes,
     )
 
@@ -122,6 +123,14 @@ def _hosts(space: Space, inventory: Inventory) -> Iterator[str]:
     if left_out:
         more = f" and {len(left_out) - SHOWN} more" if len(left_out) > SHOWN else ""
         yield f"hosts not used: {', '.join(left_out[:SHOWN])}{more}"
+
+
+def _deterministic(space: Space) -> Iterator[str]:
+    if space.spec.train.deterministic and space.fabric.profile.device == "cuda":
+        yield (
+            "train.deterministic=true: the predicted speed is that of the usual kernels; the"
+            " deterministic ones are slower"
+        )
 
 
 def _tokenizer(space: Space) -> Iterator[str]:
