@@ -1,9 +1,10 @@
 """Runs the projects' own operators as processes of this machine, in place of our stand-ins.
 
-`KUBE_OPERATORS` names a folder with `training-operator` (Kubeflow 1.9: PyTorchJob), with
-`jobset-controller` (JobSet), or with both. Build the programs yourself: no container image is
-pulled. This module creates the other objects of their Deployments: namespace, Secret, Service and
-webhooks. The operators have the rights of the cluster's admin.
+`KUBE_OPERATORS` names a folder with one or more of `training-operator` (Kubeflow 1.9: PyTorchJob),
+`jobset-controller` (JobSet) and `trainer-controller-manager` (Kubeflow Trainer 2: TrainJob). Its
+files `crds/*.yaml`, if any, replace the testbed's own definitions. Build the programs yourself: no
+container image is pulled. This module creates the other objects of their Deployments: namespace,
+Secret, Service and webhooks. The operators have the rights of the cluster's admin.
 """
 
 import base64
@@ -15,11 +16,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 Object = dict[str, Any]
 NOT_RUN = "NOT TESTED WITH A REAL OPERATOR: "
 ADMISSION = "admissionregistration.k8s.io/v1"
 CERTIFICATES = "/tmp/k8s-webhook-server/serving-certs"
-"""Both operators expect their Secret here. Each gets a mount namespace, so they do not collide."""
+"""All operators expect their Secret here. Each gets a mount namespace, so they do not collide."""
+NO_PROBES = ("--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0")
 INIT_CONTAINER = """\
 - name: init-pytorch
   image: {{.InitContainerImage}}
@@ -29,6 +33,37 @@ INIT_CONTAINER = """\
   command: ['sh', '-c', 'for i in $(seq {{.MaxTries}}); do getent hosts {{.MasterAddr}} && exit; sleep 2; done; exit 1']
 """  # noqa: E501
 """The operator's own template, with `getent` for `nslookup`: the testbed has no DNS server."""
+JOBSET_CONFIGURATION = """\
+apiVersion: config.jobset.x-k8s.io/v1alpha1
+kind: Configuration
+leaderElection: {{leaderElect: false}}
+internalCertManagement: {{enable: true}}
+webhook: {{host: {host}, port: {port}}}
+"""
+TRAINER_CONFIGURATION = """\
+apiVersion: config.trainer.kubeflow.org/v1alpha1
+kind: Configuration
+health: {{healthProbeBindAddress: "127.0.0.1:0"}}
+metrics: {{bindAddress: "0"}}
+leaderElection: {{leaderElect: false}}
+webhook: {{host: {host}, port: {port}}}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hook:
+    """A webhook of an operator."""
+
+    verdict: str
+    """`Mutating` or `Validating`."""
+    configuration: str
+    """Name of its configuration. The operator writes its certificate into this object."""
+    path: str
+    resource: tuple[str, str, str]
+    """Group, version and plural."""
+    verbs: tuple[str, ...] = ("CREATE", "UPDATE")
+    label: str = ""
+    """Only objects with this label are sent to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +75,7 @@ class RealOperator:
     secret: str
     address: int
     """Last byte of the IP address of its Service."""
-    hooks: Sequence[Object]
+    hooks: Sequence[Hook]
 
     def port(self, net: int) -> int:
         """Port of its webhooks. It depends on `net`, because the training operator listens on every
@@ -48,23 +83,21 @@ class RealOperator:
         return 21000 + 10 * net + self.address
 
     def argv(self, folder: Path, net: int) -> list[str]:
-        words = ["--health-probe-bind-address=127.0.0.1:0", "--metrics-bind-address=0"]
+        place = folder / f"{self.binary}.yaml"
+        port, host = self.port(net), _address(net, self.address)
         if self.kind == "PyTorchJob":
-            place = folder / "init-container.yaml"
             place.write_text(INIT_CONTAINER)
             return [
-                *words,
+                *NO_PROBES,
                 "--enable-scheme=pytorchjob",
-                f"--webhook-server-port={self.port(net)}",
+                f"--webhook-server-port={port}",
                 f"--pytorch-init-container-template-file={place}",
             ]
-        place = folder / "jobset.yaml"
-        place.write_text(
-            "apiVersion: config.jobset.x-k8s.io/v1alpha1\nkind: Configuration\n"
-            "leaderElection: {leaderElect: false}\ninternalCertManagement: {enable: true}\n"
-            f"webhook: {{host: {_address(net, self.address)}, port: {self.port(net)}}}\n"
-        )
-        return [*words, f"--config={place}"]
+        if self.kind == "JobSet":
+            place.write_text(JOBSET_CONFIGURATION.format(host=host, port=port))
+            return [*NO_PROBES, f"--config={place}"]
+        place.write_text(TRAINER_CONFIGURATION.format(host=host, port=port))
+        return [f"--config={place}"]
 
     def objects(self, net: int) -> list[Object]:
         there = {"namespace": self.namespace}
@@ -72,7 +105,7 @@ class RealOperator:
             "clusterIP": _address(net, self.address),
             "ports": [{"port": self.port(net)}],
         }
-        hooks = [_configured(hook, self, net) for hook in self.hooks]
+        configurations = sorted({(hook.verdict, hook.configuration) for hook in self.hooks})
         return [
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}},
             {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": self.secret, **there}},
@@ -82,48 +115,53 @@ class RealOperator:
                 "metadata": {"name": self.service, **there},
                 "spec": spec,
             },
-            *hooks,
+            *(self._configuration(verdict, name, net) for verdict, name in configurations),
         ]
 
+    def _configuration(self, verdict: str, name: str, net: int) -> Object:
+        mine = [
+            hook for hook in self.hooks if (hook.verdict, hook.configuration) == (verdict, name)
+        ]
+        return {
+            "apiVersion": ADMISSION,
+            "kind": f"{verdict}WebhookConfiguration",
+            "metadata": {"name": name},
+            "webhooks": [self._webhook(hook, net) for hook in mine],
+        }
 
-def _hook(
-    kind: str, configuration: str, path: str, rule: tuple[str, str, str], verbs: Sequence[str]
-) -> Object:
-    group, version, resource = rule
-    return {
-        "kind": kind,
-        "configuration": configuration,
-        "path": path,
-        "rules": [
-            {
-                "apiGroups": [group],
-                "apiVersions": [version],
-                "resources": [resource],
-                "operations": list(verbs),
-            }
-        ],
-    }
-
-
-def _configured(hook: Object, operator: RealOperator, net: int) -> Object:
-    service = {"name": operator.service, "namespace": operator.namespace, "path": hook["path"]}
-    one = {
-        "name": f"{hook['path'].strip('/')}.{operator.namespace}.test",
-        "clientConfig": {"service": {**service, "port": operator.port(net)}},
-        "rules": hook["rules"],
-        "admissionReviewVersions": ["v1"],
-        "sideEffects": "None",
-    }
-    return {
-        "apiVersion": ADMISSION,
-        "kind": f"{hook['kind']}WebhookConfiguration",
-        "metadata": {"name": hook["configuration"]},
-        "webhooks": [one],
-    }
+    def _webhook(self, hook: Hook, net: int) -> Object:
+        service = {"name": self.service, "namespace": self.namespace, "path": hook.path}
+        group, version, resource = hook.resource
+        needs = {"key": hook.label, "operator": "Exists"}
+        selector = {"objectSelector": {"matchExpressions": [needs]}} if hook.label else {}
+        return {
+            "name": f"{hook.path.strip('/')}.{self.namespace}.test",
+            "clientConfig": {"service": {**service, "port": self.port(net)}},
+            "rules": [
+                {
+                    "apiGroups": [group],
+                    "apiVersions": [version],
+                    "resources": [resource],
+                    "operations": list(hook.verbs),
+                }
+            ],
+            **selector,
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+        }
 
 
 PYTORCHJOBS = ("kubeflow.org", "v1", "pytorchjobs")
 JOBSETS = ("jobset.x-k8s.io", "v1alpha2", "jobsets")
+TRAINJOBS, RUNTIMES, CLUSTER_RUNTIMES = (
+    ("trainer.kubeflow.org", "v1alpha1", plural)
+    for plural in ("trainjobs", "trainingruntimes", "clustertrainingruntimes")
+)
+PODS = ("", "v1", "pods")
+JOBSET_MUTATING = "jobset-mutating-webhook-configuration"
+JOBSET_VALIDATING = "jobset-validating-webhook-configuration"
+TRAINER_VALIDATING = "validator.trainer.kubeflow.org"
+JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 OPERATORS = (
     RealOperator(
         binary="training-operator",
@@ -133,12 +171,11 @@ OPERATORS = (
         secret="training-operator-webhook-cert",
         address=10,
         hooks=[
-            _hook(
-                "Validating",
-                "validator.training-operator.kubeflow.org",
-                "/validate-kubeflow-org-v1-pytorchjob",
-                PYTORCHJOBS,
-                ("CREATE", "UPDATE"),
+            Hook(
+                verdict="Validating",
+                configuration="validator.training-operator.kubeflow.org",
+                path="/validate-kubeflow-org-v1-pytorchjob",
+                resource=PYTORCHJOBS,
             )
         ],
     ),
@@ -150,19 +187,59 @@ OPERATORS = (
         secret="jobset-webhook-server-cert",
         address=11,
         hooks=[
-            _hook(
-                "Mutating",
-                "jobset-mutating-webhook-configuration",
-                "/mutate-jobset-x-k8s-io-v1alpha2-jobset",
-                JOBSETS,
-                ("CREATE",),
+            Hook(
+                verdict="Mutating",
+                configuration=JOBSET_MUTATING,
+                path="/mutate-jobset-x-k8s-io-v1alpha2-jobset",
+                resource=JOBSETS,
+                verbs=("CREATE",),
             ),
-            _hook(
-                "Validating",
-                "jobset-validating-webhook-configuration",
-                "/validate-jobset-x-k8s-io-v1alpha2-jobset",
-                JOBSETS,
-                ("CREATE", "UPDATE"),
+            Hook(
+                verdict="Mutating",
+                configuration=JOBSET_MUTATING,
+                path="/mutate--v1-pod",
+                resource=PODS,
+                verbs=("CREATE",),
+                label=JOBSET_NAME,
+            ),
+            Hook(
+                verdict="Validating",
+                configuration=JOBSET_VALIDATING,
+                path="/validate-jobset-x-k8s-io-v1alpha2-jobset",
+                resource=JOBSETS,
+            ),
+            Hook(
+                verdict="Validating",
+                configuration=JOBSET_VALIDATING,
+                path="/validate--v1-pod",
+                resource=PODS,
+                verbs=("CREATE",),
+                label=JOBSET_NAME,
+            ),
+        ],
+    ),
+    RealOperator(
+        binary="trainer-controller-manager",
+        kind="TrainJob",
+        namespace="kubeflow-system",
+        service="kubeflow-trainer-controller-manager",
+        secret="kubeflow-trainer-webhook-cert",
+        address=12,
+        hooks=[
+            Hook(
+                verdict="Mutating",
+                configuration="defaulter.trainer.kubeflow.org",
+                path="/mutate-trainer-kubeflow-org-v1alpha1-trainjob",
+                resource=TRAINJOBS,
+            ),
+            *(
+                Hook(
+                    verdict="Validating",
+                    configuration=TRAINER_VALIDATING,
+                    path=f"/validate-trainer-kubeflow-org-v1alpha1-{resource[2].removesuffix('s')}",
+                    resource=resource,
+                )
+                for resource in (CLUSTER_RUNTIMES, RUNTIMES, TRAINJOBS)
             ),
         ],
     ),
@@ -172,6 +249,18 @@ OPERATORS = (
 def available() -> tuple[RealOperator, ...]:
     folder = os.environ.get("KUBE_OPERATORS")
     return tuple(one for one in OPERATORS if folder and (Path(folder) / one.binary).exists())
+
+
+def kinds() -> frozenset[str]:
+    """Kinds of jobs with a real operator."""
+    return frozenset(operator.kind for operator in available())
+
+
+def definitions() -> dict[str, Path]:
+    """Name of a CustomResourceDefinition of the operators to its file."""
+    folder = Path(os.environ.get("KUBE_OPERATORS", "/nonexistent")) / "crds"
+    files = sorted(folder.glob("*.yaml"))
+    return {yaml.load(it.read_text(), yaml.CSafeLoader)["metadata"]["name"]: it for it in files}
 
 
 def control_plane_environ(net: int) -> Mapping[str, str]:

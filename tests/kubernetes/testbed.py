@@ -39,12 +39,14 @@ from tests.testbeds import TestbedError, run_within, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "manifests" / "testbed" / "kube_control_plane.sh"
-CRDS = (
-    "pytorchjobs-v1.9.4",
-    "jobsets-v0.12.0",
-    "trainer-trainjobs-v2.0.0",
-    "trainer-trainingruntimes-v2.0.0",
-)
+CRDS = {
+    "pytorchjobs.kubeflow.org": "pytorchjobs-v1.9.4",
+    "jobsets.jobset.x-k8s.io": "jobsets-v0.12.0",
+    "trainjobs.trainer.kubeflow.org": "trainer-trainjobs-v2.0.0",
+    "trainingruntimes.trainer.kubeflow.org": "trainer-trainingruntimes-v2.0.0",
+}
+"""Name of a CustomResourceDefinition to its file in `manifests/crds`."""
+CLUSTER_RUNTIMES = "clustertrainingruntimes.trainer.kubeflow.org"
 PREFIX = "ndctl-kube-"
 CLUSTER_SCOPED = ("nodes", "persistentvolumes", "namespaces")
 """Resources that have no namespace."""
@@ -186,12 +188,11 @@ class KubeTestbed:
         self._script("start")
 
     def _script(self, verb: str) -> None:
-        crds = " ".join(str(REPOSITORY / "manifests" / "crds" / f"{name}.yaml") for name in CRDS)
         environ = {**os.environ, "KUBEBUILDER_ASSETS": str(self.binaries)}
         environ.setdefault("KUBE_TIMEOUT", str(START_S // 2))
         environ |= real_operators.control_plane_environ(self.shape.net)
         if not (self.folder / "etcd").exists():
-            environ["KUBE_CRDS"] = f"{crds} {_cluster_runtimes(self.folder)}"
+            environ["KUBE_CRDS"] = " ".join(map(str, _definitions(self.folder)))
         done = run_within(["bash", str(SCRIPT), verb, str(self.folder)], environ, START_S)
         if done.code != 0:
             raise TestbedError(f"{SCRIPT.name} {verb}: {done.err or done.out}")
@@ -394,6 +395,14 @@ def _post(where: str, body: Object) -> Object:
         raise TestbedError(f"{where}: curl exited with {done.code}")
     answer: Object = json.loads(done.out)
     return answer
+
+
+def _definitions(folder: Path) -> list[Path]:
+    """Files of CustomResourceDefinitions: those of the operators, or else our copies."""
+    crds = REPOSITORY / "manifests" / "crds"
+    ours = {name: crds / f"{file}.yaml" for name, file in CRDS.items()}
+    ours[CLUSTER_RUNTIMES] = _cluster_runtimes(folder)
+    return [*{**ours, **real_operators.definitions()}.values()]
 
 
 def _cluster_runtimes(folder: Path) -> Path:

@@ -122,10 +122,10 @@ def test_a_missing_volume_claim_is_explained(admin: Person) -> None:
 
 @pytest.fixture
 def no_trainjobs(kube: KubeTestbed) -> Iterator[None]:
-    kube.kubectl("delete", "crd", "trainjobs.trainer.kubeflow.org")
+    name = "trainjobs.trainer.kubeflow.org"
+    kube.kubectl("delete", "crd", name)
     yield
-    (name,) = (name for name in CRDS if "trainjobs" in name)
-    crd = REPOSITORY / "manifests" / "crds" / f"{name}.yaml"
+    crd = REPOSITORY / "manifests" / "crds" / f"{CRDS[name]}.yaml"
     kube.kubectl("create", "--validate=false", "-f", str(crd))
     kube.wait_for("the kind", lambda: kube.objects("trainjobs") == [])
 

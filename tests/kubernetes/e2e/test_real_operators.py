@@ -19,8 +19,12 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1800),
 ]
-DONE = {"pytorchjob": "Succeeded", "jobset": "Completed"}
-SUSPEND = {"pytorchjob": ("runPolicy", "suspend"), "jobset": ("suspend",)}
+DONE = {"pytorchjob": "Succeeded", "jobset": "Completed", "trainjob": "Complete"}
+SUSPEND = {
+    "pytorchjob": ("runPolicy", "suspend"),
+    "jobset": ("suspend",),
+    "trainjob": ("suspend",),
+}
 FORCED = {"cluster__kubernetes__force_delete_after": "3"}
 
 
@@ -28,7 +32,7 @@ FORCED = {"cluster__kubernetes__force_delete_after": "3"}
 def real(request: pytest.FixtureRequest) -> KubeNdctl:
     """A job of each kind; skips if its own operator is not available."""
     kind: str = request.param
-    if kind not in {operator.kind for operator in real_operators.available()}:
+    if kind not in real_operators.kinds():
         pytest.skip(
             f"{real_operators.NOT_RUN}KUBE_OPERATORS names no folder with the operator of {kind}"
         )

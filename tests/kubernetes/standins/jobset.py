@@ -1,7 +1,7 @@
-"""Stand-in for the controller of JobSet v1alpha2 and of the indexed Jobs in it.
+"""Stand-in for the controller of JobSet v1alpha2, together with the indexed Jobs in it.
 
 The pods belong to the JobSet itself, because Jobs of an old API server have neither indexes nor
-suspension.
+suspension. `../traces` has recordings of the real controllers.
 """
 
 import copy
@@ -10,6 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.kubernetes.standins.api import Api, Object, path
+from tests.kubernetes.standins.indexed_job import (
+    COMPLETE,
+    INDEX,
+    has_ended,
+    index_of,
+    is_active,
+    is_ready,
+    missing,
+    outcome,
+)
 from tests.kubernetes.standins.operator import (
     age_s,
     create_pod,
@@ -20,25 +30,46 @@ from tests.kubernetes.standins.operator import (
     set_condition,
     write_status,
 )
+from tests.kubernetes.standins.pod import post_event
 
 PREFIX = "jobset.sigs.k8s.io/"
-INDEX = "batch.kubernetes.io/job-completion-index"
-BACKOFF_LIMIT = 6
+RESTART_ACTIONS = ("RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One Job of a JobSet."""
+    """One Job of a JobSet, with its pods."""
 
     kind: str
     """Name of its replicatedJob."""
     index: int
     global_index: int
     """Index among all Jobs of the JobSet."""
+    replicas: int
+    """Number of Jobs of its replicatedJob."""
     template: Object
+    name: str
+    pods: list[Object]
 
-    def name(self, jobset: Object) -> str:
-        return f"{jobset['metadata']['name']}-{self.kind}-{self.index}"
+    @property
+    def spec(self) -> Object:
+        spec: Object = self.template["spec"]
+        return spec
+
+    @property
+    def outcome(self) -> str:
+        return outcome(self.spec, self.pods)
+
+    @property
+    def end(self) -> str:
+        """Its outcome once all pods have ended; the Job controller reports it only then."""
+        return self.outcome if all(map(has_ended, self.pods)) else ""
+
+    @property
+    def is_ready(self) -> bool:
+        count = self.spec.get("parallelism", 1)
+        ready = [pod for pod in self.pods if phase(pod) == "Succeeded" or is_ready(pod)]
+        return len(ready) >= min(count, self.spec.get("completions", count))
 
 
 @dataclass(frozen=True)
@@ -46,184 +77,228 @@ class JobSets:
     api: Api
     resource: str = "jobsets"
 
-    async def reconcile(self, job: Object, pods: list[Object]) -> None:
-        status = copy.deepcopy(job.get("status") or {})
+    async def reconcile(self, jobset: Object, pods: list[Object]) -> None:
+        status = copy.deepcopy(jobset.get("status") or {})
         conditions = status.setdefault("conditions", [])
         status.setdefault("restarts", 0)
+        before = copy.deepcopy(conditions)
+        attempt = str(status["restarts"])
+        own = [pod for pod in pods if _label(pod, PREFIX + "restart-attempt") == attempt]
+        jobs = _jobs(jobset, own)
+        suspended = bool(jobset["spec"].get("suspend"))
+        status["replicatedJobsStatus"] = _counts(jobs, suspended)
         if "terminalState" in status:
-            await delete_pods(self.api, [pod for pod in pods if _active(pod)])
-            await self._expire(job, conditions)
-        elif job["spec"].get("suspend"):
+            await delete_pods(self.api, [pod for job in jobs if not job.end for pod in job.pods])
+            await self._expire(jobset, conditions)
+        elif suspended:
             await delete_pods(self.api, pods)
-            message = "jobset is suspended"
-            set_condition(conditions, "Suspended", True, "SuspendedJobs", message)
+            _set(status, "Suspended", True, "SuspendedJobs", "jobset is suspended")
         else:
             if has_condition(conditions, "Suspended"):
-                message = "jobset is resumed"
-                set_condition(conditions, "Suspended", False, "ResumeJobs", message)
-            await self._run(job, pods, status)
-        await write_status(self.api, self.resource, job, status)
+                _set(status, "Suspended", False, "ResumeJobs", "jobset is resumed")
+            await self._run(jobset, jobs, pods, status)
+        await write_status(self.api, self.resource, jobset, status)
+        await self._post_events(jobset, before, conditions)
 
-    async def _expire(self, job: Object, conditions: list[Object]) -> None:
-        ttl, metadata = job["spec"].get("ttlSecondsAfterFinished"), job["metadata"]
+    async def _post_events(
+        self, jobset: Object, before: list[Object], conditions: list[Object]
+    ) -> None:
+        """One event for each condition that changed."""
+        for one in conditions:
+            if one not in before:
+                bad = one["status"] == "True" and one["type"] in ("Failed", "Restarting")
+                kind = "Warning" if bad else "Normal"
+                await post_event(self.api, jobset, kind, one["reason"], one["message"])
+
+    async def _expire(self, jobset: Object, conditions: list[Object]) -> None:
+        ttl, metadata = jobset["spec"].get("ttlSecondsAfterFinished"), jobset["metadata"]
         if ttl is not None and age_s(conditions[-1]["lastTransitionTime"]) >= ttl:
             await self.api.delete(path(self.resource, metadata["namespace"], metadata["name"]))
 
-    async def _run(self, jobset: Object, pods: list[Object], status: Object) -> None:
-        attempt = str(status["restarts"])
-        old = [pod for pod in pods if _label(pod, PREFIX + "restart-attempt") != attempt]
+    async def _run(
+        self, jobset: Object, jobs: list[Job], pods: list[Object], status: Object
+    ) -> None:
+        own = {pod["metadata"]["uid"] for job in jobs for pod in job.pods}
+        old = [pod for pod in pods if pod["metadata"]["uid"] not in own]
         await delete_pods(self.api, old)
         if old:
             return  # The next attempt starts when all pods of the previous one are gone.
+        if has_condition(status["conditions"], "Restarting") and all(it.is_ready for it in jobs):
+            _set(status, "Restarting", False, "JobsReady", "all jobs are ready")
+        if failed := [job for job in jobs if job.end not in ("", COMPLETE)]:
+            _fail(jobset, failed, status)
+            return
+        if _is_complete(jobset, jobs):
+            message = "jobset completed successfully"
+            _set(status, "Completed", True, "AllJobsCompleted", message)
+            status["terminalState"] = "Completed"
+            return
         network = jobset["spec"].get("network") or {}
         if network.get("enableDNSHostnames", True):
             selector = {PREFIX + "jobset-name": jobset["metadata"]["name"]}
-            await headless_service(self.api, jobset, _subdomain(jobset), selector, [])
-        ends: dict[str, list[str]] = {}
-        counts = []
-        for kind, jobs in _jobs(jobset).items():
-            ends[kind] = [await self._job(jobset, each, pods, attempt) for each in jobs]
-            counts.append({"name": kind, **_counts(ends[kind], kind, pods)})
-        status["replicatedJobsStatus"] = counts
-        _conclude(jobset, ends, status)
+            await headless_service(self.api, jobset, _subdomain(jobset), selector, [], labels={})
+        for job in jobs:
+            await self._manage(jobset, job, str(status["restarts"]))
 
-    async def _job(self, jobset: Object, job: Job, pods: list[Object], attempt: str) -> str:
-        """`succeeded`, `active`, or the reason why the Job failed."""
-        theirs = [pod for pod in pods if _label(pod, "job-name") == job.name(jobset)]
-        spec = job.template["spec"]
-        count = spec.get("completions", spec.get("parallelism", 1))
-        verdicts = [_verdict(spec, pod) for pod in theirs if phase(pod) == "Failed"]
-        if "FailJob" in verdicts:
-            return "PodFailurePolicy"
-        if verdicts.count("Count") > spec.get("backoffLimit", BACKOFF_LIMIT):
-            return "BackoffLimitExceeded"
-        done = {_label(pod, INDEX) for pod in theirs if phase(pod) == "Succeeded"}
-        if len(done) == count:
-            return "succeeded"
-        alive = {_label(pod, INDEX) for pod in theirs if _active(pod)}
-        for index in range(count):
-            if str(index) not in done | alive:
-                tries = [
-                    pod["metadata"]["name"] for pod in theirs if _label(pod, INDEX) == str(index)
-                ]
-                await self._create(jobset, job, index, attempt, tries)
-        return "active"
+    async def _manage(self, jobset: Object, job: Job, attempt: str) -> None:
+        """What the Job controller does."""
+        if job.outcome:
+            await delete_pods(self.api, [pod for pod in job.pods if is_active(pod)])
+            return
+        for index in missing(job.spec, job.pods):
+            await self._create(jobset, job, index, attempt)
 
-    async def _create(
-        self, jobset: Object, job: Job, index: int, attempt: str, tries: list[str]
-    ) -> None:
-        name, own = job.name(jobset), jobset["metadata"]["name"]
+    async def _create(self, jobset: Object, job: Job, index: int, attempt: str) -> None:
+        marks = {**_marks(jobset, job, attempt), INDEX: str(index)}
+        uid = jobset["metadata"]["uid"]
         labels = {
-            PREFIX + "jobset-name": own,
-            PREFIX + "jobset-uid": jobset["metadata"]["uid"],
-            PREFIX + "replicatedjob-name": job.kind,
-            PREFIX + "job-index": str(job.index),
-            PREFIX + "job-global-index": str(job.global_index),
-            PREFIX + "restart-attempt": attempt,
-            "job-name": name,
-            "batch.kubernetes.io/job-name": name,
-            INDEX: str(index),
+            **job.template["spec"]["template"].get("metadata", {}).get("labels", {}),
+            **marks,
+            "job-name": job.name,
+            "batch.kubernetes.io/job-name": job.name,
+            "controller-uid": uid,
+            "batch.kubernetes.io/controller-uid": uid,
         }
-        coordinator: dict[str, Any] | None = jobset["spec"].get("coordinator")
-        if coordinator:
-            first = f"{own}-{coordinator['replicatedJob']}-{coordinator.get('jobIndex', 0)}"
-            where = f"{first}-{coordinator.get('podIndex', 0)}.{_subdomain(jobset)}"
-            labels[PREFIX + "coordinator"] = where
         template = copy.deepcopy(job.template["spec"]["template"])
-        above = job.template.get("metadata", {})
         metadata = template.setdefault("metadata", {})
-        marks = {key: value for key, value in labels.items() if PREFIX in key or key == INDEX}
         metadata["annotations"] = {**metadata.get("annotations", {}), **marks}
-        labels = {**above.get("labels", {}), **labels}
         template["spec"].setdefault("restartPolicy", "OnFailure")  # as JobSet's webhook does
-        template["spec"]["hostname"] = f"{name}-{index}"
+        template["spec"]["hostname"] = f"{job.name}-{index}"
         template["spec"]["subdomain"] = _subdomain(jobset)
-        field = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
+        field = {"fieldRef": {"fieldPath": f"metadata.labels['{INDEX}']"}}
         for container in template["spec"]["containers"]:
             env = container.setdefault("env", [])
             env.append({"name": "JOB_COMPLETION_INDEX", "valueFrom": field})
-        seed = f"{jobset['metadata']['uid']} {attempt} {sorted(tries)}"
+        tries = sorted(pod["metadata"]["name"] for pod in job.pods if index_of(pod) == index)
+        seed = f"{uid} {attempt} {tries}"
         suffix = hashlib.sha256(seed.encode()).hexdigest()[:5]
-        await create_pod(self.api, jobset, f"{name}-{index}-{suffix}", template, labels)
+        name, maker = f"{job.name}-{index}-{suffix}", _job_object(jobset, job)
+        await create_pod(self.api, jobset, name, template, labels, maker=maker)
 
 
-def _jobs(jobset: Object) -> dict[str, list[Job]]:
-    found: dict[str, list[Job]] = {}
-    at = 0
+def _job_object(jobset: Object, job: Job) -> Object:
+    """The Job, as its controller's events name it."""
+    metadata = {"name": job.name, "namespace": jobset["metadata"]["namespace"]}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job.spec}
+
+
+def _marks(jobset: Object, job: Job, attempt: str) -> dict[str, str]:
+    """What JobSet writes into labels and annotations of a pod."""
+    own, jobs = jobset["metadata"]["name"], jobset["spec"]["replicatedJobs"]
+    key = hashlib.sha1(
+        f"{jobset['metadata']['namespace']}/{job.name}".encode(), usedforsecurity=False
+    )
+    total = str(sum(each.get("replicas", 1) for each in jobs))
+    marks = {
+        "jobset-name": own,
+        "jobset-uid": jobset["metadata"]["uid"],
+        "replicatedjob-name": job.kind,
+        "replicatedjob-replicas": str(job.replicas),
+        "global-replicas": total,
+        "job-index": str(job.index),
+        "job-key": key.hexdigest(),
+        "job-global-index": str(job.global_index),
+        "restart-attempt": attempt,
+        "group-name": "default",
+        "group-replicas": total,
+        "job-group-index": str(job.global_index),
+    }
+    coordinator: dict[str, Any] | None = jobset["spec"].get("coordinator")
+    if coordinator:
+        first = f"{own}-{coordinator['replicatedJob']}-{coordinator.get('jobIndex', 0)}"
+        where = f"{first}-{coordinator.get('podIndex', 0)}.{_subdomain(jobset)}"
+        marks["coordinator"] = where
+    return {PREFIX + key: value for key, value in marks.items()}
+
+
+def _jobs(jobset: Object, pods: list[Object]) -> list[Job]:
+    found: list[Job] = []
     for each in jobset["spec"]["replicatedJobs"]:
         for index in range(each.get("replicas", 1)):
-            found.setdefault(each["name"], []).append(
-                Job(each["name"], index, at, each["template"])
+            name = f"{jobset['metadata']['name']}-{each['name']}-{index}"
+            theirs = [pod for pod in pods if _label(pod, "job-name") == name]
+            job = Job(
+                kind=each["name"],
+                index=index,
+                global_index=len(found),
+                replicas=each.get("replicas", 1),
+                template=each["template"],
+                name=name,
+                pods=theirs,
             )
-            at += 1
+            found.append(job)
     return found
 
 
-def _counts(ends: list[str], kind: str, pods: list[Object]) -> Object:
-    alive = [
-        pod
-        for pod in pods
-        if _label(pod, PREFIX + "replicatedjob-name") == kind and phase(pod) == "Running"
-    ]
-    active, succeeded = ends.count("active"), ends.count("succeeded")
-    counts = {"ready": active if alive else 0, "active": active, "succeeded": succeeded}
-    return {**counts, "failed": len(ends) - active - succeeded, "suspended": 0}
+def _counts(jobs: list[Job], suspended: bool) -> list[Object]:
+    """The status of each replicatedJob."""
+    counts = []
+    for kind in dict.fromkeys(job.kind for job in jobs):
+        mine = [job for job in jobs if job.kind == kind]
+        going = [job for job in mine if not job.end]
+        counts.append(
+            {
+                "name": kind,
+                "ready": sum(job.is_ready for job in going),
+                "active": sum(any(map(is_active, job.pods)) for job in going),
+                "succeeded": sum(job.end == COMPLETE for job in mine),
+                "failed": sum(job.end not in ("", COMPLETE) for job in mine),
+                "suspended": len(going) if suspended else 0,
+            }
+        )
+    return counts
 
 
-def _conclude(jobset: Object, ends: dict[str, list[str]], status: Object) -> None:
+def _is_complete(jobset: Object, jobs: list[Job]) -> bool:
     policy = jobset["spec"].get("successPolicy") or {}
-    decide = policy.get("targetReplicatedJobs") or list(ends)
-    done = [end == "succeeded" for kind in decide for end in ends[kind]]
-    if any(done) if policy.get("operator") == "Any" else all(done):
-        message = "jobset completed successfully"
-        set_condition(status["conditions"], "Completed", True, "AllJobsCompleted", message)
-        status["terminalState"] = "Completed"
+    targets = policy.get("targetReplicatedJobs")
+    done = [job.end == COMPLETE for job in jobs if not targets or job.kind in targets]
+    return any(done) if policy.get("operator") == "Any" else all(done)
+
+
+def _fail(jobset: Object, failed: list[Job], status: Object) -> None:
+    """Applies the failure policy."""
+    first = f"(first failed job: {failed[0].name})"
+    policy = jobset["spec"].get("failurePolicy")
+    if policy is None:
+        _end(status, "FailedJobs", f"jobset failed due to one or more job failures {first}")
         return
-    for kind, each in ends.items():
-        for index, end in enumerate(each):
-            if end not in ("active", "succeeded"):
-                name = f"{jobset['metadata']['name']}-{kind}-{index}"
-                _failed(jobset, kind, name, end, status)
-                return
+    rule = _rule(policy, failed)
+    action = rule["action"] if rule else "RestartJobSet"
+    counted = action == "RestartJobSet"
+    if action == "FailJobSet":
+        message = f"applying FailJobSet failure policy action {first}"
+        _end(status, "FailJobSetFailurePolicyAction", message)
+    elif counted and status.get("restartsCountTowardsMax", 0) >= policy.get("maxRestarts", 0):
+        message = f"jobset failed due to reaching max number of restarts {first}"
+        _end(status, "ReachedMaxRestarts", message)
+    else:
+        assert action in RESTART_ACTIONS, action
+        reason = f"FailurePolicy_{rule.get('name', '')}" if rule else "DefaultFailurePolicy"
+        message = f"applying {action} failure policy action {first}"
+        _set(status, "Restarting", True, reason, message)
+        status["restarts"] += 1
+        status["restartsCountTowardsMax"] = status.get("restartsCountTowardsMax", 0) + int(counted)
 
 
-def _failed(jobset: Object, kind: str, name: str, why: str, status: Object) -> None:
-    policy = jobset["spec"].get("failurePolicy") or {}
-    action = "RestartJobSet"
+def _rule(policy: Object, failed: list[Job]) -> Object | None:
+    """The first rule for the failed Jobs; None if there is none."""
     for rule in policy.get("rules", ()):
         reasons, targets = rule.get("onJobFailureReasons"), rule.get("targetReplicatedJobs")
-        if (not reasons or why in reasons) and (not targets or kind in targets):
-            action = rule["action"]
-            break
-    counted = action == "RestartJobSet"
-    limit = policy.get("maxRestarts", 0)
-    if action == "FailJobSet" or (counted and status.get("restartsCountTowardsMax", 0) >= limit):
-        message = f"jobset failed due to one or more job failures (first failed job: {name})"
-        reason = "ReachedMaxRestarts" if counted and limit else "FailedJobs"
-        set_condition(status["conditions"], "Failed", True, reason, message)
-        status["terminalState"] = "Failed"
-        return
-    status["restarts"] += 1
-    status["restartsCountTowardsMax"] = status.get("restartsCountTowardsMax", 0) + int(counted)
+        for job in failed:
+            if (not reasons or job.end in reasons) and (not targets or job.kind in targets):
+                found: Object = rule
+                return found
+    return None
 
 
-def _verdict(spec: Object, pod: Object) -> str:
-    """The action of a Job's podFailurePolicy for a failed pod."""
-    status = pod["status"]
-    for rule in (spec.get("podFailurePolicy") or {}).get("rules", ()):
-        held = {it["type"] for it in status.get("conditions", ()) if it["status"] == "True"}
-        if held & {it["type"] for it in rule.get("onPodConditions", ())}:
-            return str(rule["action"])
-        if codes := rule.get("onExitCodes"):
-            ended = {
-                it["state"]["terminated"]["exitCode"]
-                for it in status.get("containerStatuses", ())
-                if "terminated" in it["state"] and codes.get("containerName") in (None, it["name"])
-            } - {0}
-            among = ended & set(codes["values"])
-            if among if codes["operator"] == "In" else ended - set(codes["values"]):
-                return str(rule["action"])
-    return "Count"
+def _end(status: Object, reason: str, message: str) -> None:
+    _set(status, "Failed", True, reason, message)
+    status["terminalState"] = "Failed"
+
+
+def _set(status: Object, kind: str, holds: bool, reason: str, message: str) -> None:
+    set_condition(status["conditions"], kind, holds, reason, message)
 
 
 def _subdomain(jobset: Object) -> str:
@@ -233,8 +308,3 @@ def _subdomain(jobset: Object) -> str:
 
 def _label(pod: Object, name: str) -> str:
     return str(pod["metadata"].get("labels", {}).get(name, ""))
-
-
-def _active(pod: Object) -> bool:
-    over = phase(pod) in ("Succeeded", "Failed")
-    return not over and "deletionTimestamp" not in pod["metadata"]

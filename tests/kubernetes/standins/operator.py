@@ -93,8 +93,15 @@ class Operator:
 
 
 async def create_pod(
-    api: Api, owner: Object, name: str, template: Object, labels: Mapping[str, str]
+    api: Api,
+    owner: Object,
+    name: str,
+    template: Object,
+    labels: Mapping[str, str],
+    *,
+    maker: Object | None = None,
 ) -> Object | None:
+    """Creates a pod of `owner`. Events are about `maker`, or else about `owner`."""
     pod = copy.deepcopy(template)
     metadata = pod.setdefault("metadata", {})
     metadata |= {"name": name, "namespace": owner["metadata"]["namespace"]}
@@ -103,11 +110,21 @@ async def create_pod(
     try:
         created = await api.create(path("pods", metadata["namespace"]), {"kind": "Pod", **pod})
     except ApiError as exc:
-        await post_event(api, owner, "Warning", "FailedCreatePod", f"Error creating: {exc}")
+        await _post_creation(api, owner, maker, "Warning", f"Error creating: {exc}")
         raise
     if created is not None:
-        await post_event(api, owner, "Normal", "SuccessfulCreatePod", f"Created pod: {name}")
+        await _post_creation(api, owner, maker, "Normal", f"Created pod: {name}")
     return created
+
+
+async def _post_creation(
+    api: Api, owner: Object, maker: Object | None, kind: str, message: str
+) -> None:
+    # The Job controller has other reasons than the training operator.
+    reason = ("FailedCreate" if kind == "Warning" else "SuccessfulCreate") + (
+        "Pod" if maker is None else ""
+    )
+    await post_event(api, maker or owner, kind, reason, message)
 
 
 async def delete_pods(api: Api, pods: list[Object]) -> None:
@@ -125,10 +142,11 @@ async def headless_service(
     selector: Mapping[str, str],
     ports: list[Object],
     *,
+    labels: Mapping[str, str],
     not_ready: bool = True,
 ) -> Object | None:
     """None if the service already exists. With `not_ready`, DNS also lists unready pods."""
-    metadata = {"name": name, "labels": dict(selector), "ownerReferences": owned_by(owner)}
+    metadata = {"name": name, "labels": dict(labels), "ownerReferences": owned_by(owner)}
     spec: Object = {"clusterIP": "None", "selector": dict(selector)}
     spec |= {"publishNotReadyAddresses": True} if not_ready else {}
     body = {"metadata": metadata, "spec": {**spec, **({"ports": ports} if ports else {})}}

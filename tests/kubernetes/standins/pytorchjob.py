@@ -148,7 +148,9 @@ class PyTorchJobs:
             container.setdefault("env", []).extend(_environment(job, kind, index))
         await create_pod(self.api, job, name, template, labels | role)
         ports = [{"name": PORT_NAME, "port": _port(job)}]
-        if await headless_service(self.api, job, name, labels, ports, not_ready=False):
+        if await headless_service(
+            self.api, job, name, labels, ports, labels=labels, not_ready=False
+        ):
             message = f"Created service: {name}"
             await self._post_event(job, "Normal", "SuccessfulCreateService", message)
 

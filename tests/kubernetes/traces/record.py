@@ -1,7 +1,7 @@
 """Records what an operator does after each action of a scenario, and writes `*.yaml` traces.
 
-`python -m tests.kubernetes.traces.record OPERATOR [TIMES [SCENARIO...]]` records the operator of
-KUBE_OPERATORS. OPERATOR is its name and version in words.
+`python -m tests.kubernetes.traces.record KIND OPERATOR [TIMES [SCENARIO...]]` records the operator
+of KUBE_OPERATORS for jobs of KIND. OPERATOR is its name and version in words.
 """
 
 import sys
@@ -17,38 +17,44 @@ import yaml
 from tests.kubernetes import real_operators
 from tests.kubernetes.standins.api import Object
 from tests.kubernetes.testbed import KubeTestbed, running_testbed
+from tests.kubernetes.traces import jobset_scenarios, pytorchjob_scenarios
 from tests.kubernetes.traces.compare import Step, merged
 from tests.kubernetes.traces.scenarios import (
     NAMESPACE,
-    SCENARIOS,
     Action,
     JobUnderTest,
     Scenario,
+    pod_name,
     start_job,
 )
 from tests.kubernetes.traces.watch import Changes, watch_changes
 from tests.testbeds import TestbedError
 
 FOLDER = Path(__file__).parent
-WATCHED = ("pytorchjobs", "pods", "services", "events")
+SCENARIOS = {
+    "PyTorchJob": pytorchjob_scenarios.SCENARIOS,
+    "JobSet": jobset_scenarios.SCENARIOS,
+}
+"""Kind of job to its scenarios."""
+WATCHED = ("pods", "services", "events")
+"""Resources that are watched beside the job."""
 QUIET_S = 2.0
 """The watched objects must not change for this long before the result of an action is recorded."""
 QUIET_WITHIN_S = 120.0
-REPLICA_TYPE = "training.kubeflow.org/replica-type"
+UIDS = ("uid", "controller-uid")
+"""Ends of the labels and annotations whose value differs from job to job."""
 Change = tuple[str, Object]
 
 
 def record(kube: KubeTestbed, scenario: Scenario) -> list[Step]:
     """Performs the actions of a scenario and returns the result of each."""
-    tested = JobUnderTest(kube, {})
-    kube.wait_for(
-        "the objects of the previous job to be gone", lambda: not _remaining_objects(kube)
-    )
-    with watch_changes(kube, WATCHED, NAMESPACE) as changes:
+    tested = JobUnderTest(kube, scenario.kind, {})
+    kube.wait_for("the objects of the previous job to be gone", lambda: not _left(tested))
+    with watch_changes(kube, (scenario.kind.resource, *WATCHED), NAMESPACE) as changes:
         steps = [
             _step(tested, action, changes) for action in (start_job(scenario), *scenario.actions)
         ]
-    if scenario is SCENARIOS[0]:
+    if scenario is SCENARIOS[scenario.kind.kind][0]:
         # Every scenario creates the same pods and services, so only the first one records them.
         changed = changes.since(0)
         steps[0]["a pod is"] = _shapes(_changes_of(changed, "pods"), _pod)
@@ -56,9 +62,11 @@ def record(kube: KubeTestbed, scenario: Scenario) -> list[Step]:
     return steps
 
 
-def _remaining_objects(kube: KubeTestbed) -> list[Object]:
-    services = kube.objects("services", NAMESPACE, REPLICA_TYPE)
-    return services + kube.objects("pytorchjobs", NAMESPACE) + kube.objects("pods", NAMESPACE)
+def _left(tested: JobUnderTest) -> list[Object]:
+    """Objects of the previous job."""
+    found = [tested.kube.objects(it, NAMESPACE, label) for it, label in tested.kind.makes]
+    own = (tested.kind.resource, "pods")
+    return [*chain(*found), *chain(*(tested.kube.objects(it, NAMESPACE) for it in own))]
 
 
 def _step(tested: JobUnderTest, action: Action, changes: Changes) -> Step:
@@ -70,13 +78,13 @@ def _step(tested: JobUnderTest, action: Action, changes: Changes) -> Step:
     pods, services = _changes_of(changed, "pods"), _changes_of(changed, "services")
     return {
         "action": action.description,
-        "pods made": _created(pods),
+        "pods made": _created(pods, tested.kind.group_label),
         "pods deleted": _deleted(pods),
-        "services made": sorted(chain(*_created(services).values())),
+        "services made": sorted(chain(*_created(services, "").values())),
         "services deleted": _deleted(services),
-        "job": _job_status(tested.kube),
-        "conditions passed through": _conditions(_changes_of(changed, "pytorchjobs")),
-        "events": _events_about_job(_changes_of(changed, "events")),
+        "job": _job_status(tested),
+        "conditions passed through": _conditions(_changes_of(changed, tested.kind.resource)),
+        "events": _events_about_job(_changes_of(changed, "events"), tested.kind.kind),
     }
 
 
@@ -94,39 +102,34 @@ def _changes_of(changed: Iterable[tuple[str, str, Object]], resource: str) -> li
     return [(change, thing) for one, change, thing in changed if one == resource]
 
 
-def _created(changes: Iterable[Change]) -> dict[str, list[str]]:
+def _created(changes: Iterable[Change], group_label: str) -> dict[str, list[str]]:
     """Names of created objects by kind of replica: the operator has no order between kinds."""
     created: dict[str, list[str]] = {}
     for change, thing in changes:
         if change == "ADDED":
-            kind = thing["metadata"]["labels"][REPLICA_TYPE]
-            created.setdefault(kind, []).append(thing["metadata"]["name"])
-    return created
+            kind = thing["metadata"].get("labels", {}).get(group_label, "")
+            created.setdefault(kind, []).append(pod_name(thing))
+    return {kind: sorted(names) for kind, names in created.items()}
 
 
 def _deleted(changes: Iterable[Change]) -> list[str]:
     """Names of deleted objects. A pod counts as deleted from its deletionTimestamp on."""
     ended = {
-        thing["metadata"]["uid"]: thing["metadata"]["name"]
+        thing["metadata"]["uid"]: pod_name(thing)
         for change, thing in changes
         if change == "DELETED" or "deletionTimestamp" in thing["metadata"]
     }
     return sorted(ended.values())
 
 
-def _job_status(kube: KubeTestbed) -> Object | None:
+def _job_status(tested: JobUnderTest) -> Object | None:
     """Status of the job; None if the job is deleted."""
-    found = kube.objects("pytorchjobs", NAMESPACE)
+    found = tested.kube.objects(tested.kind.resource, NAMESPACE)
     if not found:
         return None
     status = found[0]["status"]
-    replicas = status.get("replicaStatuses") or {}
-    return {
-        "conditions": sorted(map(_condition, status["conditions"])),
-        "replicas": {kind: dict(sorted(each.items())) for kind, each in sorted(replicas.items())},
-        "startTime": "startTime" in status,
-        "completionTime": "completionTime" in status,
-    }
+    conditions = sorted(map(_condition, status.get("conditions", ())))
+    return {"conditions": conditions, **tested.kind.status(status)}
 
 
 def _condition(one: Object) -> str:
@@ -143,20 +146,20 @@ def _conditions(changes: Iterable[Change]) -> list[str]:
     )
 
 
-def _events_about_job(changes: Iterable[Change]) -> list[str]:
+def _events_about_job(changes: Iterable[Change], kind: str) -> list[str]:
     """Events of any controller about the job itself."""
     return sorted(
         {
             f"{event['type']} {event['reason']}: {event['message']}"
             for change, event in changes
-            if change != "DELETED" and event["involvedObject"]["kind"] == "PyTorchJob"
+            if change != "DELETED" and event["involvedObject"]["kind"] == kind
         }
     )
 
 
 def _shapes(changes: Iterable[Change], shape: Any) -> dict[str, Object]:
     created = [thing for change, thing in changes if change == "ADDED"]
-    return {thing["metadata"]["name"]: shape(thing) for thing in created}
+    return {pod_name(thing): shape(thing) for thing in created}
 
 
 def _pod(pod: Object) -> Object:
@@ -188,8 +191,8 @@ def _service(service: Object) -> Object:
 def _about(thing: Object) -> Object:
     metadata = thing["metadata"]
     return {
-        "labels": dict(sorted(metadata["labels"].items())),
-        "annotations": metadata.get("annotations", {}),
+        "labels": _without_uids(metadata.get("labels", {})),
+        "annotations": _without_uids(metadata.get("annotations", {})),
         "owners": [
             {key: value for key, value in owner.items() if key != "uid"}
             for owner in metadata["ownerReferences"]
@@ -197,8 +200,12 @@ def _about(thing: Object) -> Object:
     }
 
 
+def _without_uids(marks: dict[str, str]) -> dict[str, str]:
+    return {key: "" if key.endswith(UIDS) else value for key, value in sorted(marks.items())}
+
+
 def path_of(scenario: Scenario) -> Path:
-    return FOLDER / f"pytorchjob-{scenario.name}.yaml"
+    return FOLDER / f"{scenario.title}.yaml"
 
 
 def read(scenario: Scenario) -> list[Step]:
@@ -213,9 +220,9 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def main(operator: str, times: str = "4", *names: str) -> None:
-    if "PyTorchJob" not in {one.kind for one in real_operators.available()}:
-        sys.exit("KUBE_OPERATORS names no folder with training-operator")
+def main(kind: str, operator: str, times: str = "4", *names: str) -> None:
+    if kind not in real_operators.kinds():
+        sys.exit(f"KUBE_OPERATORS names no folder with the operator of {kind}")
     FOLDER.mkdir(exist_ok=True)
     with running_testbed() as kube:
         about = {
@@ -224,7 +231,7 @@ def main(operator: str, times: str = "4", *names: str) -> None:
             "on": f"{datetime.now(UTC):%Y-%m-%d}",
             "recordings": int(times),
         }
-        for scenario in SCENARIOS:
+        for scenario in SCENARIOS[kind]:
             if not names or scenario.name in names:
                 steps = merged([_recorded(kube, scenario) for _ in range(int(times))])
                 text = yaml.dump(

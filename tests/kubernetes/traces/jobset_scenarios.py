@@ -1,0 +1,195 @@
+"""The recorded scenarios of a JobSet: one Job of three indexed pods, with the policies of ndctl's
+JobSets."""
+
+from tests.kubernetes.standins.api import Object
+from tests.kubernetes.traces.scenarios import (
+    FORCED,
+    JOB,
+    Action,
+    JobKind,
+    JobUnderTest,
+    Scenario,
+    has_no_pods,
+    is_terminating,
+    lose_node_and_delete_pod,
+    pod_template,
+    were_recreated,
+)
+
+NODE = "node"
+LEADER, FIRST, SECOND = (f"{JOB}-{NODE}-0-{index}" for index in range(3))
+PODS = (LEADER, FIRST, SECOND)
+REPLICATED_JOB = "jobset.sigs.k8s.io/replicatedjob-name"
+
+
+def _is_running(job: Object) -> bool:
+    counts = job.get("status", {}).get("replicatedJobsStatus", ())
+    return any(each["ready"] == 1 for each in counts)
+
+
+def _status(status: Object) -> Object:
+    return {
+        "replicatedJobsStatus": status.get("replicatedJobsStatus", []),
+        "restarts": status.get("restarts", 0),
+        "terminalState": status.get("terminalState", ""),
+    }
+
+
+JOBSET = JobKind(
+    kind="JobSet",
+    resource="jobsets",
+    pods=PODS,
+    makes=(("jobs", REPLICATED_JOB),),
+    group_label=REPLICATED_JOB,
+    suspend=("suspend",),
+    is_running=_is_running,
+    status=_status,
+)
+
+
+def job_template(tested: JobUnderTest) -> Object:
+    """Template of the Job. `test_rendered_policies_are_recorded` compares it with ndctl's own."""
+    rules = [
+        {
+            "action": "Ignore",
+            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+        },
+        {
+            "action": "FailJob",
+            "onExitCodes": {
+                "containerName": "main",
+                "operator": "In",
+                "values": list(range(1, 128)),
+            },
+        },
+    ]
+    return {
+        "spec": {
+            "completionMode": "Indexed",
+            "parallelism": len(PODS),
+            "completions": len(PODS),
+            "backoffLimit": 2**31 - 1,
+            "podFailurePolicy": {"rules": rules},
+            "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
+            "template": pod_template(tested, "main", restartPolicy="Never"),
+        }
+    }
+
+
+def job(tested: JobUnderTest) -> Object:
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": JOB},
+        "spec": {
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "successPolicy": {"operator": "All"},
+            "failurePolicy": {"maxRestarts": 0},
+            "replicatedJobs": [
+                {"name": NODE, "replicas": 1, "template": job_template(tested)},
+            ],
+        },
+    }
+
+
+def _scenario(name: str, *actions: Action) -> Scenario:
+    return Scenario(name, JOBSET, job, actions)
+
+
+SCENARIOS = (
+    _scenario(
+        "leader-ends-well",
+        Action(
+            "the leader ends with 0",
+            lambda tested: tested.end_process(LEADER, 0),
+            lambda tested: tested.has_condition("Completed") and tested.nothing_runs(),
+        ),
+    ),
+    _scenario(
+        "follower-ends-well-first",
+        Action(
+            "a follower ends with 0",
+            lambda tested: tested.end_process(FIRST, 0),
+            lambda tested: tested.phase_of(FIRST) == "Succeeded",
+        ),
+        Action(
+            "the leader ends with 0",
+            lambda tested: tested.end_process(LEADER, 0),
+            lambda tested: tested.has_condition("Completed") and tested.nothing_runs(),
+        ),
+    ),
+    _scenario(
+        "follower-ends-with-211",
+        Action(
+            "a follower ends with 211",
+            lambda tested: tested.end_process(SECOND, 211),
+            were_recreated(SECOND),
+        ),
+    ),
+    _scenario(
+        "follower-ends-with-3",
+        Action(
+            "a follower ends with 3",
+            lambda tested: tested.end_process(SECOND, 3),
+            lambda tested: tested.has_condition("Failed") and tested.nothing_runs(),
+        ),
+    ),
+    _scenario(
+        "processes-are-killed",
+        Action(
+            "a follower's process is killed",
+            lambda tested: tested.kill_process(FIRST),
+            were_recreated(FIRST),
+        ),
+        Action(
+            "the leader's process is killed",
+            lambda tested: tested.kill_process(LEADER),
+            were_recreated(LEADER),
+        ),
+    ),
+    _scenario(
+        "pods-are-deleted",
+        Action(
+            "a follower is deleted",
+            lambda tested: tested.delete_pod(FIRST),
+            were_recreated(FIRST),
+        ),
+        Action(
+            "the leader is deleted",
+            lambda tested: tested.delete_pod(LEADER),
+            were_recreated(LEADER),
+        ),
+    ),
+    _scenario(
+        "node-is-lost",
+        Action(
+            "a follower's node is lost, and its pod is deleted",
+            lose_node_and_delete_pod(FIRST),
+            is_terminating(FIRST),
+        ),
+        Action(
+            "that pod is deleted by force",
+            lambda tested: tested.delete_pod(FIRST, *FORCED),
+            were_recreated(FIRST),
+        ),
+    ),
+    _scenario(
+        "suspended-and-resumed",
+        Action(
+            "the job is suspended",
+            lambda tested: tested.suspend(True),
+            lambda tested: tested.has_condition("Suspended") and has_no_pods(tested),
+        ),
+        Action("the job is resumed", lambda tested: tested.suspend(False), were_recreated(*PODS)),
+    ),
+    _scenario(
+        "follower-is-evicted",
+        Action(
+            "a follower is evicted", lambda tested: tested.evict(SECOND), were_recreated(SECOND)
+        ),
+    ),
+    _scenario(
+        "job-is-deleted",
+        Action("the job is deleted", lambda tested: tested.delete_job(), has_no_pods),
+    ),
+)
