@@ -20,6 +20,7 @@ NOT_IN_STANDIN = {
     "PyTorchJob": {"initContainers"},
     # Pods of the stand-in belong to the JobSet, because old API servers have no indexed Jobs.
     "JobSet": {"owners"},
+    "TrainJob": {"owners"},
 }
 """Kind of job to the parts of pods and services that its stand-in has not."""
 

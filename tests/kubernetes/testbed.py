@@ -382,7 +382,15 @@ class KubeTestbed:
 NDCTL_LABEL = "app.kubernetes.io/part-of=ndctl"
 LEFTOVERS = (
     *("pytorchjobs.kubeflow.org", "trainjobs.trainer.kubeflow.org", "jobsets.jobset.x-k8s.io"),
-    *("deployments.apps", "configmaps", "resourcequotas", "limitranges", "roles", "rolebindings"),
+    *(
+        "trainingruntimes.trainer.kubeflow.org",
+        "deployments.apps",
+        "configmaps",
+        "resourcequotas",
+        "limitranges",
+        "roles",
+        "rolebindings",
+    ),
     *("persistentvolumeclaims", "events", "leases.coordination.k8s.io"),
 )
 

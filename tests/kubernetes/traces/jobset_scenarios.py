@@ -1,7 +1,10 @@
-"""The recorded scenarios of a JobSet: one Job of three indexed pods, with the policies of ndctl's
-JobSets."""
+"""The recorded scenarios of a JobSet: one Job of three indexed pods, with the policies that ndctl
+renders."""
+
+import yaml
 
 from tests.kubernetes.standins.api import Object
+from tests.kubernetes.testbed import REPOSITORY
 from tests.kubernetes.traces.scenarios import (
     FORCED,
     JOB,
@@ -47,53 +50,36 @@ JOBSET = JobKind(
 )
 
 
-def job_template(tested: JobUnderTest) -> Object:
-    """Template of the Job. `test_rendered_policies_are_recorded` compares it with ndctl's own."""
-    rules = [
-        {
-            "action": "Ignore",
-            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-        },
-        {
-            "action": "FailJob",
-            "onExitCodes": {
-                "containerName": "main",
-                "operator": "In",
-                "values": list(range(1, 128)),
-            },
-        },
-    ]
-    return {
-        "spec": {
-            "completionMode": "Indexed",
-            "parallelism": len(PODS),
-            "completions": len(PODS),
-            "backoffLimit": 2**31 - 1,
-            "podFailurePolicy": {"rules": rules},
-            "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
-            "template": pod_template(tested, "main", restartPolicy="Never"),
-        }
-    }
+def rendered(kind: str, example: str) -> Object:
+    """The object of this kind in a file of `manifests/examples`."""
+    text = (REPOSITORY / "manifests" / "examples" / f"{example}.yaml").read_text()
+    everything = yaml.load_all(text, yaml.CSafeLoader)
+    (found,) = (each for each in everything if each["kind"] == kind)
+    found["metadata"] = {"name": JOB}
+    output: Object = found
+    return output
 
 
-def job(tested: JobUnderTest) -> Object:
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": JOB},
-        "spec": {
-            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "successPolicy": {"operator": "All"},
-            "failurePolicy": {"maxRestarts": 0},
-            "replicatedJobs": [
-                {"name": NODE, "replicas": 1, "template": job_template(tested)},
-            ],
-        },
+def with_own_pods(tested: JobUnderTest, jobset: Object) -> None:
+    """Gives a JobSet's spec pods that run no ndctl."""
+    (replicated,) = jobset["replicatedJobs"]
+    spec = replicated["template"]["spec"]
+    container = spec["template"]["spec"]["containers"][0]["name"]
+    spec["template"] = pod_template(tested, container, restartPolicy="Never")
+
+
+def objects(tested: JobUnderTest) -> list[Object]:
+    jobset = rendered("JobSet", "jobset")
+    with_own_pods(tested, jobset["spec"])
+    jobset["spec"]["replicatedJobs"][0]["template"]["spec"] |= {
+        "parallelism": len(PODS),
+        "completions": len(PODS),
     }
+    return [jobset]
 
 
 def _scenario(name: str, *actions: Action) -> Scenario:
-    return Scenario(name, JOBSET, job, actions)
+    return Scenario(name, JOBSET, objects, actions)
 
 
 SCENARIOS = (

@@ -49,11 +49,11 @@ PYTORCHJOB = JobKind(
 )
 
 
-def _job(policy: str = "ExitCode", clean: str = "Running") -> Callable[[JobUnderTest], Object]:
-    def create(tested: JobUnderTest) -> Object:
+def _job(policy: str, clean: str) -> Callable[[JobUnderTest], list[Object]]:
+    def create(tested: JobUnderTest) -> list[Object]:
         replica = {"restartPolicy": policy, "template": pod_template(tested, "pytorch")}
         kinds = {"Master": {"replicas": 1, **replica}, "Worker": {"replicas": 2, **replica}}
-        return {
+        job = {
             "apiVersion": "kubeflow.org/v1",
             "kind": "PyTorchJob",
             "metadata": {"name": JOB},
@@ -63,6 +63,7 @@ def _job(policy: str = "ExitCode", clean: str = "Running") -> Callable[[JobUnder
                 "runPolicy": {"cleanPodPolicy": clean},
             },
         }
+        return [job]
 
     return create
 

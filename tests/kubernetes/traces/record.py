@@ -17,7 +17,7 @@ import yaml
 from tests.kubernetes import real_operators
 from tests.kubernetes.standins.api import Object
 from tests.kubernetes.testbed import KubeTestbed, running_testbed
-from tests.kubernetes.traces import jobset_scenarios, pytorchjob_scenarios
+from tests.kubernetes.traces import jobset_scenarios, pytorchjob_scenarios, trainjob_scenarios
 from tests.kubernetes.traces.compare import Step, merged
 from tests.kubernetes.traces.scenarios import (
     NAMESPACE,
@@ -34,6 +34,7 @@ FOLDER = Path(__file__).parent
 SCENARIOS = {
     "PyTorchJob": pytorchjob_scenarios.SCENARIOS,
     "JobSet": jobset_scenarios.SCENARIOS,
+    "TrainJob": trainjob_scenarios.SCENARIOS,
 }
 """Kind of job to its scenarios."""
 WATCHED = ("pods", "services", "events")

@@ -136,8 +136,8 @@ class Action:
 class Scenario:
     name: str
     kind: JobKind
-    job: Callable[[JobUnderTest], Object]
-    """The object that creates the job."""
+    objects: Callable[[JobUnderTest], Sequence[Object]]
+    """The objects that create the job."""
     actions: Sequence[Action]
 
     @property
@@ -153,7 +153,7 @@ def start_job(scenario: Scenario) -> Action:
     """The first action of every scenario."""
     return Action(
         JOB_IS_CREATED,
-        lambda tested: tested.kube.apply(scenario.job(tested), namespace=NAMESPACE),
+        lambda tested: tested.kube.apply(*scenario.objects(tested), namespace=NAMESPACE),
         lambda tested: tested.all_run(),
     )
 

@@ -121,6 +121,10 @@ def _jobset_body(
         "completionMode": "Indexed",
         **count,
         "backoffLimit": NO_LIMIT,
+        # The Job controller waits before it replaces a failed pod: 10 s, twice as long after each
+        # further failure, at most 10 minutes. Without this field it counts the failures of all
+        # pods together, so that a host would wait for the failures of others.
+        "backoffLimitPerIndex": NO_LIMIT,
         "podFailurePolicy": {"rules": _failure_rules(pod)},
         # The job succeeds when the leader's pod does, even if another pod is missing then.
         "successPolicy": {"rules": [{"succeededIndexes": "0"}]},

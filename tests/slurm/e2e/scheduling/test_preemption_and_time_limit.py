@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
 TRAINING = 3
 """At this step the job certainly trains."""
 REQUEUES_TWICE = (24, 5)
-"""The first version of Slurm that requeues a preempted job twice: it does so at the preemption with
-a GraceTime, and again when the next run ends."""
+"""The first version of Slurm that may requeue a preempted job twice: it does so at the preemption
+with a GraceTime, and again when the next run ends. 24.11 does so, 26.05 not always."""
 
 
 def assert_requeued_and_resumed(job: Job, cause: str, signal: str) -> None:
@@ -27,7 +27,7 @@ def assert_requeued_and_resumed(job: Job, cause: str, signal: str) -> None:
     job.assert_succeeded_without_incident()
     job.assert_resumed_without_lost_step(attempt=2)
     first, again, *later = job.events("LeaderStarted")
-    assert len(later) == (cause == "preempted" and slurm_version() >= REQUEUES_TWICE)
+    assert len(later) <= (cause == "preempted" and slurm_version() >= REQUEUES_TWICE)
     assert len(job.actions_of_kind("StartAttempt")) == 2, (
         "a run after the end of the job starts nothing"
     )
@@ -41,7 +41,10 @@ def assert_requeued_and_resumed(job: Job, cause: str, signal: str) -> None:
 
 
 def preempt(job: Job) -> None:
-    """A job with a higher priority takes a node, and releases it when our job is in the queue."""
+    """A job with a higher priority takes a node, and releases it when our job is in the queue.
+
+    The other job may run already while ours still ends on its second node (26.05 does this).
+    """
     slurm = job.slurm
     other = slurm.output_of(
         *("sbatch", "--parsable", "-p", "urgent", "-N1", "--gpus-per-node=1", "-o/dev/null"),
@@ -49,6 +52,7 @@ def preempt(job: Job) -> None:
     )
     state = ("squeue", "-h", "-t", "all", "-o", "%T", "-j")
     slurm.wait_for("the other job to run", lambda: slurm.output_of(*state, other) == "RUNNING")
+    slurm.wait_for("our job's end", lambda: slurm.output_of(*state, job.id) != "COMPLETING")
     assert slurm.output_of(*state, job.id) == "PENDING"
     slurm.output_of("scancel", other)
 
