@@ -2,13 +2,14 @@
 
 import contextlib
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 from tests.e2e.job import CommandResult, Ndctl, processes_of, submit_args, wait_for
-from tests.kubernetes.testbed import KubeTestbed, Object
+from tests.kubernetes.testbed import REPOSITORY, KubeTestbed, Object
 from tests.testbeds import TestbedError
 from trainer.data.ledger_check import first_mistake, replay
 
@@ -251,3 +252,17 @@ def identity(pod: Object) -> tuple[str, int]:
     """Identifies a pod and its container: both values change when they are replaced."""
     (container,) = pod["status"]["containerStatuses"]
     return pod["metadata"]["uid"], container["restartCount"]
+
+
+@contextlib.contextmanager
+def controller(job: KubeNdctl) -> Iterator[None]:
+    """Runs ndctl's controller for the job's namespace."""
+    argv = [sys.executable, "-m", "orchestrator", "controller", "-n", job.namespace]
+    with (
+        (job.testbed.folder / "controller.log").open("ab") as log,
+        subprocess.Popen(argv, env=job.testbed.environ, cwd=REPOSITORY, stderr=log) as process,
+    ):
+        try:
+            yield
+        finally:
+            process.terminate()

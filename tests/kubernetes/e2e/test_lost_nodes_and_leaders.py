@@ -1,12 +1,8 @@
 """Nodes become unreachable, with pods of followers or of the leader on them."""
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,8 +11,8 @@ from orchestrator.backends.kubernetes.render.names import (
     EXCLUDED_ANNOTATION,
     NEVER_BEGAN_ANNOTATION,
 )
-from tests.kubernetes.e2e.kube_job import LONG, RESOURCES, KubeNdctl
-from tests.kubernetes.testbed import REPOSITORY, KubeTestbed
+from tests.kubernetes.e2e.kube_job import LONG, RESOURCES, KubeNdctl, controller
+from tests.kubernetes.testbed import KubeTestbed
 
 pytestmark = [
     pytest.mark.kubernetes,
@@ -133,19 +129,6 @@ def test_a_job_that_lacks_a_node_says_so_and_resumes_when_there_is_one(job: Kube
     job.wait_for_step(saved + 1, attempt=2)
     assert (len(job.events("LeaderStarted")), job.status()["restarts"]) == (2, 0)
     job.output_of("cancel", "e2e")
-
-
-@contextlib.contextmanager
-def controller(job: KubeNdctl) -> Iterator[None]:
-    argv = [sys.executable, "-m", "orchestrator", "controller", "-n", job.namespace]
-    with (
-        (job.testbed.folder / "controller.log").open("ab") as log,
-        subprocess.Popen(argv, env=job.testbed.environ, cwd=REPOSITORY, stderr=log) as process,
-    ):
-        try:
-            yield
-        finally:
-            process.terminate()
 
 
 def never_began(job: KubeNdctl) -> list[str]:

@@ -59,7 +59,7 @@ def is_ready(pod: Object) -> bool:
 
 
 def _completions(spec: Object) -> int:
-    return int(spec.get("completions", spec.get("parallelism", 1)))
+    return int(spec.get("completions") or spec.get("parallelism") or 1)
 
 
 def _is_success(spec: Object, done: set[int]) -> bool:

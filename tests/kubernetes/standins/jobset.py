@@ -67,9 +67,9 @@ class Job:
 
     @property
     def is_ready(self) -> bool:
-        count = self.spec.get("parallelism", 1)
-        ready = [pod for pod in self.pods if phase(pod) == "Succeeded" or is_ready(pod)]
-        return len(ready) >= min(count, self.spec.get("completions", count))
+        parallelism = int(self.spec.get("parallelism") or 1)
+        needed = min(parallelism, int(self.spec.get("completions") or parallelism))
+        return sum(phase(pod) == "Succeeded" or is_ready(pod) for pod in self.pods) >= needed
 
 
 @dataclass(frozen=True)
