@@ -25,9 +25,7 @@ NOT_IN_STANDIN = {
 """Kind of job to the parts of pods and services that its stand-in has not."""
 
 
-@pytest.mark.parametrize(
-    "scenario", chain.from_iterable(SCENARIOS.values()), ids=lambda it: it.title
-)
+@pytest.mark.parametrize("scenario", [*chain(*SCENARIOS.values())], ids=lambda it: it.title)
 def test_an_operator_acts_as_recorded(kube: KubeTestbed, scenario: Scenario) -> None:
     trace, steps, kind = read(scenario), record(kube, scenario), scenario.kind.kind
     if kind not in real_operators.kinds():
