@@ -33,6 +33,7 @@ from tests.kubernetes.standins.operator import (
 from tests.kubernetes.standins.pod import post_event
 
 PREFIX = "jobset.sigs.k8s.io/"
+FAILURES = "batch.kubernetes.io/job-index-failure-count"
 RESTART_ACTIONS = ("RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts")
 
 
@@ -152,8 +153,8 @@ class JobSets:
         marks = {**_marks(jobset, job, attempt), INDEX: str(index)}
         uid = jobset["metadata"]["uid"]
         labels = {
-            **job.template["spec"]["template"].get("metadata", {}).get("labels", {}),
             **marks,
+            PREFIX + "priority": "0",  # JobSet's webhook for pods adds it.
             "job-name": job.name,
             "batch.kubernetes.io/job-name": job.name,
             "controller-uid": uid,
@@ -162,6 +163,10 @@ class JobSets:
         template = copy.deepcopy(job.template["spec"]["template"])
         metadata = template.setdefault("metadata", {})
         metadata["annotations"] = {**metadata.get("annotations", {}), **marks}
+        tries = [pod for pod in job.pods if index_of(pod) == index]
+        if "backoffLimitPerIndex" in job.spec:
+            failures = sum(phase(pod) == "Failed" for pod in tries)
+            metadata["annotations"][FAILURES] = str(failures)
         template["spec"].setdefault("restartPolicy", "OnFailure")  # as JobSet's webhook does
         template["spec"]["hostname"] = f"{job.name}-{index}"
         template["spec"]["subdomain"] = _subdomain(jobset)
@@ -169,8 +174,7 @@ class JobSets:
         for container in template["spec"]["containers"]:
             env = container.setdefault("env", [])
             env.append({"name": "JOB_COMPLETION_INDEX", "valueFrom": field})
-        tries = sorted(pod["metadata"]["name"] for pod in job.pods if index_of(pod) == index)
-        seed = f"{uid} {attempt} {tries}"
+        seed = f"{uid} {attempt} {sorted(pod['metadata']['name'] for pod in tries)}"
         suffix = hashlib.sha256(seed.encode()).hexdigest()[:5]
         name, maker = f"{job.name}-{index}-{suffix}", _job_object(jobset, job)
         await create_pod(self.api, jobset, name, template, labels, maker=maker)
