@@ -19,9 +19,11 @@ pytestmark = [
 ]
 SINCE = 29
 """The first minor version of the API server whose Jobs have a backoffLimitPerIndex."""
-FIRST_DELAY_S = 10
-AFTER_THREE_S = 40
-"""Delay after the third failure, if the controller counts the failures of all pods together."""
+FIRST_DELAY_S = 8
+"""The delay after the first failure is 10 s, less what rounding to whole seconds takes away."""
+AFTER_THREE_S = 35
+"""Less than the delay of 40 s after the third failure, if the controller counts the failures of all
+pods together."""
 INDEX = "batch.kubernetes.io/job-completion-index"
 SELECTOR = "ndctl.dev/job=delayed"
 

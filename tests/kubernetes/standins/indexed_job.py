@@ -55,7 +55,9 @@ def index_of(pod: Object) -> int:
 
 def is_ready(pod: Object) -> bool:
     conditions = pod.get("status", {}).get("conditions", ())
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return is_active(pod) and any(
+        each["type"] == "Ready" and each["status"] == "True" for each in conditions
+    )
 
 
 def _completions(spec: Object) -> int:

@@ -4,14 +4,15 @@ import copy
 from dataclasses import dataclass
 
 from tests.kubernetes.standins.api import Api, ApiError, Object, owned_by, path
-from tests.kubernetes.standins.operator import set_condition, write_status
+from tests.kubernetes.standins.operator import has_condition, set_condition, write_status
 
 TRAINER = "node"
 """Name of the replicatedJob that trains, and of its container."""
-PORT = "29400"
+PORT = "29500"
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
-CONDITIONS = {"Completed": "Complete", "Failed": "Failed", "Suspended": "Suspended"}
+CONDITIONS = {"Completed": "Complete", "Failed": "Failed"}
+"""Conditions of the JobSet that Trainer copies, and their names in the TrainJob."""
 TORCH: Object = {
     "apiVersion": "trainer.kubeflow.org/v1alpha1",
     "kind": "ClusterTrainingRuntime",
@@ -66,6 +67,10 @@ class TrainJobs:
         if bool(jobset["spec"].get("suspend")) != suspended:
             await self.api.patch(where, {"spec": {"suspend": suspended}})
         conditions = status.setdefault("conditions", [])
+        if suspended:
+            set_condition(conditions, "Suspended", True, "Suspended", "TrainJob is suspended")
+        elif has_condition(conditions, "Suspended"):
+            set_condition(conditions, "Suspended", False, "Resumed", "TrainJob is resumed")
         for each in jobset.get("status", {}).get("conditions", ()):
             holds = each["status"] == "True"
             if each["type"] in CONDITIONS:

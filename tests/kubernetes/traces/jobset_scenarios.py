@@ -3,10 +3,15 @@ renders."""
 
 import yaml
 
+from orchestrator.backends.kubernetes.api.client import Api
+from orchestrator.backends.kubernetes.controller.actions import Delete, Ref
+from orchestrator.backends.kubernetes.controller.loop import perform
+from orchestrator.backends.kubernetes.finalizers import failed
+from orchestrator.backends.kubernetes.resources import PODS as PODS_RESOURCE
+from orchestrator.system import SystemClock
 from tests.kubernetes.standins.api import Object
 from tests.kubernetes.testbed import REPOSITORY
 from tests.kubernetes.traces.scenarios import (
-    FORCED,
     JOB,
     Action,
     JobKind,
@@ -76,6 +81,15 @@ def objects(tested: JobUnderTest) -> list[Object]:
         "completions": len(PODS),
     }
     return [jobset]
+
+
+def _fail_and_delete_by_force(tested: JobUnderTest) -> None:
+    """What ndctl's controller does. Deletion by force alone has no effect, because the Job's
+    finalizer holds the pod until it has failed."""
+    api = Api(None, {"KUBECONFIG": str(tested.kube.kubeconfig)}, SystemClock())
+    pod = tested.pods()[FIRST]
+    what = Ref.of(PODS_RESOURCE, pod)
+    perform(api, Delete(what=what, reason="lost", grace_s=0, status=failed(pod)))
 
 
 def _scenario(name: str, *actions: Action) -> Scenario:
@@ -154,8 +168,8 @@ SCENARIOS = (
             is_terminating(FIRST),
         ),
         Action(
-            "that pod is deleted by force",
-            lambda tested: tested.delete_pod(FIRST, *FORCED),
+            "that pod is marked as failed and deleted by force",
+            _fail_and_delete_by_force,
             were_recreated(FIRST),
         ),
     ),
