@@ -109,8 +109,13 @@ def part_of(name: str) -> str:
 
 def read_cases(part: str, root: Path = CORPUS) -> Iterator[Case]:
     for path in sorted((root / part).glob("*.yaml"), key=_in_order):
-        for fields in yaml.safe_load(path.read_text())["cases"]:
+        for fields in _read(path)["cases"]:
             yield _case(fields, f"{part}/{path.name}")
+
+
+def _read(path: Path) -> Any:
+    """By libyaml, which reads the corpus in a tenth of the time."""
+    return yaml.load(path.read_text(), yaml.CSafeLoader)
 
 
 def _in_order(path: Path) -> tuple[int, str]:
@@ -119,7 +124,7 @@ def _in_order(path: Path) -> tuple[int, str]:
 
 
 def read_dump_cases(part: str, root: Path = CORPUS) -> Iterator[DumpCase]:
-    for fields in yaml.safe_load((root / "dumps" / "cases.yaml").read_text())["cases"]:
+    for fields in _read(root / "dumps" / "cases.yaml")["cases"]:
         if part_of(fields["name"]) == part:
             yield DumpCase(
                 name=fields["name"],

@@ -1,5 +1,6 @@
 """Settings of all tests: their order, their grouping into workers, and hypothesis."""
 
+import gc
 import signal
 from pathlib import Path
 
@@ -24,6 +25,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs with SIGINT ignored, and all processes of tests inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Collecting imports thousands of modules and creates thousands of tests, which all stay until the
+# end. Garbage collection would look at them again and again.
+gc.disable()
+
 LONGEST_FIRST = (
     "slurm",
     "e2e",
@@ -46,6 +51,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _shares_a_fixture(item) and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     items.sort(key=_position)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def _shares_a_fixture(item: pytest.Item) -> bool:

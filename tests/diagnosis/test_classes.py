@@ -10,8 +10,9 @@ from orchestrator.contract.codec import Invalid
 from orchestrator.contract.spec.failures import FailureRule
 from orchestrator.diagnosis.classes import FailureSigns, classify, default_rules, families, fit
 
-SAMPLES: list[dict[str, Any]] = yaml.safe_load(
-    (Path(__file__).parents[1] / "captured" / "failures" / "samples.yaml").read_text()
+SAMPLES: list[dict[str, Any]] = yaml.load(
+    (Path(__file__).parents[1] / "captured" / "failures" / "samples.yaml").read_text(),
+    yaml.CSafeLoader,
 )
 LESS_SPECIFIC = {
     "data-loader": {"service-unreachable"},

@@ -18,7 +18,7 @@ from tests.agent.world import WAIT_S
 SAMPLES = Path(__file__).parents[1] / "captured" / "failures" / "samples.yaml"
 OF_KERNELS = [
     line
-    for sample in yaml.safe_load(SAMPLES.read_text())
+    for sample in yaml.load(SAMPLES.read_text(), yaml.CSafeLoader)
     for line in sample["lines"]
     if sample.get("by") == "kernel" or "NVRM: Xid" in line
 ]

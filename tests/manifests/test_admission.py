@@ -2,6 +2,7 @@
 sees them, and tested on a server that supports such policies."""
 
 import copy
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,6 @@ def policy(name: str) -> Item:
     return spec
 
 
-ENVIRONMENT = celpy.Environment()
 FUNCTIONS: Any = {
     "split": lambda text, by: celtypes.ListType(
         [celtypes.StringType(one) for one in str(text).split(str(by))]
@@ -52,9 +52,19 @@ FUNCTIONS: Any = {
 """Of Kubernetes' own library of strings."""
 
 
+@functools.cache
+def environment() -> celpy.Environment:
+    """Reading the grammar takes a second, and each worker imports this file."""
+    return celpy.Environment()
+
+
+@functools.cache
+def program(expression: str) -> celpy.Runner:
+    return environment().program(environment().compile(expression), functions=FUNCTIONS)
+
+
 def evaluated(expression: str, context: Mapping[str, Any]) -> Any:
-    program = ENVIRONMENT.program(ENVIRONMENT.compile(expression), functions=FUNCTIONS)
-    return program.evaluate({key: json_to_cel(value) for key, value in context.items()})
+    return program(expression).evaluate({key: json_to_cel(value) for key, value in context.items()})
 
 
 def refusal(
