@@ -1,6 +1,7 @@
 """Settings of all tests: their order, their grouping into workers, and hypothesis."""
 
 import gc
+import os
 import signal
 from pathlib import Path
 
@@ -24,6 +25,11 @@ settings.load_profile("ndctl")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs with SIGINT ignored, and all processes of tests inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# torch reads it when it is imported. With more threads, tests that train in this process take ten
+# times the processor time while other workers use the cores, because idle threads poll. Agents set
+# it for their ranks too.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # Collecting imports thousands of modules and creates thousands of tests, which all stay until the
 # end. Garbage collection would look at them again and again.

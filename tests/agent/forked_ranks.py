@@ -12,11 +12,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from msgspec.structs import replace
 
@@ -66,8 +64,6 @@ def forked(
     envs: Sequence[dict[str, str]], path: Path, logs: Sequence[Path]
 ) -> Iterator[list[BaseProcess]]:
     """The ranks, one for each of `envs`; none is left afterwards."""
-    with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}):
-        forkserver.ensure_running()
     for log in logs:
         log.write_text("")
     ranks: list[BaseProcess] = [

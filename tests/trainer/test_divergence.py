@@ -130,7 +130,7 @@ def test_a_loss_that_is_not_finite_ends_every_rank_with_its_own_exit_code(tmp_pa
     config = tmp_path / "config.json"
     config.write_text(json.dumps(sharded(tmp_path / "out", max_bad_steps=1)))
     env = {"NDCTL_DRILLS": json.dumps(encode((parse_drill("nan:rank=0@step=2", 1),)))}
-    ranks = start_ranks(["-m", "trainer", str(config)], 2, env)
+    ranks = start_ranks("trainer", config, 2, env)
     assert finish(ranks) == [exit_codes.UNSTABLE] * 2
     for rank in ranks:
         assert "error: step 2: the loss is nan, not finite" in rank.output
@@ -141,7 +141,7 @@ def test_every_rank_logs_why_a_configuration_is_refused(tmp_path: Path) -> None:
     """The user is sent to the log of the rank whose exit is reported first, which may be any."""
     config = tmp_path / "config.json"
     config.write_text('{"seed": "none"}')
-    ranks = start_ranks(["-m", "trainer", str(config)], 2, {})
+    ranks = start_ranks("trainer", config, 2)
     assert finish(ranks) == [exit_codes.REFUSED] * 2
     for rank in ranks:
         assert "is not a trainer configuration" in rank.output
@@ -153,6 +153,6 @@ def test_a_device_without_memory_raises_its_own_error(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(tiny(tmp_path / "out")))
     env = {"NDCTL_DRILLS": json.dumps(encode((parse_drill("oom:rank=0@step=2", 1),)))}
-    ranks = start_ranks(["-m", "trainer", str(config)], 1, env)
+    ranks = start_ranks("trainer", config, 1, env)
     assert finish(ranks) == [exit_codes.FAILED]
     assert "can't allocate memory" in ranks[0].output

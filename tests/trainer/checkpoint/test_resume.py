@@ -24,7 +24,6 @@ from tests.trainer.launch.tiny_runs import (
     finish,
     losses_of,
     metrics_of,
-    start_ranks,
     tiny,
     train,
     work,
@@ -80,9 +79,7 @@ def test_a_run_resumes_on_another_mesh_and_skips_torn_checkpoints(tmp_path: Path
         ],
     )
     (out / "checkpoints" / "step-6" / MARKER).unlink()
-    third = start_ranks(
-        ["-m", "trainer", str(write(tmp_path / "third.json", {**first, "parallel": {}}))], 1
-    )
+    third = train({**first, "parallel": {}}, 1)
     assert finish(third) == [0]
     assert "not using checkpoint step-6: COMPLETE is missing" in third[0].output
     assert [line["step"] for line in metrics_of(out)] == [1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]
@@ -146,10 +143,10 @@ def test_sigterm_saves_a_checkpoint_and_sigusr2_writes_stacks(tmp_path: Path) ->
     ranks = train(config, 2, NDCTL_TRACE_DIR=str(tmp_path / "traces"))
     metrics = tmp_path / "out" / "metrics.jsonl"
     while not (metrics.exists() and metrics.read_text()):
-        assert all(rank.process.poll() is None for rank in ranks), finish(ranks)
+        assert all(rank.process.exitcode is None for rank in ranks), finish(ranks)
         time.sleep(0.05)
-    ranks[0].process.send_signal(signal.SIGUSR2)
-    ranks[1].process.send_signal(signal.SIGTERM)
+    ranks[0].kill(signal.SIGUSR2)
+    ranks[1].kill(signal.SIGTERM)
     assert finish(ranks) == [exit_codes.CHECKPOINTED] * 2
     newest, passed_over = newest_complete(tmp_path / "out" / "checkpoints")
     assert newest is not None

@@ -1,7 +1,6 @@
 """Ranks that are forked from a process which has already imported torch and the trainer.
 
-Importing takes a rank longer than most multi-rank tests take. A test of the start of a rank uses
-`tiny_runs.start_ranks` instead, which starts ranks as torchrun does.
+Importing takes a rank longer than most multi-rank tests take. Agents fork their ranks too.
 """
 
 import json
@@ -12,13 +11,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
+from orchestrator.agent.processes.exec_in_fork import become, find_name
 from orchestrator.contract.files.env import RankEnv
+from orchestrator.run_module import FLAGS
 from trainer.process import set_up_logging
 
 FORKING = multiprocessing.get_context("forkserver")
@@ -37,10 +36,6 @@ def run_forked(
     `worker` is a module with `run_case(case, env) -> answer`. The output of the ranks goes to
     `ranks-<n>.log` in `folder`.
     """
-    # torchrun sets it too. It must be set before torch is imported, because OpenBLAS starts its
-    # threads at import.
-    with mock.patch.dict(os.environ, {"OMP_NUM_THREADS": "1"}):
-        forkserver.ensure_running()
     answers, log = folder / "answers.json", folder / f"ranks-{len(environments)}.log"
     answers.unlink(missing_ok=True)
     log.write_text("")
@@ -54,6 +49,31 @@ def run_forked(
     assert ended == [0] * len(ranks), log.read_text()
     found: list[Any] = json.loads(answers.read_text())
     return found
+
+
+def start_forked(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path
+) -> BaseProcess:
+    """Start `python -m module arguments` in a fork, as an agent starts a rank; its output goes to
+    `log`."""
+    words = (module, *arguments)
+    rank = FORKING.Process(target=_become, args=(words, dict(environment), log), daemon=True)
+    rank.start()
+    return rank
+
+
+def _become(words: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    _write_to(log)
+    find_name()
+    command = [sys.executable, *FLAGS, *words]
+    become(command, environment, title=" ".join(words), parent=os.getppid(), lock=log)
+
+
+def _write_to(log: Path) -> None:
+    fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(fd, sys.stdout.fileno())
+    os.dup2(fd, sys.stderr.fileno())
+    os.close(fd)
 
 
 def _exit_codes(ranks: Sequence[BaseProcess], timeout: float) -> list[int | None]:
@@ -84,9 +104,7 @@ def _serve(
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.clear()
     os.environ.update(env)
-    fd = os.open(log, os.O_WRONLY | os.O_APPEND)
-    os.dup2(fd, sys.stdout.fileno())
-    os.dup2(fd, sys.stderr.fileno())
+    _write_to(log)
     module = import_module(worker)
     from trainer.rank.ranks import process_group
 

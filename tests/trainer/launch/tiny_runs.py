@@ -3,15 +3,14 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from orchestrator.agent.rank_socket import free_port
-from tests.trainer.launch.forked_ranks import run_forked
+from tests.trainer.launch.forked_ranks import run_forked, start_forked
 
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 500.0
@@ -98,29 +97,34 @@ def environments(num_ranks: int, env: Mapping[str, str] | None = None) -> list[d
 
 @dataclass
 class RankProcess:
-    process: subprocess.Popen[str]
-    output: str = ""
+    process: BaseProcess
+    log: Path
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text()
 
     def wait(self, timeout: float) -> int:
         """Exit code; the negative signal number when a signal killed the rank."""
-        self.output, _ = self.process.communicate(timeout=timeout)
-        return self.process.returncode
+        self.process.join(timeout)
+        code = self.process.exitcode
+        assert code is not None, f"the rank still runs after {timeout:.0f} s: {self.output}"
+        return code
+
+    def kill(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
 
 
 def start_ranks(
-    arguments: Sequence[str], num_ranks: int, env: Mapping[str, str] | None = None
+    module: str, config: Path, num_ranks: int, env: Mapping[str, str] | None = None
 ) -> list[RankProcess]:
-    """Start `python *arguments` once per rank, as torchrun does but without its 2 s of overhead."""
+    """Start `python -m module config` as `num_ranks` ranks, each with its log beside `config`."""
     ranks = []
-    for environment in environments(num_ranks, env):
-        process = subprocess.Popen(
-            [sys.executable, *arguments],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        ranks.append(RankProcess(process))
+    for rank, environment in enumerate(environments(num_ranks, env)):
+        log = config.with_suffix(f".rank-{rank}.log")
+        log.unlink(missing_ok=True)
+        ranks.append(RankProcess(start_forked(module, [str(config)], environment, log), log))
     return ranks
 
 
@@ -130,17 +134,16 @@ def finish(ranks: Sequence[RankProcess], timeout: float = LIMIT_S) -> list[int]:
         return [rank.wait(timeout) for rank in ranks]
     finally:
         for rank in ranks:
-            if rank.process.poll() is None:
-                rank.process.send_signal(signal.SIGKILL)
-                rank.process.wait()
+            rank.process.kill()
+            rank.process.join()
 
 
 def train(config: dict[str, Any], num_ranks: int, **env: str) -> list[RankProcess]:
-    """Start `python -m trainer` on `config` as `num_ranks` ranks."""
+    """Start the trainer on `config` as `num_ranks` ranks."""
     path = Path(config["out"]).with_suffix(".json")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(config))
-    return start_ranks(["-m", "trainer", str(path)], num_ranks, env)
+    return start_ranks("trainer", path, num_ranks, env)
 
 
 def work(

@@ -39,16 +39,16 @@ from trainer.rank.ranks import (
 )
 
 LOOPBACK = "127.0.0.1"
-FAULTY = str(Path(__file__).parents[1] / "launch" / "faulty_trainer.py")
+FAULTY = "tests.trainer.launch.faulty_trainer"
 
 
 def drill(fault: str, step: int) -> str:
     return json.dumps([{"id": 1, "fault": fault, "target": "rank", "index": 1, "step": step}])
 
 
-def write(path: Path, config: dict[str, Any]) -> str:
+def write(path: Path, config: dict[str, Any]) -> Path:
     path.write_text(json.dumps(config))
-    return str(path)
+    return path
 
 
 def test_every_group_has_a_long_timeout_first_and_a_shorter_one_in_training() -> None:
@@ -95,11 +95,11 @@ def test_a_stopped_rank_fails_the_others_after_the_timeout_of_training(tmp_path:
     """A rank that starts later than this timeout is still waited for."""
     config = tiny(tmp_path / "out", parallel={"dp_shard": 2}, steps=50)
     env = {"TEST_TRAIN_TIMEOUT_S": "5", "TEST_LATE_S": "6", "NDCTL_DRILLS": drill("stop", 4)}
-    ranks = start_ranks([FAULTY, write(tmp_path / "config.json", config)], 2, env)
+    ranks = start_ranks(FAULTY, write(tmp_path / "config.json", config), 2, env)
     try:
         codes = finish(ranks[:1])
     finally:
-        os.kill(ranks[1].process.pid, signal.SIGKILL)
+        ranks[1].kill(signal.SIGKILL)
         finish(ranks[1:])
     assert codes == [exit_codes.FAILED]
     assert [line["step"] for line in metrics_of(tmp_path / "out")] == [1, 2, 3]
@@ -116,8 +116,9 @@ def test_ranks_that_torchrun_restarts_connect_and_continue(tmp_path: Path) -> No
     command += ["--max-restarts=1", "--monitor-interval=0.1", "--master-addr=127.0.0.1"]
     command += [
         f"--master-port={free_port(LOOPBACK)}",
+        "-m",
         FAULTY,
-        write(tmp_path / "config.json", config),
+        str(write(tmp_path / "config.json", config)),
     ]
     run = subprocess.run(
         command,
