@@ -1,6 +1,7 @@
 """An operator acts as in the recordings of Kubeflow's training operator and of JobSet's controller.
 
-The test checks our stand-in or, if KUBE_OPERATORS names it, the operator itself.
+The test checks our stand-in or, if KUBE_OPERATORS names it, the operator itself. Of JobSets and
+TrainJobs, whose stand-ins share most of their code, `make test` checks four scenarios.
 """
 
 from itertools import chain
@@ -11,7 +12,7 @@ import pytest
 from tests.kubernetes import real_operators
 from tests.kubernetes.testbed import KubeTestbed
 from tests.kubernetes.traces.compare import differences
-from tests.kubernetes.traces.record import SCENARIOS, read, record
+from tests.kubernetes.traces.record import QUIET_S, SCENARIOS, read, record
 from tests.kubernetes.traces.scenarios import Scenario
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
@@ -23,12 +24,34 @@ NOT_IN_STANDIN = {
     "TrainJob": {"owners"},
 }
 """Kind of job to the parts of pods and services that its stand-in has not."""
+IN_EVERY_RUN = {
+    "trainjob-leader-ends-well",
+    "jobset-processes-are-killed",
+    "jobset-node-is-lost",
+    "trainjob-suspended-and-resumed",
+}
+"""Titles of the scenarios of JobSets and TrainJobs that are not slow."""
+STANDIN_QUIET_S = 0.7
+"""A stand-in reacts at once, and has no queue with growing delays as an operator has."""
 
 
-@pytest.mark.parametrize("scenario", [*chain(*SCENARIOS.values())], ids=lambda it: it.title)
+def is_slow(scenario: Scenario) -> bool:
+    return scenario.kind.kind != "PyTorchJob" and scenario.title not in IN_EVERY_RUN
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(it, id=it.title, marks=pytest.mark.slow if is_slow(it) else ())
+        for it in chain(*SCENARIOS.values())
+    ],
+)
 def test_an_operator_acts_as_recorded(kube: KubeTestbed, scenario: Scenario) -> None:
-    trace, steps, kind = read(scenario), record(kube, scenario), scenario.kind.kind
-    if kind not in real_operators.kinds():
+    kind = scenario.kind.kind
+    is_standin = kind not in real_operators.kinds()
+    trace = read(scenario)
+    steps = record(kube, scenario, STANDIN_QUIET_S if is_standin else QUIET_S)
+    if is_standin:
         trace, steps = (_without(it, NOT_IN_STANDIN[kind]) for it in (trace, steps))
     assert differences(trace, steps) == []
 

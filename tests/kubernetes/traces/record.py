@@ -40,20 +40,25 @@ SCENARIOS = {
 WATCHED = ("pods", "services", "events")
 """Resources that are watched beside the job."""
 QUIET_S = 2.0
-"""The watched objects must not change for this long before the result of an action is recorded."""
+"""The watched objects must not change for this long before the result of an operator's action is
+recorded."""
 QUIET_WITHIN_S = 120.0
 UIDS = ("uid", "controller-uid")
 """Ends of the labels and annotations whose value differs from job to job."""
 Change = tuple[str, Object]
 
 
-def record(kube: KubeTestbed, scenario: Scenario) -> list[Step]:
-    """Performs the actions of a scenario and returns the result of each."""
+def record(kube: KubeTestbed, scenario: Scenario, quiet_s: float = QUIET_S) -> list[Step]:
+    """Performs the actions of a scenario and returns the result of each.
+
+    An action is over when its result is there, and nothing has changed for `quiet_s` after that.
+    """
     tested = JobUnderTest(kube, scenario.kind, {})
     kube.wait_for("the objects of the previous job to be gone", lambda: not _left(tested))
     with watch_changes(kube, (scenario.kind.resource, *WATCHED), NAMESPACE) as changes:
         steps = [
-            _step(tested, action, changes) for action in (start_job(scenario), *scenario.actions)
+            _step(tested, action, changes, quiet_s)
+            for action in (start_job(scenario), *scenario.actions)
         ]
     if scenario is SCENARIOS[scenario.kind.kind][0]:
         # Every scenario creates the same pods and services, so only the first one records them.
@@ -70,11 +75,11 @@ def _left(tested: JobUnderTest) -> list[Object]:
     return [*chain(*found), *chain(*(tested.kube.objects(it, NAMESPACE) for it in own))]
 
 
-def _step(tested: JobUnderTest, action: Action, changes: Changes) -> Step:
+def _step(tested: JobUnderTest, action: Action, changes: Changes, quiet_s: float) -> Step:
     first, tested.before = len(changes), tested.uids()
     action.perform(tested)
     tested.kube.wait_for(f"the result of: {action.description}", lambda: action.is_settled(tested))
-    _until_quiet(changes)
+    _until_quiet(changes, quiet_s)
     changed = changes.since(first)
     pods, services = _changes_of(changed, "pods"), _changes_of(changed, "services")
     return {
@@ -89,9 +94,9 @@ def _step(tested: JobUnderTest, action: Action, changes: Changes) -> Step:
     }
 
 
-def _until_quiet(changes: Changes) -> None:
+def _until_quiet(changes: Changes, quiet_s: float) -> None:
     end, count, since = time.monotonic() + QUIET_WITHIN_S, len(changes), time.monotonic()
-    while time.monotonic() < since + QUIET_S:
+    while time.monotonic() < since + quiet_s:
         if time.monotonic() > end:
             raise TestbedError(f"objects keep changing: {changes.since(count - 5)}")
         time.sleep(0.1)
