@@ -19,6 +19,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "tests" / "e2e" / "job.yaml"
 WAIT_S = 600.0
+MESH: Mapping[str, str] = {"parallel.tp": "1"}
+"""dp_shard=4. With tp=2 a rank takes twice the processor time."""
+TP: Mapping[str, str] = {"parallel__tp": "2"}
+"""For tests that act between two steps: a step takes twice as long."""
 LONG_TIMEOUTS: Mapping[str, str] = {
     "resilience__hang_timeout": "300",
     "resilience__stop_grace": "60",
@@ -35,8 +39,8 @@ class CommandResult:
 
 def submit_args(*words: str, **options: str) -> tuple[str, ...]:
     """Arguments of `ndctl submit`. Two underscores in a key of `options` mean a dot."""
-    sets = [f"--set={key.replace('__', '.')}={value}" for key, value in options.items()]
-    return ("submit", str(SPEC), *sets, *words)
+    edits = {**MESH, **{key.replace("__", "."): value for key, value in options.items()}}
+    return ("submit", str(SPEC), *(f"--set={key}={value}" for key, value in edits.items()), *words)
 
 
 @dataclass(frozen=True)
@@ -149,16 +153,17 @@ class Ndctl:
                     os.kill(pid, signal.SIGCONT)
 
 
-def uninterrupted(factory: pytest.TempPathFactory) -> Ndctl:
+def uninterrupted(factory: pytest.TempPathFactory, **options: str) -> Ndctl:
     """The finished job without a fault. It is trained once for all pytest workers."""
+    name = "-".join(("uninterrupted", *options.values()))
     folder = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
-    command, status_file = Ndctl(folder / "uninterrupted"), folder / "uninterrupted.json"
-    with (folder / "uninterrupted.lock").open("w") as lock:
+    command, status_file = Ndctl(folder / name), folder / f"{name}.json"
+    with (folder / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not status_file.exists():
-            done = command.submit("--follow")
+            done = command.submit("--follow", **options)
             assert done.code == 0, done.out + done.err
             status_file.write_text(json.dumps(command.status()))
     return command

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.e2e.job import Ndctl, assert_nothing_left
+from tests.e2e.job import TP, Ndctl, assert_nothing_left
 
 pytestmark = [
     pytest.mark.process,
@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 AXES = {
-    "fsdp-tp": {},
+    "fsdp-tp": TP,
     "hsdp": {"parallel__dp_replicate": "2", "parallel__tp": "1"},
     "pp-cp": {"parallel__pp": "2", "parallel__cp": "2", "parallel__tp": "1"},
 }

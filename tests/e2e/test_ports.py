@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 
-from tests.e2e.job import ROOT, Ndctl, processes_of, wait_for
+from tests.e2e.job import ROOT, TP, Ndctl, processes_of, wait_for
 from tests.open_sockets import Listener, listeners
 
 KINDS = {
@@ -40,7 +40,7 @@ def documented() -> dict[str, int]:
 
 @pytest.mark.process
 def test_a_local_job_opens_only_the_ports_of_the_table_on_loopback(ndctl: Ndctl) -> None:
-    assert ndctl.submit(train__steps="100000").code == 0
+    assert ndctl.submit(train__steps="100000", **TP).code == 0
     wait_for(lambda: ndctl.num_steps() > 3 or ndctl.has_ended(), "steps")
     commands = processes_of(ndctl.run_dir)
     opened: dict[int, list[Listener]] = defaultdict(list)

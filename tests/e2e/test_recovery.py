@@ -7,15 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import WAIT_S, Ndctl, assert_nothing_left, kill, submit_args, wait_for
+from tests.e2e.job import TP, WAIT_S, Ndctl, assert_nothing_left, kill, submit_args, wait_for
 from tests.nfs_locks import byte_ranges
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(1200)]
 
 SLOW_DOWN = ("--drill", "slow:rank=1@step=2")
 """Each step takes twice as long as the first, so that the job does not end before the fault."""
-SMALL = {"cluster__gpus_per_host": "1", "parallel__tp": "1"}
+SMALL = {"cluster__gpus_per_host": "1"}
 """2 hosts x 1 rank, for tests that do not need four ranks: starting ranks takes most time."""
+ONE_HOST = {
+    "cluster__hosts": "1",
+    "cluster__gpus_per_host": "4",
+    "train__steps": "12",
+    **TP,
+}
+"""1 host x 4 ranks: dp_shard=2, tp=2."""
 
 
 def test_a_job_resumes_after_two_ranks_and_then_a_host_are_lost(
@@ -163,9 +170,14 @@ def _being_written(checkpoints: Path, step: int) -> Path | None:
     return next((file.parent for file in checkpoints.glob(f"step-{step}.partial-*/*.distcp")), None)
 
 
-def test_cancel_writes_a_checkpoint_that_resume_uses(ndctl: Ndctl, reference: Ndctl) -> None:
-    assert ndctl.submit(*SLOW_DOWN).code == 0
-    assert ndctl.submit().code == 5, "a running job must not be started twice"
+def test_cancel_writes_a_checkpoint_that_resume_uses(ndctl: Ndctl, tmp_path: Path) -> None:
+    """With tensor parallelism. tests/slurm/e2e/scheduling/test_cancellation.py has two hosts."""
+    whole = Ndctl(tmp_path / "whole")
+    done = whole.submit("--follow", **ONE_HOST)
+    assert done.code == 0, done.out + done.err
+
+    assert ndctl.submit(*SLOW_DOWN, **ONE_HOST).code == 0
+    assert ndctl.submit(**ONE_HOST).code == 5, "a running job must not be started twice"
     wait_for(lambda: ndctl.num_steps() >= 2, "step 2")
     done = ndctl("cancel", "e2e")
     assert done.code == 0, done.err
@@ -174,6 +186,6 @@ def test_cancel_writes_a_checkpoint_that_resume_uses(ndctl: Ndctl, reference: Nd
     stopped_at = ndctl.status()["checkpoint"]["step"]
     assert stopped_at >= 2
 
-    assert ndctl.submit("--resume", "--follow").code == 0
-    assert ndctl.losses() == reference.losses()
+    assert ndctl.submit("--resume", "--follow", **ONE_HOST).code == 0
+    assert ndctl.losses() == whole.losses()
     assert ndctl.events("TrainingResumed")[1]["step"] == stopped_at

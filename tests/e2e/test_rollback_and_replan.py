@@ -7,7 +7,7 @@ from trainer.data.ledger_check import first_mistake, replay
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(600)]
 
-SMALL = {"cluster__gpus_per_host": "1", "parallel__tp": "1"}
+SMALL = {"cluster__gpus_per_host": "1"}
 
 
 def test_a_bad_weight_costs_one_checkpoint_and_the_data_since(ndctl: Ndctl) -> None:

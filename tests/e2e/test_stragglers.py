@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import Ndctl, assert_nothing_left
+from tests.e2e.job import TP, Ndctl, assert_nothing_left
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(600)]
 
@@ -15,6 +15,7 @@ def test_a_slowed_rank_is_named_and_its_peers_are_not(ndctl: Ndctl) -> None:
         "train__steps": "40",
         "checkpoint__every_steps": "100",
         "train__schedule__kind": "constant",
+        **TP,
     }
     done = ndctl.submit("--follow", "--drill", "slow:rank=2@step=6", **more)
     assert done.code == 0, done.out + done.err
@@ -34,7 +35,7 @@ def test_ranks_of_a_straggler_move_to_a_spare_after_the_next_checkpoint(
     ndctl: Ndctl, tmp_path: Path
 ) -> None:
     """Compares two jobs of 64 steps, one of them with a straggler."""
-    more = {"train__steps": "64", "checkpoint__keep": "9"}
+    more = {"train__steps": "64", "checkpoint__keep": "9", **TP}
     alone = Ndctl(tmp_path / "alone")
     done = alone.submit("--follow", **more)
     assert done.code == 0, done.out + done.err

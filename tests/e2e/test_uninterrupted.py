@@ -28,7 +28,7 @@ def test_status_as_json_has_the_keys_that_scripts_read(reference: Ndctl) -> None
     }  # fmt: skip
     assert wanted <= set(status)
     assert status["hosts"] == ["host-0", "host-1"]
-    assert status["mesh"] == {"pp": 1, "dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 2}
+    assert status["mesh"] == {"pp": 1, "dp_replicate": 1, "dp_shard": 4, "cp": 1, "tp": 1}
     assert status["loss"] == reference.losses()[24]
 
 

@@ -40,7 +40,7 @@ def test_no_module_of_the_working_directory_is_imported(ndctl: Ndctl, tmp_path: 
     searched.mkdir()
     for name in OURS:
         (searched / f"{name}.py").write_text("raise SystemExit(f'HOSTILE: {__name__}')\n")
-    words = submit_args("--follow", train__steps="5")
+    words = submit_args("--follow", train__steps="5", cluster__gpus_per_host="1")
     done = subprocess.run(
         [*CONSOLE, *words],
         env={**ndctl.environ, "PYTHONPATH": str(searched)},

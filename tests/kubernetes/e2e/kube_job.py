@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from tests.e2e.job import CommandResult, Ndctl, processes_of, submit_args, wait_for
+from tests.e2e.job import TP, CommandResult, Ndctl, processes_of, submit_args, wait_for
 from tests.kubernetes.testbed import REPOSITORY, KubeTestbed, Object
 from tests.testbeds import TestbedError
 from trainer.data.ledger_check import first_mistake, replay
@@ -70,6 +70,7 @@ class KubeNdctl(Ndctl):
             "cluster__kubernetes__run_root": runs,
             "cluster__gpu": "h100-sxm-80gb",
             "resilience__agent_timeout": AGENT_TIMEOUT_S,
+            **TP,
             **options,
         }
         return ("--backend", "kubernetes", *submit_args(**output)[1:])

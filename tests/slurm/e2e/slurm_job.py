@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.posix.locks import is_free
-from tests.e2e.job import CommandResult, Ndctl, processes_of, wait_for
+from tests.e2e.job import TP, CommandResult, Ndctl, processes_of, submit_args, wait_for
 from tests.slurm.testbed import SlurmTestbed
 
 ACTIVE_STATES = ("RUNNING", "COMPLETING")
@@ -33,7 +33,7 @@ class SlurmNdctl(Ndctl):
         return {**super().environ, **self.testbed.environ, "NDCTL_RUN_ROOT": str(self.run_root)}
 
     def submit(self, *words: str, **options: str) -> CommandResult:
-        return super().submit("--backend", "slurm", *words, **options)
+        return super().submit("--backend", "slurm", *words, **{**TP, **options})
 
     # The job's state in Slurm
 
@@ -51,7 +51,7 @@ class SlurmNdctl(Ndctl):
     def save_slurm_records(self) -> None:
         """Saves Slurm's record of the job, which Slurm deletes minutes after its end, and the
         output of `render`, which depends on the state of the hosts."""
-        rendered = self("render", "tests/e2e/job.yaml", "--backend", "slurm").out
+        rendered = self("render", *submit_args("--backend", "slurm", **TP)[1:]).out
         (self.run_root / RENDERED).write_text(rendered)
         script = self.testbed.output_of("scontrol", "write", "batch_script", self.job_id, "-")
         (self.run_root / SCRIPT).write_text(script)

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.e2e.job import kill, uninterrupted
+from tests.e2e.job import TP, kill, uninterrupted
 from tests.slurm.e2e.slurm_job import STEPS, SlurmNdctl, hosts_of, incidents
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
@@ -25,7 +25,7 @@ def test_the_rendered_script_ran_to_its_end(finished: SlurmNdctl) -> None:
 def test_losses_equal_those_of_the_local_backend(
     finished: SlurmNdctl, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    local = uninterrupted(tmp_path_factory)
+    local = uninterrupted(tmp_path_factory, **TP)
     assert sorted(finished.losses()) == list(STEPS)
     assert finished.losses() == local.losses()
 
