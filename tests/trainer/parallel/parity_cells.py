@@ -13,6 +13,8 @@ LOSS, GRAD_NORM = 1e-5, 1e-4
 LOSS_BF16, GRAD_NORM_BF16 = 0.06, 0.25
 """Bounds of a model in bfloat16, compared with one process in float32. One process in bfloat16
 already differs by 0.042 and 0.17, because the learning rate is high and the model tiny."""
+FEW_STEPS, ALL_STEPS = 3, 5
+"""The second step shows the first update, the third one the optimizer's moments."""
 ROTARY_ONLY = ("llama", "qwen3")
 OTHERS = ("mistral", "qwen2", "gpt2")
 
@@ -43,8 +45,8 @@ class Cell:
         bf16 = ("dtype", "bfloat16") in self.train
         return (LOSS_BF16, GRAD_NORM_BF16) if bf16 else (LOSS, GRAD_NORM)
 
-    def config(self, out: Path, model: str) -> dict[str, Any]:
-        train = {"global_batch_size": batch_of(self.num_ranks), **dict(self.train)}
+    def config(self, out: Path, model: str, steps: int) -> dict[str, Any]:
+        train = {"global_batch_size": batch_of(self.num_ranks), "steps": steps, **dict(self.train)}
         return parity_config(out, model, self.parallel, train)
 
 
@@ -183,10 +185,12 @@ def batch_of(num_ranks: int) -> int:
     return max(4, num_ranks)
 
 
-def train_one_process(folder: Path, models: Sequence[str], batch: int = 4) -> dict[str, Path]:
+def train_one_process(
+    folder: Path, models: Sequence[str], batch: int = 4, steps: int = ALL_STEPS
+) -> dict[str, Path]:
     """Train the reference of the cells on one process; model -> run directory."""
     outs = {model: folder / f"one {model}" for model in models}
-    train = {"global_batch_size": batch}
+    train = {"global_batch_size": batch, "steps": steps}
     work(folder, 1, [unsaved(parity_config(out, m, {}, train)) for m, out in outs.items()])
     return outs
 
@@ -200,15 +204,19 @@ def measure(
     folder: Path, num_ranks: int, *, all_models: bool
 ) -> Iterator[tuple[Cell, str, Difference]]:
     """Train every cell of the table for `num_ranks` in order on the same ranks: each with all of
-    its models, or with one model in turn."""
+    its models, or with one model in turn and fewer steps."""
+    steps = ALL_STEPS if all_models else FEW_STEPS
     pairs = [
         (cell, model)
         for turn, cell in enumerate(TABLE[num_ranks])
         for model in (cell.models if all_models else in_turn(cell.models, turn))
     ]
-    expected = train_one_process(folder, sorted({model for _, model in pairs}), batch_of(num_ranks))
+    models = sorted({model for _, model in pairs})
+    expected = train_one_process(folder, models, batch_of(num_ranks), steps)
     outs = [folder / f"{cell.name} {model}" for cell, model in pairs]
-    cases = [unsaved(cell.config(out, m)) for (cell, m), out in zip(pairs, outs, strict=True)]
+    cases = [
+        unsaved(cell.config(out, m, steps)) for (cell, m), out in zip(pairs, outs, strict=True)
+    ]
     work(folder, num_ranks, cases, timeout=120 + 30 * len(cases))
     for (cell, model), out in zip(pairs, outs, strict=True):
         yield cell, model, difference(out, expected[model])
