@@ -12,7 +12,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from orchestrator.backends.kubernetes.api.api_errors import Conflict, Forbidden, Missing
+from orchestrator.backends.kubernetes.api.api_errors import (
+    Conflict,
+    Forbidden,
+    Missing,
+    RuntimeUnseen,
+)
 from orchestrator.backends.kubernetes.api.client import Api, ApiReader
 from orchestrator.backends.kubernetes.api.watch_cache import ListWatch
 from orchestrator.backends.kubernetes.checks import permissions
@@ -48,7 +53,7 @@ log = logging.getLogger(__name__)
 GONE_S = 60.0
 """Time limit for deleting what an ended job left."""
 AGAIN_S = (1.0, 3.0, 6.0)
-"""Pause before a create without an answer is retried."""
+"""Pause before a create without an answer, or one whose runtime is not seen yet, is retried."""
 FRESH_S = 30.0
 """For this long another submission of the same name may be running."""
 LOOK_S = 0.5
@@ -145,7 +150,7 @@ def _created(api: Api, clock: Clock, namespace: str, item: Object) -> Object:
             if found is None:
                 raise _another(item, namespace, exc) from exc
             return found
-        except Unanswered:
+        except (Unanswered, RuntimeUnseen):  # the runtime was created just before its TrainJob
             if wait_s is None:
                 raise
             clock.sleep(wait_s)

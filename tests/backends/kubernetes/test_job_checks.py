@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.backends.kubernetes.api.api_errors import Forbidden
+from orchestrator.backends.kubernetes.api.api_errors import Forbidden, RuntimeUnseen
 from orchestrator.backends.kubernetes.checks.launch_checks import check, examine_job
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.codec import Invalid
@@ -14,7 +14,7 @@ from orchestrator.errors import BackendError, SpecError, Unanswered
 from orchestrator.inventory.kubernetes.gpus import gpu_table
 from tests.backends.kubernetes.fake_api import FakeApi
 from tests.backends.kubernetes.rendered import PLAIN, a_handover
-from tests.doctor.test_kubernetes import KUEUE, SPEC, healthy
+from tests.doctor.test_kubernetes import KUEUE, SPEC, healthy, served
 from tests.inventory.kubernetes.objects import node
 
 TABLE = gpu_table({})
@@ -45,6 +45,16 @@ def test_all_blocking_problems_are_reported_at_once_with_key_and_fix() -> None:
     assert "  cluster.kubernetes.priority_class: must be a PriorityClass of the cluster" in message
     assert "cluster.kubernetes.queue=train, but Kueue is not installed" in message
     assert message.count("fix:") == 3
+
+
+def test_a_trainjob_whose_runtime_is_not_made_yet_passes_the_dry_run() -> None:
+    """Trainer's webhook looks for the runtime, which the dry run before it did not create."""
+    spec = replace(SPEC, kind="trainjob")
+    trainer = served("trainer.kubeflow.org", "v1alpha1", "trainjobs")
+    unseen = healthy(paths=trainer, refusals={"TrainJob": RuntimeUnseen("not found")})
+    refused = healthy(paths=trainer, refusals={"TrainJob": BackendError("not found")})
+    assert [one.verdict for one in of(looked(unseen, spec), "dry run")] == ["ok"]
+    assert [one.verdict for one in of(looked(refused, spec), "TrainJob job")] == ["stops"]
 
 
 def test_mistakes_of_the_spec_raise_a_spec_error_with_all_other_problems() -> None:

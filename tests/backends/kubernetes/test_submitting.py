@@ -10,7 +10,12 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.backends.kubernetes.api.api_errors import Conflict, Forbidden, Missing
+from orchestrator.backends.kubernetes.api.api_errors import (
+    Conflict,
+    Forbidden,
+    Missing,
+    RuntimeUnseen,
+)
 from orchestrator.backends.kubernetes.api.client import Api, Listed
 from orchestrator.backends.kubernetes.resources import Object, Resource, resource_of
 from orchestrator.backends.kubernetes.submitting import (
@@ -206,6 +211,15 @@ def test_an_answer_that_is_lost_once_changes_nothing(kind: Kind, late: bool) -> 
         cluster = Cluster(fails_at=number, fault=lost, late=late, hidden=frozenset({"Secret"}))
         submitted(cluster, a_handover(PLAIN, kind))
         assert_whole(cluster, kind)
+
+
+def test_a_trainjob_whose_runtime_is_not_seen_at_once_is_created_again() -> None:
+    """Trainer's webhook reads a cache, in which the runtime appears a little later."""
+    whole = Cluster()
+    submitted(whole, a_handover(PLAIN, "trainjob"))
+    cluster = Cluster(fails_at=whole.writes - 2, fault=RuntimeUnseen("not found"))
+    submitted(cluster, a_handover(PLAIN, "trainjob"))
+    assert_whole(cluster, "trainjob")
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -32,6 +32,9 @@ UNTYPED = "failed to create typed patch object"
 """The refusal of a server-side apply with a field that is not in the schema. All versions so far
 return it as internal error 500 (kubernetes issue 139253), although a retry cannot succeed."""
 
+RUNTIME_FIRST = "must be created before the TrainJob is created"
+"""Trainer's webhook says this of a TrainJob whose runtime it does not find."""
+
 
 class Missing(BackendError):
     """The object, or its kind, does not exist."""
@@ -52,6 +55,11 @@ class Conflict(BackendError):
 
 class Expired(BackendError):
     """The resourceVersion is too old: list again."""
+
+
+class RuntimeUnseen(BackendError):
+    """Trainer's webhook does not see the runtime of a TrainJob. The runtime may exist already,
+    because the webhook reads a cache."""
 
 
 class ApiRequest(Struct, frozen=True, kw_only=True):
@@ -76,6 +84,8 @@ def refusal(asked: ApiRequest, status: int, body: bytes) -> BackendError:
     """The error for an answer with `status`."""
     said = _status(body)
     message = str(said.get("message") or body[:300].decode(errors="replace").strip() or status)
+    if RUNTIME_FIRST in message:
+        return RuntimeUnseen(f"the cluster rejected it: {message}", fix="try again in a moment")
     match status:
         case 401:
             return BackendError(

@@ -6,7 +6,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.backends.kubernetes.api.api_errors import Forbidden
+from orchestrator.backends.kubernetes.api.api_errors import Forbidden, RuntimeUnseen
 from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.backends.kubernetes.api.kind_schemas import KindSchemas
 from orchestrator.backends.kubernetes.checks import permissions
@@ -175,11 +175,8 @@ def _tried(
             continue
         if resource_of(item) == ROLE_BINDINGS:
             continue  # without the verb `bind`, it works only after its Role exists
-        try:
-            api.apply(item, namespace, dry_run=True)
-        except Unanswered:
-            raise
-        except BackendError as exc:
+        exc = _refusal(api, namespace, item)
+        if exc is not None:
             what = f"{item['kind']} {name_of(item)}"
             finding = Finding(what=what, verdict="stops", found=exc.message, fix=exc.fix)
             refused.setdefault(exc.message, finding)  # several objects may need the same right
@@ -189,6 +186,21 @@ def _tried(
             f"{api.server} accepts the {len(made)} objects of {kind.kind} {namespace}/{launch.job}"
         )
         yield Finding(what="dry run", verdict="ok", found=found)
+
+
+def _refusal(api: ApiReader, namespace: str, item: Object) -> BackendError | None:
+    """Why the cluster refuses a dry run of the object."""
+    try:
+        api.apply(item, namespace, dry_run=True)
+    except Unanswered:
+        raise
+    except RuntimeUnseen:
+        # A dry run does not create the runtime that this webhook looks for. The API server has
+        # checked the TrainJob's own fields before it called the webhook.
+        return None
+    except BackendError as exc:
+        return exc
+    return None
 
 
 def _stops(problem: Problem) -> Finding:

@@ -10,6 +10,7 @@ from orchestrator.backends.kubernetes.api.api_errors import (
     Expired,
     Forbidden,
     Missing,
+    RuntimeUnseen,
     refusal,
 )
 from orchestrator.errors import BackendError, Unanswered
@@ -46,6 +47,20 @@ def test_a_missing_right_of_a_service_account_to_a_subresource_is_named() -> Non
     error = refusal(JOBS, 403, said(message))
     assert "--resource=pytorchjobs.kubeflow.org/status" in error.fix
     assert "--serviceaccount=team-a:ndctl" in error.fix
+
+
+def test_the_webhook_that_does_not_see_the_runtime_of_a_trainjob_is_told_from_others() -> None:
+    """As Trainer 2.3.0 answers."""
+    denied = (
+        'admission webhook "validator.trainjob.trainer.kubeflow.org" denied the request:'
+        " spec.runtimeRef: Invalid value: "
+    )
+    unseen = (
+        f'{denied}{{"name":"e2e"}}: TrainingRuntime.trainer.kubeflow.org "e2e" not found:'
+        " specified trainingRuntime must be created before the TrainJob is created"
+    )
+    assert isinstance(refusal(JOBS, 403, said(unseen)), RuntimeUnseen)
+    assert not isinstance(refusal(JOBS, 403, said(f"{denied}another")), RuntimeUnseen)
 
 
 def test_a_missing_right_to_nodes_needs_a_cluster_role() -> None:
