@@ -349,9 +349,12 @@ class KubeTestbed:
             if node["spec"].get("unschedulable"):
                 self.kubectl("uncordon", name)
         here = ("-n", "default", "--wait=false")
-        self.kubectl("delete", ",".join(LEFTOVERS), "--all", *here)
+        self.kubectl("delete", ",".join((JOBS, *LEFTOVERS)), "--all", *here)
         self.kubectl("delete", "secrets,serviceaccounts", "-l", NDCTL_LABEL, *here)
         if namespaces := self._test_namespaces(terminating=False):
+            for namespace in namespaces:
+                # A namespace is deleted pods first, and a Job that still exists may hold its pods.
+                self.kubectl("delete", JOBS, "--all", "-n", namespace, "--wait=false")
             self.kubectl("delete", "namespaces", *namespaces, "--wait=false")
         self.wait_for("no pods", self._no_pods, CLEANUP_S)
         # The next test may use the same name: objects in a terminating namespace are deleted.
@@ -380,8 +383,8 @@ class KubeTestbed:
 
 
 NDCTL_LABEL = "app.kubernetes.io/part-of=ndctl"
+JOBS = "pytorchjobs.kubeflow.org,trainjobs.trainer.kubeflow.org,jobsets.jobset.x-k8s.io"
 LEFTOVERS = (
-    *("pytorchjobs.kubeflow.org", "trainjobs.trainer.kubeflow.org", "jobsets.jobset.x-k8s.io"),
     *(
         "trainingruntimes.trainer.kubeflow.org",
         "deployments.apps",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+from orchestrator.backends.kubernetes.controller.controller_client import LEASE
 from tests.e2e.job import TP, CommandResult, Ndctl, processes_of, submit_args, wait_for
 from tests.kubernetes.testbed import REPOSITORY, KubeTestbed, Object
 from tests.testbeds import TestbedError
@@ -16,6 +17,7 @@ from trainer.data.ledger_check import first_mistake, replay
 JOB = "e2e"
 NAMESPACE = "ndctl"
 """The namespace of manifests/base."""
+CONTROLLER_ACCOUNT = "manifests/controller/account.yaml"
 LIMIT_S = 600.0
 """Time limit for steps that take seconds on an idle machine."""
 TAIL = 60
@@ -108,9 +110,11 @@ class KubeNdctl(Ndctl):
         return self.testbed.kubectl("-n", self.namespace, *words, timeout=timeout)
 
     def pods(self) -> dict[str, Object]:
-        """Host to the job's pod on it."""
+        """Host to the job's pod on it. Kubernetes' Job controller keeps failed pods; such a pod
+        counts only while no other one is on its host."""
         items = self.testbed.objects("pods", self.namespace, f"ndctl.dev/job={JOB}")
-        return {pod["spec"]["nodeName"]: pod for pod in items if "nodeName" in pod["spec"]}
+        found = sorted(items, key=lambda pod: not has_ended(pod))
+        return {pod["spec"]["nodeName"]: pod for pod in found if "nodeName" in pod["spec"]}
 
     def running(self) -> dict[str, tuple[str, int]]:
         """Host to the identity of its running pod."""
@@ -249,6 +253,10 @@ def job_on(testbed: KubeTestbed, run_root: Path, kind: str = "pytorchjob") -> It
             job.assert_nothing_left()
 
 
+def has_ended(pod: Object) -> bool:
+    return pod["status"].get("phase") in ("Succeeded", "Failed")
+
+
 def identity(pod: Object) -> tuple[str, int]:
     """Identifies a pod and its container: both values change when they are replaced."""
     (container,) = pod["status"]["containerStatuses"]
@@ -257,13 +265,22 @@ def identity(pod: Object) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def controller(job: KubeNdctl) -> Iterator[None]:
-    """Runs ndctl's controller for the job's namespace."""
+    """Runs ndctl's controller for the job's namespace, as a process of this machine.
+
+    Leaders may then read its Lease, without which they send it no request. Yields when it is the
+    active controller.
+    """
+    testbed, namespace = job.testbed, job.namespace
+    testbed.kubectl("apply", "-n", namespace, "-f", str(REPOSITORY / CONTROLLER_ACCOUNT))
     argv = [sys.executable, "-m", "orchestrator", "controller", "-n", job.namespace]
     with (
-        (job.testbed.folder / "controller.log").open("ab") as log,
-        subprocess.Popen(argv, env=job.testbed.environ, cwd=REPOSITORY, stderr=log) as process,
+        (testbed.folder / "controller.log").open("ab") as log,
+        subprocess.Popen(argv, env=testbed.environ, cwd=REPOSITORY, stderr=log) as process,
     ):
         try:
+            testbed.wait_for(
+                "its Lease", lambda: testbed.get("leases.coordination.k8s.io", LEASE, namespace)
+            )
             yield
         finally:
             process.terminate()

@@ -3,6 +3,7 @@
 `../traces` has recordings of what an operator does to pods.
 """
 
+import contextlib
 import json
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ import pytest
 
 from tests.e2e.job import kill
 from tests.kubernetes import real_operators
-from tests.kubernetes.e2e.kube_job import RESOURCES, KubeNdctl, identity
+from tests.kubernetes.e2e.kube_job import RESOURCES, KubeNdctl, controller, identity
 
 pytestmark = [
     pytest.mark.kubernetes,
@@ -94,17 +95,17 @@ def test_a_job_recovers_from_a_deleted_pod(real: KubeNdctl, reference: dict[int,
 
 
 def test_a_job_recovers_from_a_lost_node(real: KubeNdctl, reference: dict[int, float]) -> None:
-    """Its pod stays Terminating until it is force-deleted."""
-    if real.kind != "pytorchjob":
-        pytest.skip("for other kinds ndctl's controller does this, and it is not deployed here")
-    real.submit_successfully(**FORCED)
-    real.wait_for_step(9)
-    leader, gone = real.leader(), other(real)
-    real.testbed.lose_node(gone)
-    real.wait_for_step(10, attempt=2)
-    assert real.leader() == leader
-    assert gone not in real.hosts()
-    assert_ends_like_uninterrupted(real, reference)
+    """Its pod stays Terminating until it is force-deleted: by the leader for a PyTorchJob, by
+    ndctl's controller for the other kinds."""
+    with contextlib.nullcontext() if real.kind == "pytorchjob" else controller(real):
+        real.submit_successfully(**FORCED)
+        real.wait_for_step(9)
+        leader, gone = real.leader(), other(real)
+        real.testbed.lose_node(gone)
+        real.wait_for_step(10, attempt=2)
+        assert real.leader() == leader
+        assert gone not in real.hosts()
+        assert_ends_like_uninterrupted(real, reference)
     assert real.incidents() == [("host-lost", gone, None)]
 
 
