@@ -106,6 +106,13 @@ CELLS: Mapping[str, Cell] = {
     "8b, 8 ranks, 2048 tokens, full": Cell(parallel=FSDP8, tokens=2048, train=FULL),
     "8b, 8 ranks, 512 tokens": Cell(parallel=FSDP8, tokens=512),
     "8b, 8 ranks, 4 micro batches": Cell(parallel=FSDP8, passes=4),
+    "8b, 8 ranks, 4 micro batches, reduced last": Cell(
+        parallel={**FSDP8, "fsdp": {"reduce_gradients": "last"}}, passes=4
+    ),
+    "8b, 64 ranks, hsdp, 4 micro batches": Cell(
+        parallel={"dp_replicate": 8, "dp_shard": 8}, train=FULL, passes=4
+    ),
+    "8b, 8 ranks, loss in 1 chunk": Cell(parallel=FSDP8, train={**FULL, "loss_chunks": 1}),
     "8b, 8 ranks, no reshard": Cell(
         parallel={**FSDP8, "fsdp": {"reshard_after_forward": False}}, tokens=2048
     ),

@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
-from torch.nn.functional import cross_entropy
 
-NOT_LEARNED = -100
-"""Label of a token that the loss ignores."""
+from orchestrator.contract.spec.train_spec import TrainSpec, chunks_of_loss
+from trainer.chunked_loss import NOT_LEARNED, HeadLoss, head_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +22,26 @@ class LossSums:
 
 
 class TokenLoss:
-    """The loss of one micro batch: logits [batch, tokens, vocabulary] and labels [batch, tokens].
+    """The loss of one micro batch: hidden states [batch, tokens, features], weights of the head
+    [vocabulary, features] and labels [batch, tokens].
 
     It also accumulates `LossSums` until `take` is called.
     """
 
     def __init__(
-        self, tokens_per_step: int, device: torch.device, z_weight: float | None = None
+        self,
+        tokens_per_step: int,
+        device: torch.device,
+        train: TrainSpec,
+        *,
+        recompute: bool = False,
     ) -> None:
-        """`tokens_per_step` counts this rank's tokens of a step, learned or not. `z_weight` is the
-        weight of z-loss; None turns it off."""
+        """`tokens_per_step` counts this rank's tokens of a step, learned or not. For `recompute`
+        see `HeadLoss`."""
         self._tokens_per_step = tokens_per_step
         self._device = device
-        self._z_weight = z_weight
+        self._train = train
+        self._recompute = recompute
         self._reset()
 
     def _reset(self) -> None:
@@ -44,25 +49,37 @@ class TokenLoss:
             torch.zeros((), dtype=torch.float64, device=self._device) for _ in range(3)
         )
 
-    def __call__(self, logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, hidden_BTD: torch.Tensor, weight_VD: torch.Tensor, labels_BT: torch.Tensor
+    ) -> torch.Tensor:
         """This micro batch's part of the mean over all tokens, to call `backward` on.
 
         The mean also counts tokens that are not learned, so that a rank needs no counts of other
-        ranks. `Stepper` corrects for this when the counts of all ranks are known.
+        ranks. `Stepper` corrects for this when the counts of all ranks are known. Under tensor
+        parallel every rank of a group has the same loss.
         """
-        logits_NV, labels_N = logits_BTV.flatten(0, 1).float(), labels_BT.flatten()
-        loss = cross_entropy(logits_NV, labels_N, ignore_index=NOT_LEARNED, reduction="sum")
-        if isinstance(loss, DTensor):
-            # Every rank of a tensor-parallel group has the same sum.
-            loss = loss.full_tensor()
-        learned_N = labels_N != NOT_LEARNED
-        self._loss += loss.detach()
-        self._tokens += learned_N.sum()
-        if self._z_weight is not None:
-            z_loss = self._z_weight * squared_normalizers(logits_NV, learned_N)
-            self._z_loss += z_loss.detach()
-            loss = loss + z_loss
-        return loss / self._tokens_per_step
+        group = None
+        if isinstance(weight_VD, DTensor):
+            group = weight_VD.device_mesh.get_group()
+            weight_VD = weight_VD.to_local()
+        if isinstance(hidden_BTD, DTensor):
+            hidden_BTD = hidden_BTD.to_local(grad_placements=[Partial()])
+        labels_N = labels_BT.flatten()
+        train = self._train
+        how = HeadLoss(
+            scale=1 / self._tokens_per_step,
+            z_weight=train.z_loss or 0.0,
+            chunks=chunks_of_loss(train.loss_chunks, len(labels_N)),
+            output_dtype=getattr(torch, train.output_dtype) if train.output_dtype else None,
+            compute_dtype=_compute_dtype(weight_VD),
+            group=group,
+            recompute=self._recompute,
+        )
+        loss, sums = head_loss(hidden_BTD.flatten(0, 1), weight_VD, labels_N, how)
+        self._loss += sums.loss
+        self._tokens += (labels_N != NOT_LEARNED).sum()
+        self._z_loss += sums.z_loss
+        return loss
 
     def take(self) -> LossSums:
         """The sums since the last call."""
@@ -71,28 +88,7 @@ class TokenLoss:
         return sums
 
 
-def squared_normalizers(logits_NV: torch.Tensor, learned_N: torch.Tensor) -> torch.Tensor:
-    """Sum over the learned tokens of z², where z is the log of the softmax's normaliser.
-
-    A common shift of all logits does not change the cross-entropy. This term keeps the logits from
-    drifting (PaLM, Chowdhery et al. 2022, section 5).
-    """
-    z_N = log_sum_exp(logits_NV)
-    return torch.where(learned_N, z_N.square(), 0.0).sum()
-
-
-def log_sum_exp(logits_NV: torch.Tensor) -> torch.Tensor:
-    """Log-sum-exp over the vocabulary, [N]. If the vocabulary is sharded, ranks exchange only one
-    maximum and one sum per token."""
-    if not isinstance(logits_NV, DTensor):
-        return logits_NV.logsumexp(-1)
-    mesh, part_NV = logits_NV.device_mesh, logits_NV.to_local()
-    top_N = _over_ranks(part_NV.detach().amax(-1), mesh, "max")
-    sum_N = _over_ranks((part_NV - top_N.unsqueeze(-1)).exp().sum(-1), mesh, "sum")
-    return top_N + sum_N.log()
-
-
-def _over_ranks(part_N: torch.Tensor, mesh: DeviceMesh, how: str) -> torch.Tensor:
-    """`part_N` of all ranks, reduced with `how` on every rank. In the backward pass each rank keeps
-    the gradient of its own part unchanged, because each rank computes the same loss."""
-    return DTensor.from_local(part_N, mesh, [Partial(how)], run_check=False).full_tensor()
+def _compute_dtype(weight: torch.Tensor) -> torch.dtype:
+    """Under autocast (DDP and ZeRO-1) the weights are wider than the products."""
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype

@@ -182,7 +182,9 @@ def tokens_per_step(config: TrainingConfig) -> int:
 
 def loss_of(config: TrainingConfig, ranks: Ranks) -> TokenLoss:
     per_rank = tokens_per_step(config) // (config.mesh.data_parallel * config.mesh.cp)
-    return TokenLoss(per_rank, ranks.device, config.train.z_loss)
+    # GPipe runs the forward pass of all micro batches before the first backward pass.
+    many_forward = config.mesh.pp > 1 and config.parallel.pipeline.schedule == "gpipe"
+    return TokenLoss(per_rank, ranks.device, config.train, recompute=many_forward)
 
 
 def stream_of(config: TrainingConfig, batches: Batches) -> Stream:

@@ -66,6 +66,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     gradient_accumulation: int
     activation_checkpointing: str
     reshard_after_forward: bool | int
+    reduce_gradients: Literal["each", "last"] = "last"
     schedule: str | None
     """Pipeline schedule; None without a pipeline."""
     step_s: float
@@ -107,6 +108,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     activation_checkpointing: Literal["none", "selective", "full", "every_k"] = "none"
     """The spec's choice, with `auto` decided."""
     reshard_after_forward: bool | int = True
+    reduce_gradients: Literal["each", "last"] = "last"
     pipeline: PipelineSpec = field(default_factory=PipelineSpec)
     """Also decided, if pp is more than 1."""
     hosts: tuple[str, ...]
@@ -171,6 +173,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             gradient_accumulation=self.gradient_accumulation,
             activation_checkpointing=self.activation_checkpointing,
             reshard_after_forward=self.reshard_after_forward,
+            reduce_gradients=self.reduce_gradients,
             schedule=self.schedule,
             step_s=self.time.step_s,
             tokens_per_second_per_device=self.time.tokens_per_second_per_device,

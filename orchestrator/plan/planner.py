@@ -152,6 +152,7 @@ def _decided(option: Option, ranks_per_host: int) -> Plan:
         gradient_accumulation=setup.micro_batches,
         activation_checkpointing=setup.checkpointing,
         reshard_after_forward=setup.reshard,
+        reduce_gradients=setup.reduce,
         pipeline=replace(setup.pipeline, stages_per_rank=setup.pipeline.stages),
         hosts=(),
         ranks_per_host=ranks_per_host,

@@ -9,10 +9,12 @@ from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
-from orchestrator.contract.spec.types import Dtype
+from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD
+from orchestrator.contract.spec.types import Auto, Dtype
 from orchestrator.plan.model.shape import ModelShape
 
 Checkpointing = Literal["none", "selective", "full", "every_k"]
+Reduction = Literal["each", "last"]
 
 
 class Setup(Struct, frozen=True, kw_only=True):
@@ -30,6 +32,8 @@ class Setup(Struct, frozen=True, kw_only=True):
     data: Literal["fsdp", "ddp", "zero1"] = "fsdp"
     reshard: bool | int = True
     """After the forward pass: true, false, or over this many ranks."""
+    reduce: Reduction = "last"
+    """See `reduces_each`."""
     forward_prefetch: int = 1
     backward_prefetch: int = 1
     cpu_offload: bool = False
@@ -40,6 +44,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     reduce_dtype: Dtype = "float32"
     output_dtype: Dtype | None = None
     optimizer: str = "adamw"
+    loss_chunks: int | Auto = "auto"
     compile: bool = False
     float8: bool = False
     lora: LoraSpec | None = None
@@ -48,6 +53,14 @@ class Setup(Struct, frozen=True, kw_only=True):
     def global_batch_size(self) -> int:
         """Sequences per step."""
         return self.mesh.data_parallel * self.micro_batch_size * self.micro_batches
+
+    @property
+    def reduces_each(self) -> bool:
+        """Each of several micro batches reduce-scatters its gradients."""
+        splits = self.mesh.pp > 1 and self.pipeline.schedule == SPLITS_BACKWARD
+        shards = self.mesh.dp_shard * self.mesh.cp
+        several = self.data == "fsdp" and self.micro_batches > 1 and shards > 1
+        return several and self.reduce == "each" and not splits
 
     @property
     def tokens_of_step(self) -> int:
@@ -79,6 +92,7 @@ def setup_of(
         checkpoint_every=train.checkpoint_every,
         data=parallel.data,
         reshard=fsdp.reshard,
+        reduce=fsdp.reduce,
         forward_prefetch=fsdp.forward_prefetch,
         backward_prefetch=fsdp.backward_prefetch,
         cpu_offload=fsdp.cpu_offload,
@@ -88,6 +102,7 @@ def setup_of(
         reduce_dtype=train.reduce_dtype,
         output_dtype=train.output_dtype,
         optimizer=train.optimizer.name,
+        loss_chunks=train.loss_chunks,
         compile=train.compile,
         float8=train.float8,
         lora=spec.model.lora,

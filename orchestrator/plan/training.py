@@ -21,8 +21,11 @@ def trainer_config(
     assert plan.micro_batch_size is not None
     fsdp, limits = spec.parallel.fsdp, spec.resilience
     given = (limits.init_timeout, limits.checkpoint_timeout, limits.hang_timeout)
-    if fsdp.reshard_after_forward == "auto":
-        fsdp = replace(fsdp, reshard_after_forward=plan.reshard_after_forward)
+    if spec.parallel.data == "fsdp":
+        if fsdp.reshard_after_forward == "auto":
+            fsdp = replace(fsdp, reshard_after_forward=plan.reshard_after_forward)
+        if fsdp.reduce_gradients == "auto":
+            fsdp = replace(fsdp, reduce_gradients=plan.reduce_gradients)
     return TrainingConfig(
         model=replace(spec.model, preset=None, config=dict(config), path=None),
         data=spec.data,

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from trainer.model.families import Family, family_of
+from trainer.model.vocabulary import Embedding, Head, Loss
 
 WRAPPERS = ("_checkpoint_wrapped_module.", "base_layer.")
 """Prefixes that activation checkpointing and adapters insert into parameter names."""
@@ -59,11 +60,17 @@ class Decoder(nn.Module):
         """Position in the whole sequence of each token of this rank; see `set_positions`."""
         self.quantised: frozenset[str] = frozenset()
         """Plain names of the 4-bit weights; see `model/quantize.py`."""
+        self.loss: Loss | None = None
+        """What `forward` computes on the last stage if it gets labels."""
         layers = cast(nn.ModuleList, model.get_submodule(self.family.layers))
         kept = {str(index): layers[index] for index in range(part.first, part.stop)}
         self._put(self.family.layers, nn.ModuleDict(kept))
         for path in self._paths():
             self._put(path, model.get_submodule(path))
+        if self.embedding is not None:
+            self._put(self.family.embedding, Embedding(cast(nn.Embedding, self.embedding)))
+        if self.head is not None:
+            self._put(self.family.head, Head(cast(nn.Linear, self.head)))
         self.tie()
 
     def _paths(self) -> Iterator[str]:
@@ -117,9 +124,10 @@ class Decoder(nn.Module):
         """Set the positions of this rank's tokens in the sequence, [1, tokens]."""
         self.positions_1T = positions_1T
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Takes token ids [batch, tokens] on the first stage, else hidden states. Returns logits
-        [batch, tokens, vocabulary] on the last stage, else hidden states."""
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+        """Takes token ids [batch, tokens] on the first stage, else hidden states. Returns hidden
+        states; on the last stage the loss of `labels` [batch, tokens], or without labels the
+        logits [batch, tokens, vocabulary]."""
         positions = self.positions_1T
         hidden = self._embed(inputs) if self.part.is_first else inputs
         rotary = self.family.rotary
@@ -133,7 +141,9 @@ class Decoder(nn.Module):
             hidden = layer(hidden, attention_mask=None, position_ids=positions, **angles)
         if not self.part.is_last:
             return hidden
-        return self.get_submodule(self.family.head)(self.get_submodule(self.family.norm)(hidden))
+        hidden = self.get_submodule(self.family.norm)(hidden)
+        head = self.get_submodule(self.family.head)
+        return head(hidden) if labels is None else head(hidden, labels=labels, loss=self.loss)
 
     def _embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
         hidden = self.get_submodule(self.family.embedding)(ids_BT)

@@ -97,11 +97,10 @@ def choose_passes(
     tied: TiedWeight,
     watch: Stopwatch,
 ) -> Passes:
-    tensor_parallel = config.mesh.tp > 1
     if config.mesh.pp == 1:
         alone = config.parallel.data != "fsdp" and config.mesh.tp == config.mesh.cp == 1
-        return WholeModel(stages[0], loss, tensor_parallel, watch, forward_alone=alone)
+        return WholeModel(stages[0], loss, watch, forward_alone=alone)
     tokens = stages[0].positions_1T.shape[1]
     rank = pipeline_rank(config, stages[0].config.hidden_size, tokens, ranks)
     micro_batches = config.gradient_accumulation
-    return Pipeline(stages, rank, loss, tied, micro_batches, tensor_parallel, watch)
+    return Pipeline(stages, rank, loss, tied, micro_batches, watch)

@@ -44,9 +44,6 @@ def apply_data_parallel(
         autocast(decoder, ranks.device, train.compute_dtype)
         apply = apply_ddp if parallel.data == "ddp" else apply_zero1
         reduction = apply(decoder, ranks, train.reduce_dtype)
-    if train.output_dtype is not None and decoder.part.is_last:
-        output_dtype = getattr(torch, train.output_dtype)
-        decoder.register_forward_hook(lambda _module, _inputs, logits: logits.to(output_dtype))
     # By `object.__setattr__`, because that of nn.Module is typed for tensors and modules only.
     object.__setattr__(decoder, "reduction", reduction)
 
@@ -54,9 +51,10 @@ def apply_data_parallel(
 def reduce_gradients_in_backward(decoder: Decoder, last: bool) -> None:
     """Call it before each backward pass of a step; `last` is true for the last one.
 
-    Earlier passes accumulate gradients locally, without communication. The last one averages them,
-    bucket by bucket. With a pipeline `last` is always false: torch's schedules tell FSDP
-    themselves, and `finish_reducing_gradients` averages the rest.
+    DDP and ZeRO-1 accumulate gradients locally, without communication, until the last pass averages
+    them, bucket by bucket. FSDP does so too, or reduces in each pass (`FsdpSpec.reduce_gradients`).
+    With a pipeline `last` is always false: its stages tell FSDP themselves, and
+    `finish_reducing_gradients` averages the rest.
     """
     if reduction := _reduction(decoder):
         reduction.in_backward(last)

@@ -26,18 +26,23 @@ def apply_ddp(decoder: Decoder, ranks: Ranks, reduce_dtype: Dtype) -> Buckets | 
 
 
 def autocast(decoder: Decoder, device: torch.device, dtype: Dtype) -> None:
-    """Make `decoder` compute and return `dtype`. Weights and gradient sums stay float32."""
+    """Make `decoder` compute in `dtype`, and return hidden states in it. Weights and gradient sums
+    stay float32."""
     if dtype == "float32":
         return
     compute = getattr(torch, dtype)
     cast = torch.autocast(device.type, compute)
     object.__setattr__(decoder, "forward", cast(decoder.forward))
-    decoder.register_forward_hook(lambda _module, _inputs, output: output.to(compute))
+    if decoder.head is not None:
+        # The cast weights of the layers, which the loss would keep, are not used again.
+        decoder.head.register_forward_pre_hook(lambda *_: torch.clear_autocast_cache())
+    else:
+        decoder.register_forward_hook(lambda _module, _inputs, output: output.to(compute))
 
 
 def gradients_of(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
     """This rank's parts of the gradients, with the tp placements of the parameters. The backward
-    pass leaves a norm's gradient as partial sums, and the embedding's replicated."""
+    pass leaves a norm's gradient as partial sums."""
     gradients = []
     for parameter in parameters:
         gradient = parameter.grad

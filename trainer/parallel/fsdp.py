@@ -38,13 +38,17 @@ time of one more collective is not worth the memory."""
 
 
 class ShardedGradients:
-    def __init__(self, decoder: FSDPModule, reshard_between: bool) -> None:
+    def __init__(self, decoder: FSDPModule, spec: FsdpSpec) -> None:
         self._decoder = decoder
-        self._reshard_between = reshard_between
+        self._reshard_between = spec.reshard is not False
+        self._each = spec.reduce == "each"
 
     def in_backward(self, last: bool) -> None:
-        self._decoder.set_is_last_backward(last)
-        self._decoder.set_requires_gradient_sync(last)
+        reduces = last or self._each
+        self._decoder.set_is_last_backward(reduces)
+        self._decoder.set_requires_gradient_sync(reduces)
+        # Replicas average their shards once, after the sum over the micro batches.
+        self._decoder.set_requires_all_reduce(last)
         # If weights stay gathered after forward, they also stay between the passes of one step.
         self._decoder.set_reshard_after_backward(last or self._reshard_between)
 
@@ -87,7 +91,7 @@ def apply_fsdp(
     if ranks.device.type == "cpu":
         # A CPU has no streams, so a synchronous prefetch would block.
         root._set_unshard_async_op(True)
-    return ShardedGradients(root, reshard_between=reshard is not False)
+    return ShardedGradients(root, spec)
 
 
 def wrap_units(decoder: Decoder, wrap: str) -> list[nn.Module]:

@@ -4,12 +4,10 @@
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor.parallel import loss_parallel
 
 from trainer.data.batches import MicroBatch
 from trainer.loss import LossSums, TokenLoss
@@ -31,13 +29,12 @@ class WholeModel:
         self,
         decoder: Decoder,
         loss: TokenLoss,
-        tensor_parallel: bool,
         watch: Stopwatch,
         forward_alone: bool = False,
     ) -> None:
         self._decoder = decoder
+        decoder.loss = loss
         self._loss = loss
-        self._tensor_parallel = tensor_parallel
         self._watch = watch
         self._forward_alone = forward_alone
         """Only the last backward pass of a step communicates."""
@@ -47,20 +44,19 @@ class WholeModel:
             self._watch.before_collective()
         for number, batch in enumerate(batches, start=1):
             reduce_gradients_in_backward(self._decoder, number == len(batches))
-            with loss_context(self._tensor_parallel):
-                with self._watch.part("forward"):
-                    loss = self._loss(self._decoder(batch.inputs_BT), batch.labels_BT)
-                if number == len(batches):
-                    self._watch.before_collective()
-                with self._watch.part("backward"):
-                    loss.backward()
+            with self._watch.part("forward"):
+                loss = self._decoder(batch.inputs_BT, batch.labels_BT)
+            if number == len(batches):
+                self._watch.before_collective()
+            with self._watch.part("backward"):
+                loss.backward()
         finish_reducing_gradients(self._decoder)
         return self._loss.take()
 
     def evaluate(self, batches: Sequence[MicroBatch]) -> LossSums:
-        with torch.no_grad(), loss_context(self._tensor_parallel):
+        with torch.no_grad():
             for batch in batches:
-                self._loss(self._decoder(batch.inputs_BT), batch.labels_BT)
+                self._decoder(batch.inputs_BT, batch.labels_BT)
         free_gathered(self._decoder)
         return self._loss.take()
 
@@ -71,8 +67,3 @@ def free_gathered(decoder: Decoder) -> None:
     for module in decoder.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-def loss_context(tensor_parallel: bool) -> AbstractContextManager[None]:
-    """Under tensor parallel the logits are sharded over the vocabulary, and so is the loss."""
-    return loss_parallel() if tensor_parallel else nullcontext()

@@ -6,7 +6,7 @@ advance. To infer them, it would run one more micro batch, which would also coun
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -18,16 +18,17 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleZBVZeroBubble,
 )
+from torch.distributed.pipelining._backward import stage_backward
 
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
-from orchestrator.contract.spec.pipeline_spec import rank_of_stage, stages_of_rank
+from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD, rank_of_stage, stages_of_rank
 from trainer.data.batches import MicroBatch
 from trainer.loss import LossSums, TokenLoss
 from trainer.measure.timing import Stopwatch
 from trainer.model.decoder import Decoder
 from trainer.parallel.data import finish_reducing_gradients, reduce_gradients_in_backward
-from trainer.parallel.passes import free_gathered, loss_context
+from trainer.parallel.passes import free_gathered
 from trainer.parallel.tied import TiedWeight
 from trainer.rank.ranks import Ranks
 
@@ -45,6 +46,8 @@ class PipelineRank:
 
     spec: PipelineSpec
     group: dist.ProcessGroup
+    reduce: str
+    """See `FsdpSpec.reduce_gradients`."""
     hidden: torch.Tensor
     """A meta tensor with the shape that one stage sends to the next: [batch, tokens, features],
     with the tokens sharded over tp."""
@@ -73,20 +76,20 @@ def pipeline_rank(config: TrainingConfig, features: int, tokens: int, ranks: Ran
         shape, dtype=getattr(torch, config.train.compute_dtype), device="meta", requires_grad=True
     )
     group = ranks.mesh["pp"].get_group()
-    return PipelineRank(config.parallel.pipeline, group, hidden, ranks.device)
+    parallel = config.parallel
+    return PipelineRank(parallel.pipeline, group, parallel.fsdp.reduce, hidden, ranks.device)
 
 
 class Pipeline:
     """`Passes` for a pipeline. `stages` are those of this rank, in the order of the model."""
 
-    def __init__(  # noqa: PLR0913 - all parts of a rank's pipeline
+    def __init__(
         self,
         stages: Sequence[Decoder],
         rank: PipelineRank,
         loss: TokenLoss,
         tied: TiedWeight,
         micro_batches: int,
-        tensor_parallel: bool,
         watch: Stopwatch,
     ) -> None:
         self._watch = watch
@@ -94,8 +97,9 @@ class Pipeline:
         self._rank = rank
         self._loss = loss
         self._tied = tied
-        self._tensor_parallel = tensor_parallel
-        self._schedule = _schedule(self._stages, rank, loss, micro_batches)
+        for decoder in stages:
+            decoder.loss = loss
+        self._schedule = _schedule(self._stages, rank, micro_batches)
 
     @property
     def _has_first(self) -> bool:
@@ -111,9 +115,11 @@ class Pipeline:
         for decoder in self._stages.values():
             reduce_gradients_in_backward(decoder, last=False)
         self._watch.before_collective()
-        with loss_context(self._tensor_parallel):
-            # The schedule makes FSDP reduce its gradients after each stage's last backward pass.
-            self._schedule.step(*inputs, target=labels, return_outputs=False)
+        # The last stage gets the labels twice: for its forward pass, which computes the loss, and
+        # because the schedules demand a target.
+        given = {} if labels is None else {"labels": labels}
+        # The schedule makes FSDP reduce its gradients after each stage's last backward pass.
+        self._schedule.step(*inputs, target=labels, return_outputs=False, **given)
         for decoder in self._stages.values():
             finish_reducing_gradients(decoder)
         self._tied.add_gradients()
@@ -126,16 +132,17 @@ class Pipeline:
         were created with, and V-shaped ones fail an assertion without a backward pass.
         """
         arrived: dict[int, torch.Tensor] = {}
-        with torch.no_grad(), loss_context(self._tensor_parallel):
+        with torch.no_grad():
             for tick in range(len(batches) + self._rank.num_stages - 1):
                 outputs = {}
                 for stage, decoder in self._stages.items():
                     if 0 <= tick - stage < len(batches):
                         batch = batches[tick - stage]
                         inputs = batch.inputs_BT if decoder.part.is_first else arrived[stage]
-                        outputs[stage] = decoder(inputs)
                         if decoder.part.is_last:
-                            self._loss(outputs.pop(stage), batch.labels_BT)
+                            decoder(inputs, batch.labels_BT)
+                        else:
+                            outputs[stage] = decoder(inputs)
                 expected = [s for s in self._stages if s > 0 and 0 <= tick + 1 - s < len(batches)]
                 arrived = _send_to_next_stages(self._rank, outputs, expected)
         for decoder in self._stages.values():
@@ -143,11 +150,33 @@ class Pipeline:
         return self._loss.take()
 
 
-def _schedule(
-    stages: dict[int, Decoder], rank: PipelineRank, loss: TokenLoss, micro_batches: int
-) -> Any:
+class ReducingStage(PipelineStage):
+    """An FSDP stage that reduces its gradients in each backward pass. torch's stage sums whole
+    gradients and reduces them in the last one."""
+
+    def backward_maybe_with_nosync(
+        self, backward_type: Any, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        stage = cast(FSDPModule, self.submod)
+        # FSDP would keep the last buffer of the reduction until the next backward pass.
+        stage.set_is_last_backward(True)
+        stage.set_reshard_after_backward(False)
+        stage.set_requires_gradient_sync(True)
+        # Replicas average their shards once, after the sum over the micro batches.
+        stage.set_requires_all_reduce(last_backward)
+        values = (bwd_kwargs[key] for key in ("stage_output", "output_grads", "input_values"))
+        return stage_backward(*values), None
+
+
+def _stage_class(decoder: Decoder, spec: PipelineSpec, reduce: str) -> type[PipelineStage]:
+    # zbv computes the gradients of weights after FSDP's hooks have run.
+    each = reduce == "each" and spec.schedule != SPLITS_BACKWARD
+    return ReducingStage if each and isinstance(decoder, FSDPModule) else PipelineStage
+
+
+def _schedule(stages: dict[int, Decoder], rank: PipelineRank, micro_batches: int) -> Any:
     pipeline_stages = [
-        PipelineStage(
+        _stage_class(decoder, rank.spec, rank.reduce)(
             decoder,
             index,
             rank.num_stages,
@@ -170,9 +199,13 @@ def _schedule(
     return SCHEDULES[rank.spec.schedule](
         pipeline_stages if several else pipeline_stages[0],
         n_microbatches=micro_batches,
-        loss_fn=loss,
+        loss_fn=_output_as_loss,
         scale_grads=False,
     )
+
+
+def _output_as_loss(output: torch.Tensor, _labels: torch.Tensor) -> torch.Tensor:
+    return output
 
 
 def _ids_like(hidden_BTD: torch.Tensor) -> torch.Tensor:

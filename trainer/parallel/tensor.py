@@ -6,7 +6,7 @@ Embedding, head and loss are sharded over the vocabulary, so no rank holds all l
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard, distribute_module
+from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -20,10 +20,10 @@ from transformers import PretrainedConfig
 from orchestrator.errors import TrainingError
 from trainer.model.decoder import Decoder
 from trainer.model.families import family_of
+from trainer.model.vocabulary import SEQUENCE
 
-SEQUENCE, VOCABULARY, HEAD = 1, -1, 2
-"""Dims of hidden states [batch, sequence, features], of logits, and of a q or k norm's input
-[batch, sequence, head, features]."""
+HEAD = 2
+"""Dim of a q or k norm's input [batch, sequence, head, features]."""
 
 
 class Replicated(ParallelStyle):
@@ -37,6 +37,18 @@ class Replicated(ParallelStyle):
         if self.use_local_output:
             module.register_forward_hook(lambda _module, _inputs, output: output.to_local())
         return distribute_module(module, device_mesh)
+
+
+class VocabularyParallel(ParallelStyle):
+    """Embedding and head (`model/vocabulary.py`): each rank has part of the rows."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def shard(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+            for name, weight in list(module.named_parameters(recurse=False)):
+                part = distribute_tensor(weight, mesh, [Shard(0)])
+                module.register_parameter(name, nn.Parameter(part))
+
+        return distribute_module(module, device_mesh, shard)
 
 
 def apply_tensor_parallel(decoder: Decoder, tp: DeviceMesh) -> None:
@@ -56,16 +68,10 @@ def outer_plan(decoder: Decoder) -> dict[str, ParallelStyle]:
     family = decoder.family
     plan: dict[str, ParallelStyle] = {}
     if decoder.part.is_first:
-        plan[family.embedding] = RowwiseParallel(
-            input_layouts=Replicate(), output_layouts=Shard(SEQUENCE)
-        )
+        plan[family.embedding] = VocabularyParallel()
     if decoder.part.is_last:
         plan[family.norm] = SequenceParallel()
-        plan[family.head] = ColwiseParallel(
-            input_layouts=Shard(SEQUENCE),
-            output_layouts=Shard(VOCABULARY),
-            use_local_output=False,
-        )
+        plan[family.head] = VocabularyParallel()
     return plan
 
 

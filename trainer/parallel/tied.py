@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from trainer.model.decoder import Decoder
 from trainer.model.regions import local_part
@@ -31,9 +30,7 @@ class TiedWeight:
 
     def add_gradients(self) -> None:
         """Set the gradients of both copies to their sum, once each is complete."""
-        gradients = [
-            local_part(g) for copy in self.copies if (g := _gradient_like(copy)) is not None
-        ]
+        gradients = [local_part(g) for copy in self.copies if (g := copy.grad) is not None]
         if len(gradients) == 2:
             gradients[0] += gradients[1]
             gradients[1].copy_(gradients[0])
@@ -63,14 +60,6 @@ def find_tied(stages: Sequence[Decoder], group: dist.ProcessGroup) -> TiedWeight
             weights.append(end.get_parameter("weight"))
     # Frozen copies have no gradients, so they stay equal.
     return TiedWeight([weight for weight in weights if weight.requires_grad], group)
-
-
-def _gradient_like(copy: nn.Parameter) -> torch.Tensor | None:
-    """The gradient of `copy`, with its placements. Under tensor parallel the gradient of an
-    embedding is replicated, and that of a head is sharded."""
-    if isinstance(copy, DTensor) and isinstance(copy.grad, DTensor):
-        copy.grad = copy.grad.redistribute(placements=copy.placements)
-    return copy.grad
 
 
 def _other_stage(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

@@ -25,6 +25,12 @@ class FsdpSpec(Struct, frozen=True, kw_only=True):
     backward pass (ZeRO-2). A number shards them over that many ranks in between. `auto`: the
     planner chooses true or false; without a planner it is true. Pipelines with several stages per
     rank gather and free a whole stage at a time, whatever is set here."""
+    reduce_gradients: Literal["each", "last"] | Auto = "auto"
+    """If a step has several micro batches: `each` reduce-scatters their gradients one after the
+    other, so that a rank sums only its shard. `last` sums whole gradients on each rank and reduces
+    them once. With replicas (HSDP), shards are averaged over them once in both cases. `auto`: the
+    planner chooses `last` where the memory is enough; without a planner it is `each`. Schedule zbv
+    always does as with `last`."""
     forward_prefetch: Depth = 1
     """Number of layers whose weights are gathered ahead in the forward pass."""
     backward_prefetch: Depth = 1
@@ -36,6 +42,11 @@ class FsdpSpec(Struct, frozen=True, kw_only=True):
     def reshard(self) -> bool | int:
         """The value after the planner: `auto` means true if no planner decided it."""
         return True if self.reshard_after_forward == "auto" else self.reshard_after_forward
+
+    @property
+    def reduce(self) -> Literal["each", "last"]:
+        """The value after the planner: `auto` means `each` if no planner decided it."""
+        return "each" if self.reduce_gradients == "auto" else self.reduce_gradients
 
 
 class PipelineSpec(Struct, frozen=True, kw_only=True):
@@ -118,8 +129,6 @@ class ParallelSpec(Struct, frozen=True, kw_only=True):
             names = [field.name for field in fields(FsdpSpec)]
             default = FsdpSpec()
             given = [n for n in names if getattr(self.fsdp, n) != getattr(default, n)]
-            if given == ["reshard_after_forward"] and self.fsdp.reshard_after_forward is True:
-                return  # `auto` became true without a planner; the user wrote nothing here
             yield Problem(
                 path="fsdp",
                 value=", ".join(given),
@@ -135,11 +144,13 @@ class ParallelSpec(Struct, frozen=True, kw_only=True):
     def filled(self, world_size: int) -> Self:
         """The spec without `auto`, as far as the number of ranks alone decides it."""
         mesh = self.filled_mesh(world_size)
-        reshard, schedule = self.fsdp.reshard_after_forward, self.pipeline.schedule
+        fsdp, schedule = self.fsdp, self.pipeline.schedule
+        if self.data == "fsdp":
+            fsdp = replace(fsdp, reshard_after_forward=fsdp.reshard, reduce_gradients=fsdp.reduce)
         return replace(
             self,
             **asdict(mesh),
-            fsdp=replace(self.fsdp, reshard_after_forward=True) if reshard == "auto" else self.fsdp,
+            fsdp=fsdp,
             pipeline=replace(self.pipeline, schedule="1f1b")
             if schedule == "auto"
             else self.pipeline,

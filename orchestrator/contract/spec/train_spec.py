@@ -8,6 +8,17 @@ from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.spec.limits import Above, AtLeast, AtMost, Matches
 from orchestrator.contract.spec.types import Auto, Count, Dtype
 
+MOST_CHUNKS, CHUNK_TOKENS = 8, 1024
+"""Of `loss_chunks: auto`. Smaller chunks would make the head's products slower: each of them reads
+and writes the whole gradient of the weights."""
+
+
+def chunks_of_loss(wish: int | Auto, tokens: int) -> int:
+    """Number of chunks in which a rank computes the loss of a micro batch of `tokens`."""
+    if wish == "auto":
+        return max(1, min(MOST_CHUNKS, tokens // CHUNK_TOKENS))
+    return min(wish, tokens)
+
 
 class OptimizerSpec(Struct, frozen=True, kw_only=True):
     name: Literal["adamw", "adam", "nadam", "radam", "adafactor", "sgd"] = "adamw"
@@ -85,6 +96,9 @@ class TrainSpec(Struct, frozen=True, kw_only=True):
     """The same losses, bit by bit, whenever the same plan runs on the same kind of devices, also
     after a failure. On GPUs this costs speed, and an operation that cannot be repeated exactly
     fails. On CPUs it always holds."""
+    loss_chunks: Count | Auto = "auto"
+    """Head and loss process the tokens of a micro batch in this many chunks, so that the logits
+    never exist as a whole; `auto`: at most 8 chunks, of at least 1024 tokens."""
     z_loss: Annotated[float, Above(0)] | None = None
     """Weight of the squared log of the softmax normaliser (PaLM, Chowdhery et al. 2022)."""
     max_bad_steps: Count = 3

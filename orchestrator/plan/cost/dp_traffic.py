@@ -1,8 +1,8 @@
 """The traffic of data parallelism (weights and gradients), and how much of it is exposed.
 
 It follows the trainer (`trainer/parallel/fsdp.py`, `ddp.py`, `zero1.py`): gradients are reduced
-only with the last micro batch of a step. FSDP gathers weights for each forward and each backward
-pass, or once per step if they are not freed in between.
+with the last micro batch of a step, or with each one (`reduce_gradients`). FSDP gathers weights for
+each forward and each backward pass, or once per step if they are not freed in between.
 """
 
 import math
@@ -122,7 +122,11 @@ def _fsdp(
     # accumulated, and copied into a buffer where each rank's part is contiguous.
     traffic.copied = (units.gathered * 2 + units.held / shards * 6) * times
     reduced = units.trained
-    traffic.copied += reduced * 6 + reduced * 10 * (setup.micro_batches - 1)
+    if setup.reduces_each:
+        # Shards are summed.
+        traffic.copied += (reduced * 6 + reduced / shards * 12) * setup.micro_batches
+    else:
+        traffic.copied += reduced * 6 + reduced * 10 * (setup.micro_batches - 1)
     if shards * mesh.dp_replicate == 1:
         return traffic
     wire = machine.wire(shards, mesh.tp)
@@ -238,8 +242,8 @@ def _reduce(
     windows: Windows,
     links: ShardLinks,
 ) -> None:
-    """Once per step, in the last backward pass: reduce-scatter over shards, then all-reduce over
-    replicas."""
+    """In the last backward pass of a step, or in each: reduce-scatter over shards. Then, once per
+    step, all-reduce over replicas."""
     mesh, (wire, inner, axis, gathers) = setup.mesh, links
     shards = wire.group.size
     copies = machine.wire(mesh.dp_replicate, mesh.dp_shard * mesh.cp * mesh.tp)
@@ -250,7 +254,7 @@ def _reduce(
     rest = sum(wire.gather_s(size) for size in outer)
     rest_summed = sum(copies.all_reduce_s(size / shards) for size in outer)
     total, total_summed = units.layers * one + rest, units.layers * summed + rest_summed
-    if mesh.pp > 1:
+    if mesh.pp > 1 and not setup.reduces_each:
         # torch's schedules reduce a whole stage after its last backward pass, without overlap.
         shown, shown_summed = total, total_summed
     else:
@@ -267,8 +271,10 @@ def _reduce(
         shown_summed += copies.all_reduce_s(outer[0] / shards) if outer else 0.0
     calls = units.layers + len(outer)
     if shards > 1:
-        sent = ring_gather_bytes(shards, units.reduced)
-        flow = Flow(axis, "reduce-scatter", "gradients", sent, calls, wire.group, total, shown)
+        times = setup.micro_batches if setup.reduces_each else 1
+        sent = times * ring_gather_bytes(shards, units.reduced)
+        once = (times * calls, wire.group, times * total, times * shown)
+        flow = Flow(axis, "reduce-scatter", "gradients", sent, *once)
         traffic.add(flow, wire)
     if mesh.dp_replicate > 1:
         sent = ring_all_reduce_bytes(mesh.dp_replicate, units.reduced / shards)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD
+from orchestrator.contract.spec.train_spec import chunks_of_loss
 from orchestrator.plan.memory.activations import Layer, LayerUsage, layer_of
 from orchestrator.plan.memory.states import (
     MASTER_BYTES,
@@ -20,14 +21,8 @@ from orchestrator.plan.memory.states import (
     shard_count,
 )
 from orchestrator.plan.setup import Setup, every
-from orchestrator.plan.sizes import COMPUTE_BYTES
+from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES
 from orchestrator.plan.stages import StageRank
-
-LOSS_KEPT_BYTES = 4
-"""Per logit: log-softmax keeps its result in float32."""
-LOSS_BACKWARD_BYTES, PARALLEL_LOSS_BACKWARD_BYTES = 8, 12
-"""More bytes per logit during the loss' backward pass: the gradients of log-softmax's result and
-input; with logits cut over tp, torch's loss_parallel also holds an exponential."""
 
 
 class Usage(NamedTuple):
@@ -84,10 +79,15 @@ class _Rank(NamedTuple):
     weight_bytes: int
     """Bytes of a gradient element when it is computed."""
     accumulates: bool
-    """Gradients of several micro batches are accumulated before they are reduced."""
+    """Whole gradients of several micro batches are summed before they are reduced."""
 
     layer_peak: _LayerBackward
     """Of each layer, except those that `every_k` does not recompute."""
+
+    @property
+    def hidden_bytes(self) -> int:
+        """Bytes of a hidden value between layers."""
+        return self.size if self.setup.data == "fsdp" else FLOAT32_BYTES
 
     @property
     def others(self) -> float:
@@ -111,21 +111,28 @@ class _Rank(NamedTuple):
 
     @property
     def loss(self) -> Usage:
-        """Usage in the backward pass of the loss, before that of any layer."""
+        """Usage during the last chunk of the loss, which also computes the gradients of the head
+        (`trainer/chunked_loss.py`)."""
         if not self.has_loss:
             return Usage()
         setup, shape = self.setup, self.setup.shape
-        tp = setup.mesh.tp
-        backward = PARALLEL_LOSS_BACKWARD_BYTES if tp > 1 else LOSS_BACKWARD_BYTES
-        # GPipe runs the forward pass of all micro batches before the first backward pass.
-        waiting = self.kept if setup.pipeline.schedule == "gpipe" else 1
-        logits = self.tokens * math.ceil(shape.vocab_size / tp)
-        # A pipeline stage keeps its output (the logits) until its backward pass.
-        each = LOSS_KEPT_BYTES + (self.size if setup.mesh.pp > 1 else 0)
+        tp, hidden = setup.mesh.tp, shape.hidden_size
+        vocabulary = math.ceil(shape.vocab_size / tp)
+        chunk = math.ceil(self.tokens / chunks_of_loss(setup.loss_chunks, self.tokens))
+        # Logits and their gradients are float32, and for a moment also in a narrower type.
+        narrow = min(self.size, COMPUTE_BYTES[setup.output_dtype or setup.dtype])
+        logits = chunk * vocabulary * (FLOAT32_BYTES + (narrow if narrow < FLOAT32_BYTES else 0))
         kept = self.kept * self.below(self.units.layers)
+        head = hidden * vocabulary if setup.lora is None else 0
+        if self.weight_bytes > self.size:
+            # Under autocast the product of a chunk is added to a wider sum.
+            logits = max(logits, (chunk * vocabulary + head) * self.size)
         return Usage(
-            activations=kept + self.layer.last_norm * self.tokens,
-            logits=logits * (each * waiting + backward),
+            activations=kept
+            + self.layer.last_norm * self.tokens
+            + hidden * self.tokens * self.hidden_bytes,
+            logits=logits,
+            temporary=head * self.weight_bytes,
         )
 
     def layer_back(self, done: int) -> "_LayerBackward":
@@ -168,7 +175,7 @@ def usages_of(setup: Setup, rank: StageRank, units: Units, states: States) -> li
         size,
         rank.is_last,
         weight_bytes,
-        setup.micro_batches > 1,
+        setup.micro_batches > 1 and not setup.reduces_each,
         _layer_backward(layer.usages, tokens, weight_bytes),
     )
     return list(_sharded(one, states) if sharded else _replicated(one, states))
@@ -194,22 +201,24 @@ def _sharded(rank: _Rank, states: States) -> Iterator[Usage]:
         kept = everything if stays else root + (head or layer) + parts * units.layers
         loss = rank.loss
         yield Usage(
-            gradients=grads.summed,
+            gradients=grads.before,
             gathered=kept,
             activations=loss.activations,
             logits=loss.logits,
-            temporary=unsummed + head * (unsummed > 0),
+            temporary=unsummed + loss.temporary,
         )
         if head:
             yield from _head_backward(rank, grads, kept + ahead * layer, everything if stays else 0)
     accumulates = rank.accumulates
+    # A pipeline stage stays gathered after each backward pass but the last.
+    frees = not accumulates and not (setup.mesh.pp > 1 and setup.reduces_each)
     for done in rank.peak_candidates:
         last = done == units.layers - 1
         gathered = root + layer * (1 + ahead) + parts * (units.layers - done - 1)
         if last:
             gathered = root + layer + (units.embedding.whole * size if ahead else 0)
         if stays:
-            gathered = everything - (head + layer * done) * (not accumulates)
+            gathered = everything - (head + layer * done) * frees
         if last and setup.mesh.pp > 1:
             # A pipeline schedule keeps its stages gathered between two backward passes.
             gathered = everything
@@ -222,30 +231,22 @@ def _sharded(rank: _Rank, states: States) -> Iterator[Usage]:
         # Only the embedding is gathered again: into a buffer, and from there into its place.
         incoming = setup.shape.hidden_size * size * rank.tokens / setup.mesh.tp
         embedding = units.embedding.whole * size
-        yield Usage(grads.summed, everything + embedding, rank.others + incoming)
+        yield Usage(grads.before, everything + embedding, rank.others + incoming)
     left = stays or setup.mesh.pp > 1
-    yield _ends(rank, grads, everything if left and accumulates else root)
+    yield _ends(rank, grads, everything if left and not frees else root)
 
 
 def _head_backward(
     rank: _Rank, grads: "_Gradients", gathered: float, stay: float
 ) -> Iterator[Usage]:
-    """The head's unit: when its gradient is computed, and when it is reduced (its weights are freed
-    by then)."""
+    """When the gradient of the head's unit is reduced. Its weights are freed by then."""
+    if rank.accumulates:
+        return
     setup, size = rank.setup, rank.size
     width = setup.shape.hidden_size * size
     activations = rank.others + rank.below(rank.units.layers)
-    logits = rank.tokens * math.ceil(setup.shape.vocab_size / setup.mesh.tp) * size
     yield Usage(
-        gradients=grads.summed,
-        gathered=max(gathered, stay),
-        activations=activations + rank.layer.last_norm * rank.tokens + width * rank.tokens,
-        logits=logits,
-        temporary=grads.head.whole * size,
-    )
-    if rank.accumulates:
-        return
-    yield Usage(
+        gradients=grads.before,
         gathered=max(gathered, stay) - rank.units.head.whole * size,
         activations=activations + 2 * width * rank.tokens / setup.mesh.tp,
         temporary=_reduced(setup, grads.head, is_matrix=True),
@@ -259,7 +260,7 @@ def _ends(rank: _Rank, grads: "_Gradients", gathered: float) -> Usage:
     has_embedding = rank.units.embedding.whole > 0
     unit = grads.embedding if has_embedding else grads.root
     return Usage(
-        gradients=grads.summed or grads.after(rank.units.layers),
+        gradients=grads.after(rank.units.layers),
         gathered=gathered if has_embedding else 0,
         activations=rank.others,
         temporary=unit.whole * size if rank.accumulates else _reduced(setup, unit, has_embedding),
@@ -289,9 +290,9 @@ class _Gradients(NamedTuple):
     root: Piece
     each: int
     """Bytes per element of a shard on the device; 0 with CPU offload."""
-    summed: float
-    """Bytes of unsharded gradients that each rank accumulates until the last micro batch
-    (`FSDPModule.set_requires_gradient_sync`)."""
+    before: float
+    """Bytes of gradients from earlier micro batches: shards, or whole gradients if they are reduced
+    in the last backward pass only (`FSDPModule.set_requires_gradient_sync`)."""
     early: float
     """Bytes of the root's gradients that are computed first and reduced last."""
 
@@ -299,18 +300,20 @@ class _Gradients(NamedTuple):
     def of(cls, rank: _Rank, states: States) -> "_Gradients":
         setup, units = rank.setup, rank.units
         each = 0 if setup.cpu_offload else MASTER_BYTES
-        summed = states.trained.whole * COMPUTE_BYTES[setup.reduce_dtype] * rank.accumulates
+        before = states.trained.whole * COMPUTE_BYTES[setup.reduce_dtype] * rank.accumulates
+        if setup.reduces_each:
+            before = states.trained.shard * each
         if setup.lora is None:
             early = units.late_root.whole * rank.size
-            return cls(units.layer, units.head, units.embedding, units.root, each, summed, early)
+            return cls(units.layer, units.head, units.embedding, units.root, each, before, early)
         layers = max(1, units.layers)
         layer = Piece(states.trained.whole // layers, states.trained.shard // layers)
-        return cls(layer, NOTHING, NOTHING, NOTHING, each, summed, 0)
+        return cls(layer, NOTHING, NOTHING, NOTHING, each, before, 0)
 
     def after(self, done: int) -> float:
         """Bytes of gradients after the backward pass of `done` layers."""
-        if self.summed:
-            return self.summed
+        if self.before:
+            return self.before
         return (self.head.shard + self.layer.shard * done) * self.each
 
 
@@ -329,10 +332,9 @@ def _replicated(rank: _Rank, states: States) -> Iterator[Usage]:
     if rank.has_loss:
         loss, all_layers = rank.loss, units.layers * units.layer.whole
         summed = whole if rank.accumulates else 0
-        logits = rank.tokens * math.ceil(setup.shape.vocab_size / setup.mesh.tp) * size
-        yield Usage(summed, cast * (all_layers + ends), loss.activations, logits)
+        yield Usage(summed, cast * all_layers, loss.activations)
         plain = rank.plain(units.layers) * units.layer.whole
-        yield Usage(summed, cast * (plain + ends), loss.activations, loss.logits)
+        yield Usage(summed, cast * (plain + ends), loss.activations, loss.logits, loss.temporary)
     for done in rank.peak_candidates:
         computed = per_layer * done + first
         # A tied head's gradient waits for that of the embedding. A pipeline averages at its end.

@@ -13,7 +13,7 @@ from orchestrator.plan.search.rules import (
     first_refusal,
     wished_pipelines,
 )
-from orchestrator.plan.setup import Checkpointing
+from orchestrator.plan.setup import Checkpointing, Reduction
 from orchestrator.plan.stages import can_run
 
 
@@ -119,3 +119,15 @@ def reshardings(spec: JobSpec, mesh: Mesh, pipeline: PipelineSpec) -> tuple[bool
     # frees whole stages itself.
     by_schedule = mesh.pp > 1 and pipeline.stages > 1
     return (True,) if mesh.dp_shard * mesh.cp == 1 or by_schedule else (False, True)
+
+
+def reductions(
+    spec: JobSpec, mesh: Mesh, pipeline: PipelineSpec, micro_batches: int
+) -> tuple[Reduction, ...]:
+    """The values of `reduce_gradients` that `auto` may choose from, least traffic first."""
+    fsdp = spec.parallel.fsdp
+    # The user has chosen, or both values do the same.
+    same = mesh.dp_shard * mesh.cp == 1 or micro_batches == 1 or splits_backward(mesh.pp, pipeline)
+    if fsdp.reduce_gradients != "auto" or spec.parallel.data != "fsdp" or same:
+        return (fsdp.reduce,)
+    return ("last", "each")

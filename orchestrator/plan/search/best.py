@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -30,6 +31,7 @@ from orchestrator.plan.search.admitted import (
     checkpointings,
     micro_sizes,
     pipelines,
+    reductions,
     reshardings,
 )
 from orchestrator.plan.search.families import Bar, rejected_families
@@ -331,14 +333,19 @@ def _seconds(space: Space, setup: Setup) -> float:
 def _options(
     space: Space, objective: str, node: _Node, mesh: Mesh, last: float
 ) -> Iterator[Option]:
-    """For each resharding, the checkpointings that fit and may be faster than those before."""
-    for reshard in reshardings(space.spec, mesh, node.pipeline):
+    """For each way to reshard and reduce, the checkpointings that fit and may be faster than those
+    before."""
+    ways = product(
+        reshardings(space.spec, mesh, node.pipeline),
+        reductions(space.spec, mesh, node.pipeline, node.micro_batches),
+    )
+    for reshard, reduce in ways:
         least = math.inf if objective == "memory" else last
         for widest, seconds in zip(node.setups, node.seconds, strict=True):
             # Even its lower bound is slower than a setup that was found.
             if objective != "memory" and seconds > least:
                 continue
-            setup = replace(widest, mesh=mesh, reshard=reshard)
+            setup = replace(widest, mesh=mesh, reshard=reshard, reduce=reduce)
             if space.is_too_large(min_peak_bytes(setup)):
                 continue
             peak = space.peak(setup)

@@ -86,6 +86,7 @@ def _fixed(space: Space) -> Edits:
     }
     if spec.parallel.data == "fsdp":
         values["parallel.fsdp.reshard_after_forward"] = "auto"
+        values["parallel.fsdp.reduce_gradients"] = "auto"
     else:
         # DDP and ZeRO-1 keep whole weights on each rank, so sharding saves the most.
         values |= {"parallel.data": "fsdp"}

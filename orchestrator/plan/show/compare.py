@@ -79,6 +79,7 @@ def _column(plan: Plan, first: Plan) -> dict[str, str]:
         "schedule": plan.schedule or "-",
         "recompute": plan.activation_checkpointing,
         "reshard": str(plan.reshard_after_forward).lower(),
+        "reduce": plan.reduce_gradients,
         "memory": show_bytes(memory.peak_bytes) + _share(memory.peak_bytes, memory.device_bytes),
         **{f"  of {item}": show_bytes(size) for item, size in memory.items.items()},
     }

@@ -40,6 +40,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "gradient_accumulation": plan.gradient_accumulation,
         "activation_checkpointing": plan.activation_checkpointing,
         "reshard_after_forward": plan.reshard_after_forward,
+        "reduce_gradients": plan.reduce_gradients,
         "schedule": plan.schedule,
         "methods": dict(plan.methods),
         "profile": plan.profile,

@@ -58,4 +58,6 @@ def _fsdp(setup: Setup) -> str:
             said = "weights stay gathered from forward to backward (ZeRO-2)"
         case ranks:
             said = f"weights sharded over {ranks} ranks from forward to backward"
+    if setup.reduces_each:
+        said += ", gradients reduced with each micro batch"
     return f"{said}, offloaded to the host's memory" if setup.cpu_offload else said

@@ -54,6 +54,8 @@ def _chosen(spec: JobSpec, setup: Setup) -> Iterator[str]:
         values["schedule"] = setup.pipeline.schedule
     if mesh.dp_shard * mesh.cp > 1 and wish.fsdp.reshard_after_forward == "auto":
         values["reshard_after_forward"] = str(setup.reshard).lower()
+    if setup.reduces_each and wish.fsdp.reduce_gradients == "auto":
+        values["reduce_gradients"] = setup.reduce
     if spec.train.micro_batch_size == "auto":
         values["micro_batch_size"] = setup.micro_batch_size
     if spec.train.activation_checkpointing == "auto":

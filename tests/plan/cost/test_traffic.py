@@ -61,6 +61,16 @@ def test_fsdp_gathers_for_every_micro_batch_and_reduces_once_a_step() -> None:
     )
 
 
+def test_gradients_reduced_with_each_micro_batch_move_as_often() -> None:
+    """Replicas still average their shards once."""
+    mesh = Mesh(dp_replicate=2, dp_shard=8)
+    last, each = (setup(mesh=mesh, micro_batches=4, reduce=how) for how in ("last", "each"))
+    sent = [bytes_sent(one, "dp_shard", "reduce-scatter", hosts=2) for one in (last, each)]
+    assert sent[1] == 4 * sent[0] > 0
+    averaged = [bytes_sent(one, "dp_replicate", "all-reduce", hosts=2) for one in (last, each)]
+    assert averaged[1] == averaged[0] > 0
+
+
 def test_weights_that_stay_gathered_are_gathered_once_a_step() -> None:
     kept = setup(reshard=False, micro_batches=4)
     assert bytes_sent(kept, "dp_shard", "all-gather") == pytest.approx(

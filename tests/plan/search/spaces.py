@@ -78,7 +78,13 @@ spaces = st.builds(
             "tp": degrees,
             "context": st.sampled_from(["ring", "ulysses", "all_gather"]),
             "fsdp": st.sampled_from(
-                [{}, {}, {"reshard_after_forward": True}, {"reshard_after_forward": 2}]
+                [
+                    {},
+                    {},
+                    {"reshard_after_forward": True},
+                    {"reshard_after_forward": 2},
+                    {"reduce_gradients": "last"},
+                ]
             ),
             "pipeline": st.sampled_from(
                 [{}, {}, {"schedule": "1f1b"}, {"schedule": "zbv"}, {"stages_per_rank": 3}]

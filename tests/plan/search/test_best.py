@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,7 +12,13 @@ from msgspec.structs import replace
 
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.spec.job_spec import JobSpec
-from orchestrator.plan.search.admitted import checkpointings, micro_sizes, pipelines, reshardings
+from orchestrator.plan.search.admitted import (
+    checkpointings,
+    micro_sizes,
+    pipelines,
+    reductions,
+    reshardings,
+)
 from orchestrator.plan.search.best import SHOWN, can_fit, search
 from orchestrator.plan.search.hosts import with_fewest_hosts, with_hosts
 from orchestrator.plan.search.meshes import meshes
@@ -34,9 +41,13 @@ def every_option(space: Space) -> Iterator[Option]:
             sizes = micro_sizes(spec, mesh, pipeline)
             for micro in sizes:
                 for kind in checkpointings(spec, mesh.pp, pipeline):
-                    for reshard in reshardings(spec, mesh, pipeline):
-                        setup = setup_of(spec, shape, mesh, micro, kind, pipeline)
-                        setup = replace(setup, reshard=reshard)
+                    setup = setup_of(spec, shape, mesh, micro, kind, pipeline)
+                    ways = product(
+                        reshardings(spec, mesh, pipeline),
+                        reductions(spec, mesh, pipeline, setup.micro_batches),
+                    )
+                    for reshard, reduce in ways:
+                        setup = replace(setup, reshard=reshard, reduce=reduce)
                         peak = space.peak(setup)
                         if space.fits(peak, sizes[0]):
                             yield space.option(peak)
@@ -73,7 +84,9 @@ def decided(spec: JobSpec, setup: Setup) -> JobSpec:
         spec.parallel,
         **degrees,
         pipeline=setup.pipeline,
-        fsdp=replace(spec.parallel.fsdp, reshard_after_forward=setup.reshard),
+        fsdp=replace(
+            spec.parallel.fsdp, reshard_after_forward=setup.reshard, reduce_gradients=setup.reduce
+        ),
     )
     train = replace(
         spec.train,
@@ -91,6 +104,7 @@ def keeps(spec: JobSpec, option: Option) -> bool:
         (spec.train.micro_batch_size, setup.micro_batch_size),
         (spec.train.activation_checkpointing, setup.checkpointing),
         (wish.fsdp.reshard_after_forward, setup.reshard),
+        (wish.fsdp.reduce_gradients, setup.reduce),
     ]
     if setup.mesh.pp > 1:
         pairs += [

@@ -130,6 +130,10 @@ TWO: Sequence[Cell] = (
         for cell in (mesh("fsdp", dp_shard=2), mesh("ring", cp=2), _pipeline("1f1b"))
     ),
     for_models(mesh(tp=2), ("mistral", "qwen2")),
+    *(
+        with_train(cell, "loss in 5 chunks", loss_chunks=5)
+        for cell in (mesh("ddp", dp_replicate=2, data="ddp"), mesh(tp=2), _pipeline("gpipe"))
+    ),
 )
 FOUR: Sequence[Cell] = (
     mesh(dp_replicate=2, dp_shard=2),
@@ -143,6 +147,13 @@ FOUR: Sequence[Cell] = (
     *(mesh(context, cp=2, tp=2, context=context) for context in CONTEXTS),
     mesh("ring", cp=4),
     *(_pipeline(schedule, dp_shard=2) for schedule in SCHEDULES),
+    mesh(
+        "1f1b, gradients reduced last",
+        pp=2,
+        dp_shard=2,
+        pipeline={"schedule": "1f1b"},
+        fsdp={"reduce_gradients": "last"},
+    ),
     _pipeline("1f1b", dp_replicate=2),
     _pipeline("1f1b", dp_replicate=2, data="ddp"),
     _pipeline("zbv", dp_replicate=2, data="zero1"),

@@ -59,6 +59,7 @@ def case(out: Path, **changes: Any) -> dict[str, Any]:
 TWO: dict[str, dict[str, Any]] = {
     "fsdp": {"parallel": SHARD},
     "fsdp without reshard": {"parallel": fsdp(reshard_after_forward=False)},
+    "fsdp reducing last": {"parallel": fsdp(reduce_gradients="last")},
     "fsdp offloaded": {"parallel": fsdp(cpu_offload=True)},
     "fsdp without prefetch": {"parallel": fsdp(forward_prefetch=0, backward_prefetch=0)},
     "fsdp prefetching 2": {"parallel": fsdp(forward_prefetch=2, backward_prefetch=2)},
@@ -92,8 +93,8 @@ BROKEN: dict[str, dict[str, Any]] = {
     "updated rows not gathered": {"parallel": ZERO1},
 }
 COUNTED = {
-    "fsdp": SHARD,
-    "no reshard": fsdp(reshard_after_forward=False),
+    "fsdp": fsdp(reduce_gradients="last"),
+    "no reshard": fsdp(reshard_after_forward=False, reduce_gradients="last"),
     "hsdp": COPY,
     "ddp": DDP,
     "zero1": ZERO1,
@@ -114,6 +115,9 @@ FOUR: dict[str, dict[str, Any]] = {
     },
     "hsdp, reshard to 1 host": {
         "parallel": {"dp_replicate": 2, "dp_shard": 2, "fsdp": {"reshard_after_forward": 2}}
+    },
+    "hsdp reducing last": {
+        "parallel": {"dp_replicate": 2, "dp_shard": 2, "fsdp": {"reduce_gradients": "last"}}
     },
     "ddp x tp2": {"parallel": {**DDP, "tp": 2}},
     "zero1 x tp2, recomputing": {
@@ -159,7 +163,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, one: Path) -> Runs:
     cases = {**TWO, **TWO_UNEVEN}
     cases |= {name: {**changes, **CALM} for name, changes in ROUNDED.items()}
     cases |= {name: {**changes, "broken": name} for name, changes in BROKEN.items()}
-    for name, parallel in COUNTED.items():
+    for name, parallel in {**COUNTED, "each": SHARD}.items():
         for micro in (4, 1):
             counted = {"parallel": parallel, "micro": micro, "steps": 1, "count": True}
             cases[f"count {name} {micro}"] = counted
@@ -221,6 +225,12 @@ def test_a_broken_strategy_fails_the_parity_check(two: Runs) -> None:
 def test_only_the_last_micro_batch_reduces_gradients(two: Runs, name: str) -> None:
     once, four_times = (two.answers[f"count {name} {micro}"]["reduces"] for micro in (4, 1))
     assert once == four_times > 0
+
+
+@pytest.mark.process
+def test_each_micro_batch_reduces_gradients(two: Runs) -> None:
+    once, four_times = (two.answers[f"count each {micro}"]["reduces"] for micro in (4, 1))
+    assert four_times == 4 * once
 
 
 @pytest.mark.process

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.spec.model_spec import ModelSpec
+from orchestrator.contract.spec.train_spec import TrainSpec
 from tests.trainer.launch.tiny_runs import LLAMA
 from trainer.loss import TokenLoss
 from trainer.model.build import build_stages, read_model_config
@@ -93,6 +94,9 @@ def saved(cp: DeviceMesh, method: Any, tokens: int, recompute: Any = "none") -> 
     the sequence, and `sends` counts calls in both passes.
     """
     decoder = _decoder(cp, method, tokens, recompute)
+    train = TrainSpec(steps=1, global_batch_size=1)
+    head = decoder.get_parameter("lm_head.weight")
+    decoder.loss = TokenLoss(tokens, torch.device("cpu"), train)
     positions_T = decoder.positions_1T[0]
     ids_BT = torch.arange(tokens).remainder(251)[positions_T].unsqueeze(0)
     weights = {p.untyped_storage().data_ptr() for p in decoder.parameters()}
@@ -100,13 +104,14 @@ def saved(cp: DeviceMesh, method: Any, tokens: int, recompute: Any = "none") -> 
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
+        # The loss also keeps the gradient of the head's weights, whose size does not depend on cp.
+        if storage.data_ptr() not in weights and tensor.shape != head.shape:
             kept[storage.data_ptr()] = tensor
         return tensor
 
     with mock.patch.object(ring, "send_to_next", wraps=ring.send_to_next) as sends:
         with saved_tensors_hooks(keep, lambda tensor: tensor):
-            loss = TokenLoss(tokens, torch.device("cpu"))(decoder(ids_BT), ids_BT)
+            loss = decoder(ids_BT, ids_BT)
         loss.backward()
     shapes = [x.shape for x in kept.values()]
     return {

@@ -195,7 +195,7 @@ def test_memory_grows_linearly_for_a_sequence_32_times_as_long(measure: Measure)
     for case, part in zip(PARTS, measure(PARTS), strict=True):
         share = part["bytes"] / whole["bytes"] * case["cp"]
         # Ulysses keeps its result twice, before and after the exchange of heads.
-        assert 0.99 < share < (1.1 if case["method"] == "ulysses" else 1.01), (case, share)
+        assert 0.99 < share < (1.12 if case["method"] == "ulysses" else 1.01), (case, share)
         assert part["squares"] == 0, case
 
 
