@@ -6,7 +6,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial
 
 from orchestrator.contract.spec.train_spec import TrainSpec, chunks_of_loss
-from trainer.chunked_loss import NOT_LEARNED, HeadLoss, head_loss
+from trainer.model.chunked_loss import NOT_LEARNED, HeadLoss, head_loss
 
 
 @dataclass(frozen=True, slots=True)

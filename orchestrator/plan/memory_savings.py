@@ -88,7 +88,8 @@ def _decided(spec: JobSpec, choice: Choice, stages: Value) -> dict[str, Value]:
     }
     if spec.parallel.data == "fsdp":
         more["parallel.fsdp.reshard_after_forward"] = choice.reshard_after_forward
-        more["parallel.fsdp.reduce_gradients"] = choice.reduce_gradients
+        if choice.gradient_accumulation > 1:
+            more["parallel.fsdp.reduce_gradients"] = choice.reduce_gradients
     if choice.schedule is not None:
         more["parallel.pipeline.schedule"] = choice.schedule
         more["parallel.pipeline.stages_per_rank"] = stages

@@ -24,6 +24,7 @@ OF_TORCH = {
     "trainer/gradients.py": {"_foreach_mul_", "_foreach_norm"},
     "trainer/measure/oom_snapshot.py": {"_snapshot"},
     "trainer/measure/profiling.py": {"_dump_snapshot", "_record_memory_history"},
+    "trainer/model/chunked_loss.py": {"_assert_async"},
     "trainer/model/quantize.py": {"_local_tensor"},
     "trainer/model/regions.py": {
         "torch.distributed.tensor._utils.compute_local_shape_and_global_offset",
@@ -66,6 +67,9 @@ OF_TORCH = {
         "torch.distributed.fsdp._fully_shard._fsdp_common.FSDPMeshInfo",
         "torch.distributed.fsdp._fully_shard._fsdp_common.HSDPMeshInfo",
         "torch.distributed.fsdp._fully_shard._fully_shard",
+    },
+    "trainer/parallel/pipeline.py": {
+        "torch.distributed.pipelining._backward.stage_backward",
     },
     "trainer/parallel/zero1.py": {
         "_chunk_cat",

@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from orchestrator.contract.spec.train_spec import TrainSpec, chunks_of_loss
-from trainer.chunked_loss import NOT_LEARNED
 from trainer.loss import TokenLoss
+from trainer.model.chunked_loss import NOT_LEARNED
 
 CPU = torch.device("cpu")
 TOKENS, FEATURES, VOCABULARY = 8, 5, 9

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 
 from orchestrator.contract.skipped_batches import Window, batch_of
-from trainer.chunked_loss import NOT_LEARNED
 from trainer.data.ledger import NOTHING, Sums, sums_of
 from trainer.data.order import samples_at
 from trainer.data.sequences import Sequences
 from trainer.data.tokens import Longs
+from trainer.model.chunked_loss import NOT_LEARNED
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from trainer.chunked_loss import NOT_LEARNED
 from trainer.data.tokens import Longs, TokenFile
+from trainer.model.chunked_loss import NOT_LEARNED
 
 
 class TokenRow:

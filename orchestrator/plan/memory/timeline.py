@@ -112,7 +112,7 @@ class _Rank(NamedTuple):
     @property
     def loss(self) -> Usage:
         """Usage during the last chunk of the loss, which also computes the gradients of the head
-        (`trainer/chunked_loss.py`)."""
+        (`trainer/model/chunked_loss.py`)."""
         if not self.has_loss:
             return Usage()
         setup, shape = self.setup, self.setup.shape

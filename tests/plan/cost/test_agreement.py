@@ -61,6 +61,7 @@ def both(
         checkpointing=checkpointing,
         data=config.parallel.data,
         reshard=config.parallel.fsdp.reshard,
+        reduce=config.parallel.fsdp.reduce,
         context=config.parallel.context,
         pipeline=config.parallel.pipeline,
     )
@@ -72,7 +73,9 @@ def both(
     [
         {"dp_shard": 4},
         {"dp_shard": 4, "fsdp": {"reshard_after_forward": False}},
+        {"dp_shard": 4, "fsdp": {"reduce_gradients": "last"}},
         {"dp_replicate": 2, "dp_shard": 4},
+        {"dp_replicate": 2, "dp_shard": 4, "fsdp": {"reduce_gradients": "last"}},
         {"dp_replicate": 2, "dp_shard": 4, "fsdp": {"reshard_after_forward": 2}},
         {"dp_replicate": 4, "data": "ddp"},
         {"dp_replicate": 4, "data": "zero1"},

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from tests.trainer.data.data_files import packed, sequences, write_rows, write_texts
-from trainer.chunked_loss import NOT_LEARNED
 from trainer.data.batches import Batches, MicroBatch
 from trainer.data.ledger import NOTHING, Sums
 from trainer.data.packing.documents import Columns
 from trainer.data.sequences import Sequences
+from trainer.model.chunked_loss import NOT_LEARNED
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.data.data_files import packed, sequences, write_rows, write_texts
-from trainer.chunked_loss import NOT_LEARNED
 from trainer.data.packing.documents import Columns
 from trainer.data.sequences import Sequences, fingerprint, num_held_out, num_sequences
+from trainer.model.chunked_loss import NOT_LEARNED
 
 
 def test_a_sequence_continues_over_documents_and_files(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from orchestrator.contract.files.env import RankEnv
 from tests.trainer.launch import training_worker
 from trainer import main as main_module
 from trainer import step as step_module
-from trainer.chunked_loss import NOT_LEARNED
 from trainer.data.batches import Batches, MicroBatch, StepBatches
 from trainer.gradients import Parts, local_gradients
 from trainer.guard import Unstable
+from trainer.model.chunked_loss import NOT_LEARNED
 from trainer.step import Stepper, Totals
 
 

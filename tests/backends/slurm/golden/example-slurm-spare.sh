@@ -66,6 +66,7 @@ train:
   compile: false
   float8: false
   deterministic: false
+  loss_chunks: auto
   max_bad_steps: 3
   tensorboard: false
   grad_clip: 1.0
@@ -79,6 +80,7 @@ parallel:
   fsdp:
     wrap: auto
     reshard_after_forward: auto
+    reduce_gradients: auto
     forward_prefetch: 1
     backward_prefetch: 1
     cpu_offload: false
