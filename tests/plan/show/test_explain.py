@@ -179,6 +179,7 @@ def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
         "gradient_accumulation",
         "activation_checkpointing",
         "reshard_after_forward",
+        "reduce_gradients",
         "schedule",
         "methods",
         "profile",
