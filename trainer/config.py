@@ -157,11 +157,11 @@ def _adapter_problems(config: TrainingConfig) -> Iterator[str]:
             "model.lora.quantize: nf4 with parallel.fsdp.cpu_offload: with one shard, FSDP does not"
             " copy 4-bit weights to the device"
         )
-    if not isinstance(parallel.fsdp.reshard_after_forward, bool):
+    if not isinstance(parallel.fsdp.reshard, bool):
         # FSDP: AssertionError: Expected 1 all_gather_output, got 3.
         yield (
             "model.lora.quantize: nf4 with parallel.fsdp.reshard_after_forward="
-            f"{parallel.fsdp.reshard_after_forward}: 4-bit weights cannot be resharded after the"
+            f"{parallel.fsdp.reshard}: 4-bit weights cannot be resharded after the"
             " forward pass"
         )
 
