@@ -97,7 +97,7 @@ def test_a_lasting_loss_spike_ends_the_ranks_and_is_stored_in_a_checkpoint(
     spike = {"window": 8, "steps": 3, "deviations": 8.0}
     steep: dict[str, Any] = {
         "steps": 30,
-        "optimizer": {"lr": 30.0},
+        "optimizer": {"lr": 20.0},
         "schedule": {"kind": "constant", "warmup_steps": 20},
         "grad_clip": None,
     }
