@@ -63,6 +63,21 @@ def test_value_and_gradients_are_those_of_whole_logits(
     assert loss.take().loss.item() == 0
 
 
+@pytest.mark.parametrize("size", [1e2, 1e4, 1e15])
+def test_gradients_of_extreme_logits_are_right(size: float) -> None:
+    """As in a run that diverges, whose loss must stay finite until it is reported as a spike."""
+    hidden, weight, labels = inputs()
+    weight = (size * weight.detach()).requires_grad_()
+    expected = reference(hidden, weight, labels, 0.0)
+    wanted = torch.autograd.grad(expected, (hidden, weight))
+    found = loss_with(loss_chunks=2)(hidden, weight, labels)
+    found.backward()
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    for leaf, exact in zip((hidden, weight), wanted, strict=True):
+        assert leaf.grad is not None
+        assert (leaf.grad - exact).norm() <= 1e-4 * exact.norm()
+
+
 def test_a_frozen_head_gets_no_gradient() -> None:
     hidden, weight, labels = inputs()
     loss_with(loss_chunks=2)(hidden, weight.detach(), labels).backward()

@@ -36,10 +36,12 @@ def lock_out(out: Path, env: RankEnv) -> Iterator[None]:
         yield
         return
     fd = broadcast_from_rank0(lambda: take(RunDir(out).trainer_lock))
-    yield
-    if env.rank == 0:
-        # Processes that this rank forked may live longer, so the lock is not left to the kernel.
-        os.close(fd)
+    try:
+        yield
+    finally:
+        if env.rank == 0:
+            # Processes that this rank forked may live longer, so the lock is not left to the kernel.
+            os.close(fd)
 
 
 def take(path: Path) -> int:

@@ -13,14 +13,15 @@ from tests.kubernetes.standins.api import Object
 from tests.kubernetes.testbed import REPOSITORY
 from tests.kubernetes.traces.scenarios import (
     JOB,
+    JOB_IS_DELETED,
     Action,
     JobKind,
     JobUnderTest,
     Scenario,
-    has_no_pods,
     is_terminating,
     lose_node_and_delete_pod,
     pod_template,
+    suspended_and_resumed,
     were_recreated,
 )
 
@@ -173,23 +174,12 @@ SCENARIOS = (
             were_recreated(FIRST),
         ),
     ),
-    _scenario(
-        "suspended-and-resumed",
-        Action(
-            "the job is suspended",
-            lambda tested: tested.suspend(True),
-            lambda tested: tested.has_condition("Suspended") and has_no_pods(tested),
-        ),
-        Action("the job is resumed", lambda tested: tested.suspend(False), were_recreated(*PODS)),
-    ),
+    _scenario("suspended-and-resumed", *suspended_and_resumed(*PODS)),
     _scenario(
         "follower-is-evicted",
         Action(
             "a follower is evicted", lambda tested: tested.evict(SECOND), were_recreated(SECOND)
         ),
     ),
-    _scenario(
-        "job-is-deleted",
-        Action("the job is deleted", lambda tested: tested.delete_job(), has_no_pods),
-    ),
+    _scenario("job-is-deleted", JOB_IS_DELETED),
 )

@@ -6,15 +6,16 @@ from tests.kubernetes.standins.api import Object
 from tests.kubernetes.traces.scenarios import (
     FORCED,
     JOB,
+    JOB_IS_DELETED,
     Action,
     JobKind,
     JobUnderTest,
     Scenario,
     has_ended_with,
-    has_no_pods,
     is_terminating,
     lose_node_and_delete_pod,
     pod_template,
+    suspended_and_resumed,
     were_recreated,
 )
 
@@ -140,15 +141,7 @@ SCENARIOS = (
             were_recreated(WORKER_0),
         ),
     ),
-    _scenario(
-        "suspended-and-resumed",
-        Action(
-            "the job is suspended",
-            lambda tested: tested.suspend(True),
-            lambda tested: tested.has_condition("Suspended") and has_no_pods(tested),
-        ),
-        Action("the job is resumed", lambda tested: tested.suspend(False), were_recreated(*PODS)),
-    ),
+    _scenario("suspended-and-resumed", *suspended_and_resumed(*PODS)),
     _scenario(
         "worker-fails-under-on-failure",
         Action(
@@ -156,8 +149,5 @@ SCENARIOS = (
         ),
         policy="OnFailure",
     ),
-    _scenario(
-        "job-is-deleted",
-        Action("the job is deleted", lambda tested: tested.delete_job(), has_no_pods),
-    ),
+    _scenario("job-is-deleted", JOB_IS_DELETED),
 )

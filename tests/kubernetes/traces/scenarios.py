@@ -203,3 +203,17 @@ def lose_node_and_delete_pod(pod: str) -> Callable[[JobUnderTest], None]:
         tested.delete_pod(pod)
 
     return perform
+
+
+def suspended_and_resumed(*pods: str) -> tuple[Action, Action]:
+    return (
+        Action(
+            "the job is suspended",
+            lambda tested: tested.suspend(True),
+            lambda tested: tested.has_condition("Suspended") and has_no_pods(tested),
+        ),
+        Action("the job is resumed", lambda tested: tested.suspend(False), were_recreated(*pods)),
+    )
+
+
+JOB_IS_DELETED = Action("the job is deleted", lambda tested: tested.delete_job(), has_no_pods)

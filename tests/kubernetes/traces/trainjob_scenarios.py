@@ -15,11 +15,12 @@ from tests.kubernetes.traces.jobset_scenarios import (
 )
 from tests.kubernetes.traces.scenarios import (
     JOB,
+    JOB_IS_DELETED,
     Action,
     JobKind,
     JobUnderTest,
     Scenario,
-    has_no_pods,
+    suspended_and_resumed,
     were_recreated,
 )
 
@@ -83,17 +84,6 @@ SCENARIOS = (
             were_recreated(FIRST),
         ),
     ),
-    _scenario(
-        "suspended-and-resumed",
-        Action(
-            "the job is suspended",
-            lambda tested: tested.suspend(True),
-            lambda tested: tested.has_condition("Suspended") and has_no_pods(tested),
-        ),
-        Action("the job is resumed", lambda tested: tested.suspend(False), were_recreated(*PODS)),
-    ),
-    _scenario(
-        "job-is-deleted",
-        Action("the job is deleted", lambda tested: tested.delete_job(), has_no_pods),
-    ),
+    _scenario("suspended-and-resumed", *suspended_and_resumed(*PODS)),
+    _scenario("job-is-deleted", JOB_IS_DELETED),
 )

@@ -16,8 +16,10 @@ pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
 TRAINING = 3
 """At this step the job certainly trains."""
 REQUEUES_TWICE = (24, 5)
-"""The first version of Slurm that may requeue a preempted job twice: it does so at the preemption
-with a GraceTime, and again when the next run ends. 24.11 does so, 26.05 not always."""
+"""The first version of Slurm that requeues a preempted job twice: it does so at the preemption with
+a GraceTime, and again when the next run ends."""
+REQUEUES_ONCE_OR_TWICE = (26, 5)
+"""The second requeue was missing in one run on 26.05; why is not known."""
 
 
 def assert_requeued_and_resumed(job: Job, cause: str, signal: str) -> None:
@@ -27,7 +29,11 @@ def assert_requeued_and_resumed(job: Job, cause: str, signal: str) -> None:
     job.assert_succeeded_without_incident()
     job.assert_resumed_without_lost_step(attempt=2)
     first, again, *later = job.events("LeaderStarted")
-    assert len(later) <= (cause == "preempted" and slurm_version() >= REQUEUES_TWICE)
+    again_requeued = int(cause == "preempted" and slurm_version() >= REQUEUES_TWICE)
+    if slurm_version() >= REQUEUES_ONCE_OR_TWICE:
+        assert len(later) <= again_requeued
+    else:
+        assert len(later) == again_requeued
     assert len(job.actions_of_kind("StartAttempt")) == 2, (
         "a run after the end of the job starts nothing"
     )
