@@ -40,7 +40,7 @@ def lock_out(out: Path, env: RankEnv) -> Iterator[None]:
         yield
     finally:
         if env.rank == 0:
-            # Processes that this rank forked may live longer, so the lock is not left to the kernel.
+            # Forks of this rank may live longer, so the lock is not left to the kernel.
             os.close(fd)
 
 
