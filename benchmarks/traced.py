@@ -6,7 +6,6 @@ seconds on a laptop, and every allocation of it is seen. It is CPU's code that r
 kernel, and no streams. What a collective was handed is there until it is waited for, as with NCCL.
 """
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,12 +19,11 @@ from torch.distributed.pipelining.schedules import _PipelineSchedule
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import (
-    TorchDispatchMode,
     is_traceable_wrapper_subclass,
     is_traceable_wrapper_subclass_type,
 )
-from torch.utils._pytree import tree_leaves
 
+from benchmarks.allocations import Allocations
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from trainer.data.batches import MicroBatch
@@ -67,7 +65,7 @@ def traced(config: TrainingConfig, rank: int) -> Traced:
         stages = laid_out(config, ranks)
         with (
             FakeTensorMode(allow_non_fake_inputs=True),
-            Ledger() as ledger,
+            _Ledger() as ledger,
             _patched(ShardingPropagator, PROPAGATE, _unseen(ledger)),
         ):
             return _step(config, ranks, stages, ledger)
@@ -87,7 +85,7 @@ PROPAGATE = "_propagate_tensor_meta_non_cached"
 """How DTensor finds out the shape of a result: with fake tensors as large as those of all ranks."""
 
 
-def _unseen(ledger: "Ledger") -> Any:
+def _unseen(ledger: "_Ledger") -> Any:
     real = getattr(ShardingPropagator, PROPAGATE)
 
     def propagate(self: Any, *args: Any) -> Any:
@@ -178,7 +176,7 @@ def ready(config: TrainingConfig, ranks: Ranks, stages: list[Decoder]) -> Ready:
     return Ready(named=named, optimizer=optimizer, tied=tied, passes=passes, batches=batches)
 
 
-def _step(config: TrainingConfig, ranks: Ranks, stages: list[Decoder], ledger: "Ledger") -> Traced:
+def _step(config: TrainingConfig, ranks: Ranks, stages: list[Decoder], ledger: "_Ledger") -> Traced:
     """As `Stepper.run`, without the numbers that all ranks would agree on."""
     rank = ready(config, ranks, stages)
     optimizer = rank.optimizer
@@ -217,15 +215,12 @@ def _agreed(_: Any, stages: Sequence[Any], *__: Any) -> None:
         stage._inference_mode = InferenceMode.STATIC
 
 
-class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of every storage that an operation makes, for as long as it is there."""
+class _Ledger(Allocations):  # type: ignore[no-untyped-call]
+    """Of fake tensors."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = 0
-        self.peak = 0
+        super().__init__()
         self._blind = 0
-        self._living: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
 
     @contextmanager
     def blind(self) -> Iterator[None]:
@@ -236,57 +231,15 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._blind -= 1
 
-    def __enter__(self) -> "Ledger":
-        self._resize = torch.UntypedStorage.resize_
-        resize = self._resize
-
-        def resized(storage: torch.UntypedStorage, size: int) -> Any:
-            done = resize(storage, size)
-            self._see(storage)
-            return done
-
-        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign,assignment]
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
-            return NotImplemented  # It is asked again about what these are made of.
-        if func is torch.ops._c10d_functional.wait_tensor.default:
+        plain = not any(map(is_traceable_wrapper_subclass_type, types))
+        if plain and func is torch.ops._c10d_functional.wait_tensor.default:
             # The fake one hands on a new tensor, the real one what it waited for.
             return args[0]
-        out = func(*args, **(kwargs or {}))
-        if self._blind:
-            return out
-        for leaf in tree_leaves(out):
-            if is_traceable_wrapper_subclass(leaf):
-                continue
-            if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
-                self._see(leaf.untyped_storage())
-        return out
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _see(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        known = self._living.get(key)
-        if known is not None and known[1] == size:
-            return
-        if known is None:
-            ref = weakref.ref(storage, self._forget(key))
-        else:
-            ref, before = known
-            self.now -= before
-        self._living[key] = (ref, size)
-        self.now += size
-        self.peak = max(self.peak, self.now)
-
-    def _forget(self, key: int) -> Callable[[object], None]:
-        def gone(_: object) -> None:
-            self.now -= self._living.pop(key)[1]
-
-        return gone
+    def count(self, out: Any) -> None:
+        if not self._blind:
+            super().count(out)

@@ -10,6 +10,7 @@ from msgspec import Struct
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.contract.spec.pipeline_spec import (
     BACK_AND_FORTH,
+    SPLITS_BACKWARD,
     cut,
     demand,
     layer_costs,
@@ -42,6 +43,9 @@ class StageRank(Struct, frozen=True, kw_only=True):
     is_last: bool
     kept: float
     """Largest number of micro batches whose activations the rank stores at the same time."""
+    split: tuple[int, ...] = ()
+    """Layers of each stage whose backward pass is split in two. The first stage of the pipeline has
+    no gradient of an input to compute first, so its backward pass is whole."""
 
 
 def stage_ranks(
@@ -54,6 +58,9 @@ def stage_ranks(
             is_first=held.is_first,
             is_last=held.is_last,
             kept=_kept(held, pp, spec, rank, micro_batches),
+            split=held.stages[held.is_first :]
+            if pp > 1 and spec.schedule == SPLITS_BACKWARD
+            else (),
         )
         for rank, held in enumerate(layers_along_pp(shape, pp, spec, tokens))
     )

@@ -14,9 +14,9 @@ CPU = torch.device("cpu")
 TOKENS, FEATURES, VOCABULARY = 8, 5, 9
 
 
-def loss_with(recompute: bool = False, **train: Any) -> TokenLoss:
+def loss_with(recompute: bool = False, device: torch.device = CPU, **train: Any) -> TokenLoss:
     spec = TrainSpec(steps=1, global_batch_size=1, **train)
-    return TokenLoss(16, CPU, spec, recompute=recompute)
+    return TokenLoss(16, device, spec, recompute=recompute)
 
 
 def inputs(

@@ -132,6 +132,8 @@ def _run(
         hidden_gradient[part] = (d_logits_NV @ cast_VD) * factor_N1
         if weight_gradient is not None:
             _add_product(weight_gradient, d_logits_NV, (rows_ND * factor_N1).to(rows_ND.dtype))
+        # Otherwise it would still be there with the logits of the next chunk.
+        del d_logits_NV
     return sums, None if hidden_gradient is None else _Gradients(hidden_gradient, weight_gradient)
 
 

@@ -40,6 +40,11 @@ class Layer(Struct, frozen=True):
     """The same without checkpointing."""
     last_norm: float
     """Stored by the norm after the last layer, and the input of the head."""
+    outputs: float
+    """Gradients of the results of all weights, which a split backward pass stores until it computes
+    the gradients of the weights."""
+    widest: float
+    """Temporary values of a backward pass that frees nothing."""
 
 
 def layer_of(setup: Setup) -> Layer:
@@ -95,7 +100,17 @@ def _layer(
         plain_usages=plain,
         last_norm=_norm(shape, tp, values, lora is None)
         + (0 if lora else shape.hidden_size * values.size),
+        outputs=_outputs(shape, tp, values.size),
+        widest=max(plain[0].tokens - parts.whole, plain[2].tokens),
     )
+
+
+def _outputs(shape: ModelShape, tp: int, size: int) -> float:
+    """Bytes of the gradients at the results of a layer's matrices and norms."""
+    experts = shape.experts_per_token if shape.num_experts else 1
+    split = shape.query_size + 2 * shape.kv_size + experts * shape.up_size
+    split += shape.hidden_size * shape.layer_norms
+    return (split / tp + 2 * shape.hidden_size) * size
 
 
 class _Parts(Struct, frozen=True):

@@ -125,6 +125,8 @@ def _covers(one: StageRank, other: StageRank) -> bool:
         and one.kept >= other.kept
         and one.is_first >= other.is_first
         and one.is_last >= other.is_last
+        and sum(one.split) >= sum(other.split)
+        and max(one.split, default=0) >= max(other.split, default=0)
     )
 
 

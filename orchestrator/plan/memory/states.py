@@ -10,7 +10,7 @@ from msgspec import Struct
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Setup
-from orchestrator.plan.sizes import FLOAT32_BYTES, LARGE, NF4_BYTES
+from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES, LARGE, NF4_BYTES
 from orchestrator.plan.stages import StageRank
 
 MASTER_BYTES = FLOAT32_BYTES
@@ -235,12 +235,25 @@ def _adapters(shape: ModelShape, lora: LoraSpec, tp: int, sharing: int) -> Piece
     return _piece(_cut(tensors, tp), sharing)
 
 
+def gathered_layer(setup: Setup, units: Units) -> float:
+    """Bytes of a layer's gathered weights: in the compute type, or in 4 bits with NF4."""
+    size = COMPUTE_BYTES[setup.dtype]
+    if not is_nf4(setup):
+        return units.layer.whole * size
+    matrices = setup.shape.layer_matrices // setup.mesh.tp
+    return (units.layer.whole - matrices) * size + matrices * NF4_BYTES
+
+
+def is_nf4(setup: Setup) -> bool:
+    return setup.lora is not None and setup.lora.quantize == "nf4"
+
+
 def frozen_bytes(setup: Setup, units: Units) -> int:
     """Bytes of the frozen weights under LoRA. With NF4, the layers' matrices have 4 bits."""
     assert setup.lora is not None
     every, sharded = units.all, setup.data == "fsdp"
     kept = every.shard if sharded else every.whole
-    if setup.lora.quantize == "none":
+    if not is_nf4(setup):
         return kept * MASTER_BYTES
     matrices = units.layers * (setup.shape.layer_matrices // setup.mesh.tp)
     matrices = math.ceil(matrices / (shard_count(setup) if sharded else 1))

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD
 from orchestrator.contract.spec.train_spec import chunks_of_loss
 from orchestrator.plan.memory.activations import Layer, LayerUsage, layer_of
 from orchestrator.plan.memory.states import (
@@ -18,6 +17,8 @@ from orchestrator.plan.memory.states import (
     Piece,
     States,
     Units,
+    gathered_layer,
+    is_nf4,
     shard_count,
 )
 from orchestrator.plan.setup import Setup, every
@@ -76,6 +77,8 @@ class _Rank(NamedTuple):
     size: int
     """Bytes of a value in the compute type."""
     has_loss: bool
+    split: tuple[int, ...]
+    """As in `StageRank`."""
     weight_bytes: int
     """Bytes of a gradient element when it is computed."""
     accumulates: bool
@@ -85,14 +88,28 @@ class _Rank(NamedTuple):
     """Of each layer, except those that `every_k` does not recompute."""
 
     @property
+    def stages(self) -> int:
+        return self.setup.pipeline.stages if self.setup.mesh.pp > 1 else 1
+
+    @property
     def hidden_bytes(self) -> int:
         """Bytes of a hidden value between layers."""
         return self.size if self.setup.data == "fsdp" else FLOAT32_BYTES
 
     @property
+    def incoming(self) -> float:
+        """A hidden state between layers."""
+        return self.setup.shape.hidden_size * self.size * self.tokens / self.setup.mesh.tp
+
+    @property
     def others(self) -> float:
         """Activations of micro batches that wait for their backward pass."""
         return (self.kept - 1) * self.below(self.units.layers) if self.kept != 1 else 0
+
+    @property
+    def left(self) -> float:
+        """Activations after the backward pass of a stage, if this many were stored before it."""
+        return (self.kept - 1 / self.stages) * self.below(self.units.layers)
 
     def below(self, layers: float) -> float:
         """Activations of one micro batch in the lowest `layers`."""
@@ -143,18 +160,37 @@ class _Rank(NamedTuple):
             peak = _layer_backward(self.layer.plain_usages, self.tokens, self.weight_bytes)
         return _LayerBackward(waiting + peak.activations, peak.weights, peak.correction)
 
+    def dequantising(self, done: int | None) -> float:
+        """Activations while the largest 4-bit weight of a layer is dequantised: in the last layer's
+        forward pass (None), or in the backward pass of the next layer after `done` layers."""
+        shape, layers = self.setup.shape, self.units.layers
+        width = shape.intermediate_size / self.setup.mesh.tp + 2 * shape.hidden_size
+        working = width * self.size * self.tokens
+        if done is None:
+            return self.kept * self.below(layers) + working
+        return (
+            self.others + self.below(layers - 1 - done) + self.layer.whole * self.tokens + working
+        )
+
     def _is_plain(self, done: int) -> bool:
         return (self.units.layers - done) % every(self.setup) != 0
 
     @property
     def peak_candidates(self) -> list[int]:
         """The layers whose backward pass may be the peak, as the number of layers done before them:
-        the last two layers and the first one; with `every_k` also the last recomputed one."""
+        the last two layers and the first two; with `every_k` also the last recomputed one."""
         last = self.units.layers - 1
         if self.setup.checkpointing == "every_k":
             return sorted({0, min(1, last), last, min(last, (last + 1) % every(self.setup))})
-        # With accumulation the second layer needs no more than the first.
-        return [0] if last < 1 else [0, last] if last == 1 or self.accumulates else [0, 1, last]
+        # With accumulation the layers between the ends need no more than the first.
+        return [0, last] if self.accumulates else sorted({0, min(1, last), max(0, last - 1), last})
+
+
+def dequantised(setup: Setup) -> float:
+    """Bytes while torchao's `NF4Tensor.get_original_weight` computes the largest weight: indices of
+    64 bits, looked up and scaled values, and the result."""
+    largest = max(inputs * outputs for _, inputs, outputs in setup.shape.linear)
+    return largest / setup.mesh.tp * (8 + 4 * FLOAT32_BYTES / 2 + FLOAT32_BYTES)
 
 
 def usages_of(setup: Setup, rank: StageRank, units: Units, states: States) -> list[Usage]:
@@ -174,6 +210,7 @@ def usages_of(setup: Setup, rank: StageRank, units: Units, states: States) -> li
         tokens,
         size,
         rank.is_last,
+        rank.split,
         weight_bytes,
         setup.micro_batches > 1 and not setup.reduces_each,
         _layer_backward(layer.usages, tokens, weight_bytes),
@@ -181,76 +218,135 @@ def usages_of(setup: Setup, rank: StageRank, units: Units, states: States) -> li
     return list(_sharded(one, states) if sharded else _replicated(one, states))
 
 
+class _Gathered(NamedTuple):
+    """Bytes of gathered weights, in the compute type or in 4 bits."""
+
+    layer: float
+    head: float
+    root: float
+    embedding: float
+    everything: float
+    ahead: int
+    """Layers that are gathered before they are needed, in the backward pass."""
+    parts: float
+    """What stays of each layer after the forward pass, if it is resharded over few ranks."""
+    stays: bool
+    """All weights stay gathered after the forward pass."""
+
+    @classmethod
+    def of(cls, rank: _Rank) -> "_Gathered":
+        setup, units, size = rank.setup, rank.units, rank.size
+        layer = gathered_layer(setup, units)
+        rest = [unit.whole * size for unit in (units.head, units.root, units.embedding)]
+        return cls(
+            layer,
+            *rest,
+            everything=layer * units.layers + sum(rest),
+            ahead=min(setup.backward_prefetch, units.layers - 1) if shard_count(setup) > 1 else 0,
+            parts=0.0 if isinstance(setup.reshard, bool) else layer / setup.reshard,
+            stays=setup.reshard is False or (setup.mesh.pp > 1 and setup.pipeline.stages > 1),
+        )
+
+
 def _sharded(rank: _Rank, states: States) -> Iterator[Usage]:
     """FSDP2: units are gathered for use, and their gradients reduced afterwards."""
-    setup, units, size = rank.setup, rank.units, rank.size
-    reduce = COMPUTE_BYTES[setup.reduce_dtype]
-    grads = _Gradients.of(rank, states)
-    layer, head, root = units.layer.whole * size, units.head.whole * size, units.root.whole * size
-    ahead = min(setup.backward_prefetch, units.layers - 1) if shard_count(setup) > 1 else 0
-    stays = setup.reshard is False or (setup.mesh.pp > 1 and setup.pipeline.stages > 1)
-    everything = units.all.whole * size
-    parts = 0.0 if isinstance(setup.reshard, bool) else layer / setup.reshard
-    unsummed = 0.0
-    if setup.pipeline.schedule == SPLITS_BACKWARD and setup.mesh.pp > 1:
-        # Weight gradients of a stage stay in the compute type until its second backward pass.
-        unsummed = layer * units.layers / 2
+    setup = rank.setup
+    grads, weights = _Gradients.of(rank, states), _Gathered.of(rank)
+    # A split backward pass computes the weights' gradients when FSDP has looked for them. They stay
+    # in the compute type until the next micro batch.
+    unsummed = weights.layer * sum(rank.split) + weights.head * bool(rank.split)
     if rank.has_loss:
-        # The first unit of the backward pass is not freed: the head, or a layer if the head is in
-        # the root.
-        kept = everything if stays else root + (head or layer) + parts * units.layers
-        loss = rank.loss
-        yield Usage(
-            gradients=grads.before,
-            gathered=kept,
-            activations=loss.activations,
-            logits=loss.logits,
-            temporary=unsummed + loss.temporary,
-        )
-        if head:
-            yield from _head_backward(rank, grads, kept + ahead * layer, everything if stays else 0)
-    accumulates = rank.accumulates
+        yield from _forward_end(rank, grads, weights, unsummed)
     # A pipeline stage stays gathered after each backward pass but the last.
-    frees = not accumulates and not (setup.mesh.pp > 1 and setup.reduces_each)
-    for done in rank.peak_candidates:
-        last = done == units.layers - 1
-        gathered = root + layer * (1 + ahead) + parts * (units.layers - done - 1)
-        if last:
-            gathered = root + layer + (units.embedding.whole * size if ahead else 0)
-        if stays:
-            gathered = everything - (head + layer * done) * frees
-        if last and setup.mesh.pp > 1:
-            # A pipeline schedule keeps its stages gathered between two backward passes.
-            gathered = everything
-        in_flight = 0.0 if accumulates else (grads.layer if done else grads.head).whole * reduce
-        reduced, in_flight = grads.after(done), grads.early + in_flight
-        peak = rank.layer_back(done)
-        temporary = in_flight + unsummed + peak.weights
-        yield Usage(reduced, gathered, peak.activations, 0, temporary, peak.correction)
-    if setup.mesh.pp > 1 and units.embedding.whole and not stays:
+    frees = not rank.accumulates and not (setup.mesh.pp > 1 and setup.reduces_each)
+    if rank.split:
+        yield from _split_backward(rank, grads, weights, unsummed)
+    else:
+        yield from _layers_backward(rank, grads, weights, frees)
+    if is_nf4(setup):
+        ahead = min(setup.forward_prefetch, 1)
+        gathered = weights.root + weights.layer + weights.head * ahead
+        gathered = weights.everything if weights.stays else gathered
+        yield Usage(grads.before, gathered, rank.dequantising(None), 0, dequantised(setup))
+    if setup.mesh.pp > 1 and weights.embedding and not weights.stays:
         # Only the embedding is gathered again: into a buffer, and from there into its place.
-        incoming = setup.shape.hidden_size * size * rank.tokens / setup.mesh.tp
-        embedding = units.embedding.whole * size
-        yield Usage(grads.before, everything + embedding, rank.others + incoming)
-    left = stays or setup.mesh.pp > 1
-    yield _ends(rank, grads, everything if left and not frees else root)
+        gathered = weights.everything + weights.embedding
+        yield Usage(grads.before, gathered, rank.left + rank.incoming)
+    left = weights.stays or setup.mesh.pp > 1
+    yield _ends(rank, grads, weights.everything if left and not frees else weights.root)
 
 
-def _head_backward(
-    rank: _Rank, grads: "_Gradients", gathered: float, stay: float
+def _forward_end(
+    rank: _Rank, grads: "_Gradients", weights: _Gathered, unsummed: float
 ) -> Iterator[Usage]:
-    """When the gradient of the head's unit is reduced. Its weights are freed by then."""
-    if rank.accumulates:
-        return
-    setup, size = rank.setup, rank.size
-    width = setup.shape.hidden_size * size
-    activations = rank.others + rank.below(rank.units.layers)
+    """Head and loss, and the reduction of the head's gradient."""
+    loss, head, layer = rank.loss, weights.head, weights.layer
+    # The first unit of the backward pass is not freed: the head, or a layer if the head is in the
+    # root.
+    kept = weights.root + (head or layer) + weights.parts * rank.units.layers
+    kept = weights.everything if weights.stays else kept
+    if not weights.stays:
+        # The head is copied from the buffer of the collective.
+        forward = rank.kept * rank.below(rank.units.layers) + rank.incoming
+        yield Usage(grads.before, kept + head, forward)
     yield Usage(
         gradients=grads.before,
-        gathered=max(gathered, stay) - rank.units.head.whole * size,
-        activations=activations + 2 * width * rank.tokens / setup.mesh.tp,
-        temporary=_reduced(setup, grads.head, is_matrix=True),
+        gathered=kept,
+        activations=loss.activations,
+        logits=loss.logits,
+        temporary=unsummed + loss.temporary,
     )
+    if head and not rank.accumulates:
+        # Its weights are freed by then.
+        gathered = max(kept + weights.ahead * layer, weights.everything * weights.stays) - head
+        yield Usage(
+            gradients=grads.before,
+            gathered=gathered,
+            activations=rank.others + rank.below(rank.units.layers) + 2 * rank.incoming,
+            temporary=_reduced(rank.setup, grads.head, is_matrix=True),
+        )
+
+
+def _layers_backward(
+    rank: _Rank, grads: "_Gradients", weights: _Gathered, frees: bool
+) -> Iterator[Usage]:
+    setup, layer = rank.setup, weights.layer
+    reduce = COMPUTE_BYTES[setup.reduce_dtype]
+    for done in rank.peak_candidates:
+        left = rank.units.layers - done - 1
+        gathered = weights.root + layer * (1 + weights.ahead) + weights.parts * left
+        if not left:
+            gathered = weights.root + layer + (weights.embedding if weights.ahead else 0)
+        if weights.stays:
+            gathered = weights.everything - (weights.head + layer * done) * frees
+        if not left and setup.mesh.pp > 1:
+            # A pipeline schedule keeps its stages gathered between two backward passes.
+            gathered = weights.everything
+        in_flight = (grads.layer if done else grads.head).whole * reduce * (not rank.accumulates)
+        reduced, in_flight = grads.after(done), grads.early + in_flight
+        peak = rank.layer_back(done)
+        temporary = in_flight + peak.weights
+        yield Usage(reduced, gathered, peak.activations, 0, temporary, peak.correction)
+        if is_nf4(setup):
+            yield Usage(reduced, gathered, rank.dequantising(done), 0, dequantised(setup))
+
+
+def _split_backward(
+    rank: _Rank, grads: "_Gradients", weights: _Gathered, unsummed: float
+) -> Iterator[Usage]:
+    """The first of two backward passes through the largest stage: in its first and its last layer.
+    Nothing is freed until the second pass, and each layer's earlier gradients are summed when it is
+    done."""
+    alive = rank.kept * rank.below(rank.units.layers)
+    recomputed = 0 if rank.setup.checkpointing == "none" else rank.layer.whole
+    for done in {1, max(rank.split, default=1)}:
+        stored = done * (rank.layer.outputs + recomputed) + rank.layer.widest
+        yield Usage(
+            gradients=grads.before,
+            gathered=weights.everything,
+            activations=alive + stored * rank.tokens,
+            temporary=unsummed - (done - 1) * weights.layer,
+        )
 
 
 def _ends(rank: _Rank, grads: "_Gradients", gathered: float) -> Usage:
@@ -262,7 +358,7 @@ def _ends(rank: _Rank, grads: "_Gradients", gathered: float) -> Usage:
     return Usage(
         gradients=grads.after(rank.units.layers),
         gathered=gathered if has_embedding else 0,
-        activations=rank.others,
+        activations=rank.left,
         temporary=unit.whole * size if rank.accumulates else _reduced(setup, unit, has_embedding),
     )
 
@@ -333,6 +429,8 @@ def _replicated(rank: _Rank, states: States) -> Iterator[Usage]:
         loss, all_layers = rank.loss, units.layers * units.layer.whole
         summed = whole if rank.accumulates else 0
         yield Usage(summed, cast * all_layers, loss.activations)
+        if is_nf4(setup):
+            yield Usage(summed, 0, rank.dequantising(None), 0, dequantised(setup))
         plain = rank.plain(units.layers) * units.layer.whole
         yield Usage(summed, cast * (plain + ends), loss.activations, loss.logits, loss.temporary)
     for done in rank.peak_candidates:
@@ -350,6 +448,8 @@ def _replicated(rank: _Rank, states: States) -> Iterator[Usage]:
             # With accumulation, the gradient of each weight is temporary.
             correction=0 if rank.accumulates else peak.correction,
         )
+        if is_nf4(setup):
+            yield Usage(whole, 0, rank.dequantising(done), 0, dequantised(setup))
     yield Usage(gradients=whole, activations=rank.others, temporary=states.trained.whole * bucket)
 
 

@@ -1,0 +1,125 @@
+"""One rank of `benchmarks/gpu.py`: trains a few steps of each case with the bundled trainer."""
+
+import gc
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from orchestrator.contract.codec import decode
+from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.files.trainer_config import TrainingConfig
+from trainer.config import complete
+from trainer.loop import Training
+from trainer.main import assemble
+from trainer.rank.determinism import make_deterministic
+from trainer.rank.environment import DRIVER, allocator_default, torch_defaults
+from trainer.rank.ranks import arrange, peak_memory_bytes, process_group
+from trainer.rank.reporter import Reporter
+from trainer.rank.runtime import Runtime
+from trainer.rank.signals import StopRequest
+
+WARM_UP = 3
+"""Steps, the compilation included."""
+LR = 1e-4
+
+
+def main(folder: Path) -> None:
+    env = RankEnv.from_mapping(os.environ)
+    defaults = {**torch_defaults(env), **allocator_default(os.environ, gpu=DRIVER.exists())}
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    asked = json.loads((folder / "cases.json").read_text())
+    with process_group(env), (folder / "rows.jsonl").open("a", buffering=1) as rows:
+        for case in asked["cases"]:
+            try:
+                row = measured(case, asked["steps"], env)
+            except Exception as exc:
+                if env.world_size > 1:
+                    # The other ranks wait for this one, so torchrun must end them.
+                    raise
+                text = str(exc).partition("\n")[0][:120].replace("|", "/")
+                row = {"error": f"failed: {type(exc).__name__}: {text}"}
+            if env.rank == 0:
+                rows.write(json.dumps(row) + "\n")
+            free()
+
+
+def measured(case: dict[str, Any], steps: int, env: RankEnv) -> dict[str, Any]:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with TemporaryDirectory() as out:
+        config = complete(decode(TrainingConfig, {**case["config"], "out": out}), env.world_size)
+        if config.train.deterministic:
+            make_deterministic()
+        stop = StopRequest()
+        runtime = Runtime(env=env, reporter=Reporter(env), drills=(), stop=stop, clock=time.time)
+        job, _ = assemble(arrange(config.mesh, env), config, runtime)
+        numbers = count(1)
+        with job.stepper.batches:
+            for _ in range(WARM_UP):
+                job.stepper.run(next(numbers), LR, stop)
+            step_s = [timed(job, next(numbers), stop) for _ in range(steps)]
+            peak = peak_memory_bytes(job.ranks.device)
+            with recorded(case["trace"] if env.rank == 0 else None) as attention:
+                job.stepper.run(next(numbers), LR, stop)
+        if job.report is not None:
+            job.report.close()
+    return {
+        "step_s": step_s,
+        "tokens": job.stepper.tokens_per_step,
+        "peak_tokens_per_second": job.peak_tokens_per_second,
+        "peak_memory_bytes": peak,
+        "attention": attention,
+    }
+
+
+def timed(job: Training, number: int, stop: StopRequest) -> float:
+    """Seconds of a step. Its update may still run on the device, as that of the step before did
+    when this one began."""
+    begun = time.perf_counter()
+    job.stepper.run(number, LR, stop)
+    return time.perf_counter() - begun
+
+
+@contextmanager
+def recorded(trace: str | None) -> Iterator[list[str]]:
+    """Records what runs inside; the list then has the operators of attention."""
+    names: list[str] = []
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities) as run:
+        yield names
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    if trace is not None:
+        run.export_chrome_trace(trace)
+    used: Counter[str] = Counter()
+    for event in run.key_averages():
+        name = event.key.removeprefix("aten::_")
+        if name.startswith("scaled_dot_product_"):
+            used[name.removeprefix("scaled_dot_product_")] += event.count
+    names += sorted(used)
+
+
+def free() -> None:
+    """Give the memory of a case back."""
+    torch.compiler.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
