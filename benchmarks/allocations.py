@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils._python_dispatch import (
@@ -23,7 +23,7 @@ class Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = 0
         self._living: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
 
-    def __enter__(self) -> "Allocations":
+    def __enter__(self) -> Self:
         self._resize = torch.UntypedStorage.resize_
         resize = self._resize
 

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -103,8 +103,8 @@ def accelerate(
     AcceleratorState._reset_state()
     GradientState._reset_state()
     views = DistributedDataParallelKwargs(gradient_as_bucket_view=True, static_graph=True)
-    handlers = [views] if tuned and plugin is None else []
-    accelerator = Accelerator(cpu=True, kwargs_handlers=cast(list[Any], handlers))
+    handlers: list[Any] = [views] if tuned and plugin is None else []
+    accelerator = Accelerator(cpu=True, kwargs_handlers=handlers)
     if plugin:
         # By itself it takes FSDP for accelerators alone; the code behind works on CPU as well.
         accelerator.state.distributed_type = DistributedType.FSDP

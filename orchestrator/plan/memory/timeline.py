@@ -237,11 +237,13 @@ class _Gathered(NamedTuple):
     def of(cls, rank: _Rank) -> "_Gathered":
         setup, units, size = rank.setup, rank.units, rank.size
         layer = gathered_layer(setup, units)
-        rest = [unit.whole * size for unit in (units.head, units.root, units.embedding)]
+        head, root, embedding = units.head, units.root, units.embedding
         return cls(
-            layer,
-            *rest,
-            everything=layer * units.layers + sum(rest),
+            layer=layer,
+            head=head.whole * size,
+            root=root.whole * size,
+            embedding=embedding.whole * size,
+            everything=layer * units.layers + (head + root + embedding).whole * size,
             ahead=min(setup.backward_prefetch, units.layers - 1) if shard_count(setup) > 1 else 0,
             parts=0.0 if isinstance(setup.reshard, bool) else layer / setup.reshard,
             stays=setup.reshard is False or (setup.mesh.pp > 1 and setup.pipeline.stages > 1),
@@ -298,11 +300,11 @@ def _forward_end(
     )
     if head and not rank.accumulates:
         # Its weights are freed by then.
-        gathered = max(kept + weights.ahead * layer, weights.everything * weights.stays) - head
+        gathered = kept - head + (0 if weights.stays else weights.ahead * layer)
         yield Usage(
             gradients=grads.before,
             gathered=gathered,
-            activations=rank.others + rank.below(rank.units.layers) + 2 * rank.incoming,
+            activations=rank.others + rank.below(rank.units.layers) + rank.incoming,
             temporary=_reduced(rank.setup, grads.head, is_matrix=True),
         )
 
@@ -323,9 +325,8 @@ def _layers_backward(
             # A pipeline schedule keeps its stages gathered between two backward passes.
             gathered = weights.everything
         in_flight = (grads.layer if done else grads.head).whole * reduce * (not rank.accumulates)
-        reduced, in_flight = grads.after(done), grads.early + in_flight
-        peak = rank.layer_back(done)
-        temporary = in_flight + peak.weights
+        reduced, peak = grads.after(done), rank.layer_back(done)
+        temporary = grads.early + in_flight + peak.weights
         yield Usage(reduced, gathered, peak.activations, 0, temporary, peak.correction)
         if is_nf4(setup):
             yield Usage(reduced, gathered, rank.dequantising(done), 0, dequantised(setup))
