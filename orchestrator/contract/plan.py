@@ -18,6 +18,8 @@ class Memory(Struct, frozen=True, kw_only=True):
     worst_rank: str = "every rank"
     """Which rank this is, such as `pp stage 0`."""
     items: Mapping[str, int]
+    peak_bytes_range: tuple[int, int] | None = None
+    """10th and 90th percentile; None: unknown."""
     host: Mapping[str, int] = field(default_factory=dict)
     """What is offloaded to host memory; not part of `items`."""
 
@@ -55,7 +57,10 @@ class StepTime(Struct, frozen=True, kw_only=True):
     """Seconds by purpose: `compute`, `recompute`, `communication` (exposed), `bubble`,
     `optimizer`, …; their sum is the step time."""
     confidence: str
-    """Accuracy of the prediction, and what it was calibrated on."""
+    """What `tokens_per_second_per_device_range` rests on."""
+    tokens_per_second_per_device_range: tuple[float, float] | None = None
+    """10th and 90th percentile of published runs, relative to what the planner predicts for them;
+    None: unknown."""
 
 
 class Choice(Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Constants of the performance model: how much of their nominal rates devices and links reach.
 
 The numbers are data: `calibration/devices.toml` and `calibration/links.toml` have them with meaning
-and source. All come from measurements of single operations, none from the training of a model.
+and source. `calibration/ranges.toml` has the errors of the model on published training runs.
 """
 
 from collections.abc import Mapping
@@ -26,6 +26,36 @@ class Tile(Struct, frozen=True, kw_only=True):
     """Relative to the first kind of tiles."""
 
 
+class AttentionKernel(Struct, frozen=True, kw_only=True):
+    """See `calibration/devices.toml`."""
+
+    forward: Share
+    backward: Share
+    half: Amount
+    few_forward: Amount
+    few_backward: Amount
+    narrow: Share
+    wide: Share
+
+
+class ErrorRange(Struct, frozen=True, kw_only=True):
+    """Published speeds relative to planned ones, of runs that have something in common. Written by
+    `python -m benchmarks.planner_accuracy --write`."""
+
+    architecture: str
+    """Device table of the runs; `any`: runs on all devices."""
+    axes: str
+    """Axes in use besides data parallelism, such as `tp pp`; `any`: all runs."""
+    tokens: int
+    """Longest sequences of the class; 0: of any length."""
+    low: Rate
+    """10th percentile; each source has the same weight."""
+    high: Rate
+    """90th percentile."""
+    runs: int
+    sources: int
+
+
 class LinkCalibration(Struct, frozen=True, kw_only=True):
     """See `calibration/links.toml`."""
 
@@ -38,11 +68,9 @@ class Calibration(Struct, frozen=True, kw_only=True):
     """See `calibration/devices.toml` for what each number means."""
 
     gemm: Mapping[str, Share]
-    attention_forward: Share
-    attention_backward: Share
-    attention_half: Amount
-    attention_narrow: Share
-    attention_wide: Share
+    attention: str
+    """The kernel that torch runs on this device, one of `kernels`."""
+    kernels: Mapping[str, AttentionKernel]
     memory: Share
     processors: Count
     tiles: tuple[Tile, ...]
@@ -54,8 +82,13 @@ class Calibration(Struct, frozen=True, kw_only=True):
     sharded_op_s: Amount
     unit_s: Amount
     contention: Amount
+    spread: Amount
     host_link: Rate
     host_memory: Rate
     certainty: Literal["measured", "derived", "guessed"]
+    architecture: str
+    """Name of the table in `calibration/devices.toml`."""
+    ranges: tuple[ErrorRange, ...]
+    """The most similar runs first."""
     links: Mapping[str, LinkCalibration]
     """One entry for every kind of link."""

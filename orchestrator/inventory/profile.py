@@ -89,7 +89,16 @@ class Profile(Struct, frozen=True, kw_only=True):
                 for kind in self.calibration.links
                 if kind not in get_args(LinkKind)
             ]
+            + self._unknown_attention()
         )
+
+    def _unknown_attention(self) -> list[Problem]:
+        known, given = self.calibration.kernels, self.calibration.attention
+        if given in known:
+            return []
+        limit = f"one of {', '.join(known)}"
+        fix = "name one of them, or describe the kernel in calibration.kernels"
+        return [Problem(path="calibration.attention", value=given, limit=limit, fix=fix)]
 
 
 def raise_for(problems: list[Problem]) -> None:

@@ -53,18 +53,17 @@ def load_profile(
 def _calibration(data: Mapping[str, Any]) -> dict[str, Any]:
     """Calibration of the profile in `data`, by its name, and that of all links."""
     devices, links = _table("devices"), _table("links")
-    for table in devices.values():
-        if data.get("name") in table["profiles"]:
-            break
-    else:
-        like = UNCALIBRATED.get(str(data.get("device")), "hopper")
-        table = devices[like] | {"certainty": "guessed"}
-    found = {key: value for key, value in table.items() if key != "profiles"}
-    return found | {"links": links}
+    own = [name for name, table in devices.items() if data.get("name") in table["profiles"]]
+    name = own[0] if own else UNCALIBRATED.get(str(data.get("device")), "hopper")
+    found = {key: value for key, value in devices[name].items() if key != "profiles"}
+    if not own:
+        found["certainty"] = "guessed"
+    ranges = [one for one in _table("ranges")["range"] if one["architecture"] in (name, "any")]
+    return found | {"architecture": name, "ranges": ranges, "links": links}
 
 
 @cache
-def _table(name: str) -> dict[str, dict[str, Any]]:
+def _table(name: str) -> dict[str, Any]:
     import tomllib
 
     return tomllib.loads((CALIBRATIONS / f"{name}.toml").read_text(encoding="utf-8"))

@@ -59,27 +59,33 @@ def least_matmul_s(machine: Machine, flops: float, inner: int, kind: str) -> flo
 
 
 def attention_s(
-    machine: Machine, scores: float, width: int, head: int, seen: float
+    machine: Machine, scores: float, width: int, head: int, seen: float, rows: float
 ) -> tuple[float, float]:
     """Seconds of attention, forward and backward.
 
     There are two products forward and five backward, because the scores are recomputed (Dao 2023).
+    A processor works on a tile of queries of one head, so few heads of a short sequence leave
+    processors idle.
 
     Args:
         scores: number of (query, key) pairs.
         width: features of all heads together.
         head: features of one head.
         seen: tokens of a sequence that one kernel call gets.
+        rows: tokens of this rank.
     """
-    calibration = machine.calibration
-    speed = seen / (seen + calibration.attention_half)
+    kernel, gap = machine.kernel, machine.calibration.gap_s
+    speed = seen / (seen + kernel.half)
     if head <= NARROW:
-        speed *= calibration.attention_narrow
+        speed *= kernel.narrow
     elif head >= WIDE:
-        speed *= calibration.attention_wide
+        speed *= kernel.wide
     forward, backward = machine.attention
-    flops = 2.0 * scores * width / speed
-    return 2 * flops / forward + calibration.gap_s, 5 * flops / backward + calibration.gap_s
+    queries = rows * width / head
+    forward *= speed * queries / (queries + kernel.few_forward)
+    backward *= speed * queries / (queries + kernel.few_backward)
+    flops = 2.0 * scores * width
+    return 2 * flops / forward + gap, 5 * flops / backward + gap
 
 
 def move_s(machine: Machine, size: float, kernels: int = 0) -> float:

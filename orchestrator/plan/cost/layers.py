@@ -54,6 +54,8 @@ class Passes(Struct, frozen=True, kw_only=True):
     backward_ops: int = 0
     cheap: float = 0.0
     """Part of the forward pass other than matrix products and attention."""
+    last: float = 0.0
+    """Part of the forward pass that no gradient needs: the MLP's last product and the residual."""
 
     @property
     def backward(self) -> float:
@@ -124,7 +126,21 @@ def layer_passes(machine: Machine, shape: ModelShape, part: Slice) -> Passes:
         forward_ops=matmuls + 1 + extra[0],
         backward_ops=2 * matmuls + 2 + extra[1],
         cheap=cheap[0],
+        last=_last(machine, shape, part),
     )
+
+
+def _last(machine: Machine, shape: ModelShape, part: Slice) -> float:
+    """Seconds of the operations at a layer's end whose results no gradient needs. Recomputation
+    stops before them (`torch.utils.checkpoint`, early stop). With experts the results are weighted,
+    so their gradients need them."""
+    if shape.num_experts:
+        return 0.0
+    rows, into, out, *_ = linears(shape, part)[-1]
+    kind = "float8" if part.float8 else part.dtype
+    fusion = COMPILED if part.compiled else EAGER
+    residual = rows * out / part.tp * fusion.residual[0] * COMPUTE_BYTES[part.dtype] / 2
+    return matmul_s(machine, rows, out, into, kind) + move_s(machine, residual, 1)
 
 
 def _inner_values(shape: ModelShape) -> float:
@@ -208,7 +224,7 @@ def attention_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[floa
     pairs = window * (tokens - window / 2) * part.sequences / part.cp
     width = math.ceil(shape.query_size / part.tp)
     seen = tokens if part.context == "ulysses" else tokens / part.cp
-    return attention_s(machine, pairs, width, shape.head_dim, seen)
+    return attention_s(machine, pairs, width, shape.head_dim, seen, part.rows)
 
 
 def cheap_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float]:
@@ -224,12 +240,22 @@ def cheap_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, f
         size = norms * norm + 2 * shape.hidden_size / tp * fusion.residual[way]
         if not shape.learned_positions:
             size += heads * fusion.rotary[way]
+        if way == 1:
+            size += 2 * _biased(shape) / tp
         act = fusion.gated[way] if shape.gated else fusion.gelu[way]
         size += _inner_values(shape) / tp * act
         if shape.num_experts:
             size += 2 * shape.experts_per_token * shape.hidden_size * DISPATCH_BYTES
         seconds.append(move_s(machine, rows * size * scale, fusion.ops[way]))
     return seconds[0], seconds[1]
+
+
+def _biased(shape: ModelShape) -> int:
+    """Features of a layer's linear layers with a bias. Its gradient is a sum over all rows, for
+    which the gradient of the output is read once more."""
+    attention = (shape.query_size + 2 * shape.kv_size) * shape.qkv_bias
+    mlp = (shape.up_size + shape.hidden_size) * shape.mlp_bias
+    return attention + shape.hidden_size * shape.out_bias + mlp
 
 
 def _adapters(

@@ -3,7 +3,7 @@
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from orchestrator.inventory.calibration import Calibration
+from orchestrator.inventory.calibration import AttentionKernel, Calibration
 from orchestrator.inventory.profile import Fabric, Profile
 from orchestrator.plan.cost.collectives import Wire
 from orchestrator.plan.cost.groups import group
@@ -25,6 +25,7 @@ class Machine(Struct, frozen=True, eq=False):
     calibration: Calibration
     rates: dict[str, float]
     """Operations per second of an infinitely large matrix product, by type."""
+    kernel: AttentionKernel
     attention: tuple[float, float]
     """Operations per second of the attention kernel on long sequences, forward and backward."""
     memory_bytes_per_s: float
@@ -63,9 +64,12 @@ def _machine(fabric: Fabric) -> Machine:
     calibration = profile.calibration
     slowed = _slowed(profile)
     peak = profile.flops["bfloat16"]
-    attention = (calibration.attention_forward, calibration.attention_backward)
+    kernel = calibration.kernels[calibration.attention]
     if calibration.certainty == "measured" and abs(slowed - 1) > SAME_DEVICE:
         calibration = replace(calibration, certainty="derived")
+    # Attention draws less power than matrix products, so the clock drops only half as much. On B200
+    # cuDNN has 0.84 of the rate at 128k tokens, when the chip is hot, that it has at 32k.
+    clock = (1 + slowed * calibration.steady) / 2
     boundless = calibration.steady * (DEEP + calibration.depth_half) / DEEP
     rates = {
         kind: rate * calibration.gemm.get(kind, calibration.gemm["bfloat16"]) * slowed * boundless
@@ -76,8 +80,8 @@ def _machine(fabric: Fabric) -> Machine:
         fabric=fabric,
         calibration=calibration,
         rates=rates,
-        # Attention draws less power than matrix products, so the clock drops only half as much.
-        attention=(peak * attention[0] * (1 + slowed) / 2, peak * attention[1] * (1 + slowed) / 2),
+        kernel=kernel,
+        attention=(peak * kernel.forward * clock, peak * kernel.backward * clock),
         memory_bytes_per_s=profile.memory_bytes_per_s * calibration.memory,
         fastest_tile=max(tile.speed for tile in calibration.tiles),
         has_device=profile.device != "cpu",

@@ -138,7 +138,7 @@ def _layer(machine: Machine, shape: ModelShape, part: Slice, options: PassOption
         traffic=traffic,
         repeated=_repeated(shape, options),
         # "selective" stores products, attention and collectives, and recomputes everything else.
-        recompute=passes.forward + merging if full else passes.cheap,
+        recompute=passes.forward - passes.last + merging if full else passes.cheap,
         repeats_traffic=full,
     )
 

@@ -2,14 +2,11 @@
 
 from orchestrator.contract.plan import StepTime
 from orchestrator.inventory.profile import Fabric
-from orchestrator.plan.cost.machine import Machine, machine_of
+from orchestrator.plan.accuracy import speed_range
+from orchestrator.plan.cost.machine import machine_of
 from orchestrator.plan.cost.timeline import timeline
 from orchestrator.plan.model.flops import flops_per_token
 from orchestrator.plan.setup import Setup
-
-ERROR = {"measured": 15, "derived": 25, "guessed": 50}
-"""Accuracy of a step time in percent, by how the profile's numbers were found. An estimate: no
-measured step was used."""
 
 
 def step_time(setup: Setup, fabric: Fabric) -> StepTime:
@@ -19,18 +16,12 @@ def step_time(setup: Setup, fabric: Fabric) -> StepTime:
     step_s = sum(parts.values())
     speed = setup.tokens_of_step / (step_s * setup.mesh.world_size)
     peak = fabric.profile.flops[setup.dtype]
+    found = speed_range(setup, machine.calibration)
     return StepTime(
         step_s=step_s,
         tokens_per_second_per_device=speed,
         mfu=speed * flops_per_token(setup.shape, setup.tokens, setup.lora) / peak,
         parts=parts,
-        confidence=_confidence(machine),
-    )
-
-
-def _confidence(machine: Machine) -> str:
-    certainty = machine.calibration.certainty
-    return (
-        f"±{ERROR[certainty]} %, estimated: times of single operations on this device are"
-        f" {certainty}, whole steps were not measured"
+        tokens_per_second_per_device_range=(speed * found.low, speed * found.high),
+        confidence=found.basis,
     )

@@ -49,6 +49,7 @@ def timeline(setup: Setup, machine: Machine) -> Timeline:
         "host": micro * slowest.host,
         "bubble": _bubble(setup, batch, sends_s),
         "optimizer": _optimizer(setup, machine, units),
+        "stragglers": _stragglers(setup, machine, micro * (slowest.compute + slowest.recompute)),
     }
     flows = [*data.flows, *pipe_flows, *tied, *_axis_flows(setup, machine, batch, part)]
     return Timeline({name: seconds for name, seconds in parts.items() if seconds > 0}, flows)
@@ -178,6 +179,14 @@ def _optimizer(setup: Setup, machine: Machine, units: Units) -> float:
     rate = machine.calibration.host_memory if setup.cpu_offload else machine.memory_bytes_per_s
     update = own * (OPTIMIZER_BYTES[setup.optimizer] + CLIP_BYTES) / rate
     return update + machine.wire(mesh.world_size, 1).all_reduce_s(TOTALS_BYTES)
+
+
+def _stragglers(setup: Setup, machine: Machine, computing_s: float) -> float:
+    """Seconds that ranks wait for the slowest one. Devices of one kind differ in speed. The slowest
+    of n is sqrt(2 ln n) standard deviations below the mean, if their speeds are normally
+    distributed (Cramér 1946, section 28.6)."""
+    hosts = max(1.0, setup.mesh.world_size / machine.fabric.devices_per_host)
+    return computing_s * machine.calibration.spread * math.sqrt(2 * math.log(hosts))
 
 
 def _axis_flows(setup: Setup, machine: Machine, batch: MicroBatch, part: Slice) -> list[Flow]:

@@ -6,8 +6,9 @@ from typing import Any
 
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.plan import Choice, Plan, Traffic, places
+from orchestrator.contract.plan import Choice, Plan, StepTime, Traffic, places
 from orchestrator.plan.figures import show_bytes, show_seconds, show_traffic, three_digits
+from orchestrator.plan.memory.peak_range import BASIS
 from orchestrator.plan.show.bars import bars
 from orchestrator.plan.show.grid import grid
 from orchestrator.plan.show.tables import labelled, table, wrapped
@@ -107,9 +108,16 @@ def _speed(plan: Plan) -> list[str]:
     lines = table(["", "", "", ""], [[*row[:3], ""] for row in rows])[1:]
     return [
         *labelled("speed", head),
-        *labelled("accuracy", time.confidence),
+        *labelled("accuracy", _accuracy(time)),
         *(f"{line:<38}{row[3]}".rstrip() for line, row in zip(lines, rows, strict=True)),
     ]
+
+
+def _accuracy(time: StepTime) -> str:
+    if time.tokens_per_second_per_device_range is None:
+        return time.confidence
+    low, high = map(three_digits, time.tokens_per_second_per_device_range)
+    return f"{low} to {high} tokens/s per device: {time.confidence}"
 
 
 def _bar(share: float) -> str:
@@ -125,6 +133,9 @@ def _memory(plan: Plan) -> list[str]:
     lines = labelled(
         "memory", f"about {show_bytes(memory.peak_bytes)}{limit} on the fullest rank{where}"
     )
+    if memory.peak_bytes_range:
+        low, high = map(show_bytes, memory.peak_bytes_range)
+        lines += labelled("", f"{low} to {high}: {BASIS}")
     lines += bars(plan.memory_along_pp or [memory])
     if memory.host:
         items = ", ".join(f"{item} {show_bytes(size)}" for item, size in memory.host.items())

@@ -1,4 +1,5 @@
-"""Step times follow known facts and laws. No measured training step is used here."""
+"""Step times follow known facts and laws. `tests/plan/test_accuracy.py` compares them with
+published runs."""
 
 from itertools import pairwise
 from typing import Any
@@ -69,13 +70,14 @@ def test_the_zero_bubble_schedule_has_the_shortest_step() -> None:
     )
 
 
-def test_full_recomputation_costs_a_third_more_and_selective_little() -> None:
-    """A backward pass is twice a forward pass, so one more forward pass is a third."""
+def test_full_recomputation_costs_a_quarter_more_and_selective_little() -> None:
+    """A backward pass is twice a forward pass, so one more forward pass would be a third. But no
+    gradient needs the result of a layer's last product, so recomputation stops before it."""
     base = step_time(setup(compile=True), H100).parts["compute"]
     full = step_time(setup(compile=True, checkpointing="full"), H100).parts["recompute"]
     selective = step_time(setup(compile=True, checkpointing="selective"), H100).parts["recompute"]
     # The head and the loss are not recomputed.
-    assert 0.27 < full / base < 0.34
+    assert 0.22 < full / base < 0.27
     assert selective < full / 5
     every = step_time(setup(compile=True, checkpointing="every_k", checkpoint_every=4), H100).parts[
         "recompute"
@@ -180,7 +182,18 @@ def test_a_cpu_is_slow_and_its_speed_is_marked_as_a_guess() -> None:
     one = setup(shape=tiny, tokens=128, mesh=Mesh(dp_shard=2), dtype="float32")
     found = step_time(one, fabric("cpu", devices=2))
     assert 1e-3 < found.step_s < 10
-    assert "guessed" in found.confidence
+    assert "guesses" in found.confidence
+    assert found.tokens_per_second_per_device_range is not None
+
+
+def test_a_step_waits_longer_for_the_slowest_of_more_hosts() -> None:
+    waits = []
+    for hosts in (1, 8, 128):
+        one = setup(mesh=Mesh(dp_replicate=hosts, dp_shard=8))
+        parts = step_time(one, fabric(hosts=hosts)).parts
+        waits.append(parts.get("stragglers", 0) / parts["compute"])
+    assert waits[0] == 0
+    assert 0 < waits[1] < waits[2] < 2 * waits[1]
 
 
 powers = st.sampled_from([1, 2, 4, 8])

@@ -1,0 +1,121 @@
+"""Published training runs, each as a decided setup on its hardware."""
+
+import csv
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast
+
+from msgspec import Struct
+
+from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.inventory.profile import Fabric
+from orchestrator.inventory.profiles import load_profile
+from orchestrator.plan.model.families import shape_of
+from orchestrator.plan.setup import Setup
+
+FOLDER = Path(__file__).parent
+DEGREES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+
+
+class Source(Struct, frozen=True, kw_only=True):
+    """See `sources.toml`."""
+
+    name: str
+    title: str
+    address: str
+    date: str
+    table: str
+    use: Literal["calibration", "checked", "held out"]
+    reads: str
+
+
+class Run(NamedTuple):
+    source: Source
+    model: str
+    profile: str
+    setup: Setup
+    fabric: Fabric
+    tokens_per_second_per_device: float
+    memory_bytes: int | None
+    """Largest memory that torch's allocator had given out; None: not published."""
+
+
+@cache
+def sources() -> Mapping[str, Source]:
+    known = tomllib.loads((FOLDER / "sources.toml").read_text())
+    return {name: Source(name=name, **table) for name, table in known.items()}
+
+
+@cache
+def runs() -> tuple[Run, ...]:
+    """All published runs, in the order of `sources.toml` and of the rows."""
+    return tuple(run for source in sources().values() for run in _runs_of(source))
+
+
+def _runs_of(source: Source) -> Iterator[Run]:
+    path = FOLDER / "runs" / f"{source.name}.csv"
+    if not path.exists():  # a source of kernel speeds
+        return
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            yield Run(
+                source=source,
+                model=row["model"],
+                profile=row["profile"],
+                setup=_setup(row),
+                fabric=_fabric(
+                    row["profile"],
+                    int(row["hosts"]),
+                    int(row["devices_per_host"]),
+                    row["attention"],
+                    row["inter_host_bytes_per_s"],
+                ),
+                tokens_per_second_per_device=float(row["tokens_per_second_per_device"]),
+                memory_bytes=int(row["memory_bytes"]) if row["memory_bytes"] else None,
+            )
+
+
+def _setup(row: Mapping[str, str]) -> Setup:
+    stages = int(row["stages_per_rank"])
+    return Setup(
+        shape=shape_of(_config(row["model"], int(row["tokens"]))),
+        tokens=int(row["tokens"]),
+        mesh=Mesh(**{axis: int(row[axis]) for axis in DEGREES}),
+        micro_batch_size=int(row["micro_batch_size"]),
+        micro_batches=int(row["micro_batches"]),
+        checkpointing=cast(Any, row["checkpointing"]),
+        data=cast(Any, row["data"]),
+        reshard=row["reshard"] == "true",
+        reduce=cast(Any, row["reduce"]),
+        reduce_dtype=cast(Any, row["reduce_dtype"]),
+        context=cast(Any, row["context"]),
+        pipeline=PipelineSpec(
+            schedule="1f1b" if stages == 1 else "interleaved_1f1b", stages_per_rank=stages
+        ),
+        compile=row["compile"] == "true",
+        float8=row["float8"] == "true",
+    )
+
+
+def _config(model: str, tokens: int) -> Mapping[str, Any]:
+    config = _models()[model]
+    positions = tokens if config.get("n_positions") == "tokens" else config.get("n_positions")
+    return config if positions is None else {**config, "n_positions": positions}
+
+
+@cache
+def _models() -> Mapping[str, Mapping[str, Any]]:
+    return tomllib.loads((FOLDER / "models.toml").read_text())
+
+
+@cache
+def _fabric(profile: str, hosts: int, devices: int, attention: str, link: str) -> Fabric:
+    """Hosts of this profile with the published attention kernel and, if given, link."""
+    overrides: dict[str, Any] = {"calibration": {"attention": attention}}
+    if link:
+        overrides["inter_host"] = {"bytes_per_s": float(link)}
+    known = load_profile(profile, overrides, "the published run")
+    return Fabric(profile=known, hosts=hosts, devices_per_host=devices)
