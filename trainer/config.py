@@ -79,13 +79,6 @@ def _check(config: TrainingConfig, world_size: int) -> None:
     _check_data_parallel(config)
     if mesh.pp > 1:
         _check_pipeline(config)
-    if config.train.compile and mesh.tp > 1:
-        # torch 2.13 compiles a layer of DTensors without an error. Then, depending on the mesh, the
-        # gradients are wrong by several percent or the backward pass raises.
-        raise TrainingError(
-            f"train.compile with parallel.tp={mesh.tp}: torch computes wrong gradients",
-            fix="set train.compile to false, or parallel.tp to 1",
-        )
     if problems := [*_adapter_problems(config)]:
         raise TrainingError("; ".join(problems), fix="change one setting of each pair")
     if config.train.float8 and not config.train.compile:

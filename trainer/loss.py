@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor
 
 from orchestrator.contract.spec.train_spec import TrainSpec, chunks_of_loss
 from trainer.model.chunked_loss import NOT_LEARNED, HeadLoss, head_loss
@@ -62,8 +62,6 @@ class TokenLoss:
         if isinstance(weight_VD, DTensor):
             group = weight_VD.device_mesh.get_group()
             weight_VD = weight_VD.to_local()
-        if isinstance(hidden_BTD, DTensor):
-            hidden_BTD = hidden_BTD.to_local(grad_placements=[Partial()])
         labels_N = labels_BT.flatten()
         train = self._train
         how = HeadLoss(

@@ -102,11 +102,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "--set parallel.tp=2  (dp_s",
     ),
     (
-        {"parallel__tp": 2, "train__compile": True},
-        "parallel.tp=2: must be 1 with train.compile",
-        "--set parallel.tp=1",
-    ),
-    (
         {"parallel__tp": 3},
         "tp=3: must divide the 8 heads [tp-heads]",
         "--set parallel.tp=",

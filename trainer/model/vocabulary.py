@@ -1,21 +1,20 @@
 """The two modules with a weight row for each token of the vocabulary: embedding and head.
 
-Under tensor parallel each rank has part of the rows. Both modules then compute with plain tensors,
-because the DTensor operators would create the gradient of the whole embedding on each rank.
+Under tensor parallel each rank has part of the rows.
 """
 
 from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.nn.functional import embedding
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import embedding, linear
+
+from trainer.model.sequence import gather_sequence, local_weight, scatter_sequence, tensor_ranks
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Hidden states [batch, tokens, features], weights [vocabulary, features] and labels [batch,
 tokens] to a scalar."""
-SEQUENCE = 1
-"""Dim of hidden states that tensor parallel shards between layers."""
 
 
 class Embedding(nn.Embedding):
@@ -30,13 +29,12 @@ class Embedding(nn.Embedding):
         weight = self.weight
         if not isinstance(weight, DTensor):
             return super().forward(input)
-        rows_VD, mesh = weight.to_local(), weight.device_mesh
-        own_BT = input - mesh.get_local_rank() * len(rows_VD)
+        rows_VD = local_weight(weight)
+        own_BT = input - weight.device_mesh.get_local_rank() * len(rows_VD)
         here_BT = (own_BT >= 0) & (own_BT < len(rows_VD))
         hidden_BTD = embedding(own_BT.clamp(0, len(rows_VD) - 1), rows_VD)
         hidden_BTD = hidden_BTD * here_BT.unsqueeze(-1)
-        summands = DTensor.from_local(hidden_BTD, mesh, [Partial()], run_check=False)
-        return summands.redistribute(placements=[Shard(SEQUENCE)]).to_local()
+        return scatter_sequence(hidden_BTD, tensor_ranks(weight))
 
 
 class Head(nn.Linear):
@@ -52,10 +50,11 @@ class Head(nn.Linear):
         self, input: torch.Tensor, labels: torch.Tensor | None = None, loss: Loss | None = None
     ) -> torch.Tensor:
         """Hidden states [batch, tokens, features] to logits, or with `labels` to their loss. Under
-        tensor parallel the logits are those of this rank's part of the vocabulary."""
-        if isinstance(input, DTensor):
-            input = input.redistribute(placements=[Replicate()])
+        tensor parallel the hidden states are those of this rank's part of the sequence, and the
+        logits those of its part of the vocabulary."""
+        if isinstance(self.weight, DTensor):
+            input = gather_sequence(input, tensor_ranks(self.weight))
         if labels is None:
-            return super().forward(input)
+            return linear(input, local_weight(self.weight))
         assert loss is not None
         return loss(input, self.weight, labels)

@@ -2,127 +2,186 @@
 
 Activations are sharded over the sequence between layers, and over heads and features inside them.
 Embedding, head and loss are sharded over the vocabulary, so no rank holds all logits.
+
+Parameters become DTensors. Modules get a class that computes with the plain tensors inside, in
+eager mode as well as compiled (`model/sequence.py` has the reasons).
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from transformers import PretrainedConfig
 
 from orchestrator.errors import TrainingError
 from trainer.model.decoder import Decoder
 from trainer.model.families import family_of
-from trainer.model.vocabulary import SEQUENCE
-
-HEAD = 2
-"""Dim of a q or k norm's input [batch, sequence, head, features]."""
+from trainer.model.sequence import TensorRanks, gather_sequence, local_weight, scatter_sequence
 
 
-class Replicated(ParallelStyle):
-    """Each rank has the whole weight. An input that is sharded over the sequence stays so."""
+class Sharded(nn.Module):
+    """Base of the classes below, which are put in front of a module's own class."""
 
-    def __init__(self, *, use_local_output: bool) -> None:
-        super().__init__()
-        self.use_local_output = use_local_output
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        if self.use_local_output:
-            module.register_forward_hook(lambda _module, _inputs, output: output.to_local())
-        return distribute_module(module, device_mesh)
+    own: ClassVar[type[nn.Module]]
+    tensor_ranks: TensorRanks
+    weight: nn.Parameter
 
 
-class VocabularyParallel(ParallelStyle):
-    """Embedding and head (`model/vocabulary.py`): each rank has part of the rows."""
+class Local(Sharded):
+    """A linear layer or norm whose result is complete on this rank: all features of its own tokens,
+    or its own features of all tokens."""
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def shard(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
-            for name, weight in list(module.named_parameters(recurse=False)):
-                part = distribute_tensor(weight, mesh, [Shard(0)])
-                module.register_parameter(name, nn.Parameter(part))
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        bias = getattr(self, "bias", None)
+        return compute(self, input, None if bias is None else local_weight(bias))
 
-        return distribute_module(module, device_mesh, shard)
+
+class Scattering(Sharded):
+    """A linear layer with part of the input features. Its results are summands, which are added up
+    and scattered over the sequence."""
+
+    bias: nn.Parameter | None
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        part_BtD = scatter_sequence(compute(self, input, None), self.tensor_ranks)
+        # The bias is added to the sum, not to each summand.
+        return part_BtD if self.bias is None else part_BtD + local_weight(self.bias)
+
+
+class Gathering(Sharded):
+    """Attention or MLP: gets this rank's tokens, and computes its own heads or features of all
+    tokens."""
+
+    def forward(self, *args: torch.Tensor, **kwargs: Any) -> Any:
+        if args:
+            args = (gather_sequence(args[0], self.tensor_ranks), *args[1:])
+        else:
+            part_BtD = kwargs["hidden_states"]
+            kwargs = {**kwargs, "hidden_states": gather_sequence(part_BtD, self.tensor_ranks)}
+        return self.own.forward(self, *args, **kwargs)
+
+
+class PlainWeights:
+    """A module, but with plain tensors as weight and bias. The module itself keeps its DTensors,
+    because FSDP and torchao look for them there."""
+
+    def __init__(self, module: nn.Module, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.module = module
+        self.weight = weight
+        self.bias = bias
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+
+def compute(module: Sharded, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """What the module's own class computes, with plain tensors."""
+    weights: Any = PlainWeights(module, local_weight(module.weight), bias)
+    result: torch.Tensor = module.own.forward(weights, input)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a module is sharded."""
+
+    kind: type[Sharded] | None
+    """None: the module's own class knows tensor parallel."""
+    placements: Mapping[str, Placement]
+    """Of the parameters."""
+
+
+COLUMNS = Style(Local, {"weight": Shard(0), "bias": Shard(0)})
+ROWS = Style(Scattering, {"weight": Shard(1), "bias": Replicate()})
+WHOLE = Style(Local, {"weight": Replicate(), "bias": Replicate()})
+GATHERED = Style(Gathering, {})
+VOCABULARY = Style(None, {"weight": Shard(0)})
+
+Plan = dict[str, Style]
+"""Style by path of a module."""
 
 
 def apply_tensor_parallel(decoder: Decoder, tp: DeviceMesh) -> None:
-    frozen = {name for name, p in decoder.named_parameters() if not p.requires_grad}
-    parallelize_module(decoder, tp, outer_plan(decoder))
+    shard(decoder, outer_plan(decoder), tp)
     for layer in decoder.layers.values():
-        parallelize_module(layer, tp, layer_plan(layer))
+        shard(layer, layer_plan(layer), tp)
     # Without this, the head would silently train a copy of the embedding.
     decoder.tie()
-    # `SequenceParallel` creates new parameters with requires_grad=True, also for frozen ones.
-    for name, parameter in decoder.named_parameters():
-        parameter.requires_grad_(name not in frozen)
 
 
-def outer_plan(decoder: Decoder) -> dict[str, ParallelStyle]:
+def shard(root: nn.Module, plan: Plan, tp: DeviceMesh) -> None:
+    ranks = TensorRanks(tp.get_group().group_name, tp.size())
+    for path, style in plan.items():
+        module: Any = root.get_submodule(path)
+        for name, whole in list(module.named_parameters(recurse=False)):
+            part = distribute_tensor(whole, tp, [style.placements[name]])
+            module.register_parameter(name, nn.Parameter(part, requires_grad=whole.requires_grad))
+        if style.kind is not None:
+            module.__class__ = sharded_class(style.kind, type(module))
+            module.tensor_ranks = ranks
+
+
+@cache
+def sharded_class(kind: type[Sharded], own: type[nn.Module]) -> type[nn.Module]:
+    """`own` with the forward function of `kind`. It keeps its name, which `parallel.fsdp.wrap` may
+    give. It is cached because layers of one class share one compiled graph."""
+    return type(own.__name__, (kind, own), {"own": own, "__module__": own.__module__})
+
+
+def outer_plan(decoder: Decoder) -> Plan:
     """Styles of the modules before and after the layers that this stage has."""
     family = decoder.family
-    plan: dict[str, ParallelStyle] = {}
+    plan: Plan = {}
     if decoder.part.is_first:
-        plan[family.embedding] = VocabularyParallel()
+        plan[family.embedding] = VOCABULARY
     if decoder.part.is_last:
-        plan[family.norm] = SequenceParallel()
-        plan[family.head] = VocabularyParallel()
+        plan[family.norm] = WHOLE
+        plan[family.head] = VOCABULARY
     return plan
 
 
-def layer_plan(layer: nn.Module) -> dict[str, ParallelStyle]:
-    to_sequence = RowwiseParallel(output_layouts=Shard(SEQUENCE))
-    plan: dict[str, ParallelStyle] = {
-        "input_layernorm": SequenceParallel(),
-        "self_attn": PrepareModuleInput(
-            input_kwarg_layouts={"hidden_states": Shard(SEQUENCE)},
-            desired_input_kwarg_layouts={"hidden_states": Replicate()},
-        ),
-        "self_attn.q_proj": ColwiseParallel(),
-        "self_attn.k_proj": ColwiseParallel(),
-        "self_attn.v_proj": ColwiseParallel(),
-        "self_attn.o_proj": to_sequence,
-        "post_attention_layernorm": SequenceParallel(),
-        "mlp": PrepareModuleInput(
-            input_layouts=(Shard(SEQUENCE),), desired_input_layouts=(Replicate(),)
-        ),
-        "mlp.gate_proj": ColwiseParallel(),
-        "mlp.up_proj": ColwiseParallel(),
-        "mlp.down_proj": to_sequence,
+def layer_plan(layer: nn.Module) -> Plan:
+    plan = {
+        "input_layernorm": WHOLE,
+        "self_attn": GATHERED,
+        "self_attn.q_proj": COLUMNS,
+        "self_attn.k_proj": COLUMNS,
+        "self_attn.v_proj": COLUMNS,
+        "self_attn.o_proj": ROWS,
+        "post_attention_layernorm": WHOLE,
+        "mlp": GATHERED,
+        "mlp.gate_proj": COLUMNS,
+        "mlp.up_proj": COLUMNS,
+        "mlp.down_proj": ROWS,
     }
     for norm in ("q_norm", "k_norm"):
         if hasattr(layer.self_attn, norm):
             # Each rank norms its own heads. Without a plan, its weights would diverge across ranks.
-            plan[f"self_attn.{norm}"] = SequenceParallel(sequence_dim=HEAD, use_local_output=True)
+            plan[f"self_attn.{norm}"] = WHOLE
     return with_adapters(plan, layer)
 
 
-def with_adapters(plan: dict[str, ParallelStyle], layer: nn.Module) -> dict[str, ParallelStyle]:
+def with_adapters(plan: Plan, layer: nn.Module) -> Plan:
     """`plan` with styles for the adapters of linear layers.
 
     The output of an adapter must have the layout of the linear layer's output: sharded over
-    features after a colwise layer, over the sequence after a rowwise one. Only the narrow
+    features after a layer of columns, over the sequence after one of rows. Only the narrow
     activations between A and B are communicated.
     """
-    full: dict[str, ParallelStyle] = {}
+    full: Plan = {}
     for name, style in plan.items():
         if not hasattr(layer.get_submodule(name), "base_layer"):
             full[name] = style
             continue
         full[f"{name}.base_layer"] = style
-        if isinstance(style, ColwiseParallel):
-            full[f"{name}.lora_A.default"] = Replicated(use_local_output=False)
-            full[f"{name}.lora_B.default"] = ColwiseParallel()
-        else:
-            full[f"{name}.lora_A.default"] = RowwiseParallel(
-                output_layouts=Shard(SEQUENCE), use_local_output=False
-            )
-            full[f"{name}.lora_B.default"] = Replicated(use_local_output=True)
+        first, second = (WHOLE, COLUMNS) if style is COLUMNS else (ROWS, WHOLE)
+        full[f"{name}.lora_A.default"] = first
+        full[f"{name}.lora_B.default"] = second
     return full
 
 

@@ -166,12 +166,6 @@ def fused_projections(case: Case) -> Broken | None:
     return Broken(f"must be 1: the fused projections of {model} cannot be sharded")
 
 
-def compiled_tensors(case: Case) -> Broken | None:
-    if case.mesh.tp == 1 or not case.spec.train.compile:
-        return None
-    return Broken("must be 1 with train.compile: torch 2.13 computes wrong gradients otherwise")
-
-
 def uncompiled_float8(case: Case) -> Broken | None:
     if not case.spec.train.float8 or case.spec.train.compile:
         return None

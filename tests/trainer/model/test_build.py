@@ -4,8 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import Shard
-from torch.distributed.tensor.parallel import SequenceParallel
 from transformers import AutoModelForCausalLM
 
 from orchestrator.contract.spec.model_spec import ModelSpec
@@ -15,7 +13,7 @@ from trainer.model.build import build_stages, check_model, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
 from trainer.model.init_weights import allocate
 from trainer.model.weights import first_weights
-from trainer.parallel.tensor import check_tensor_parallel, layer_plan
+from trainer.parallel.tensor import WHOLE, check_tensor_parallel, layer_plan
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 256}
 
@@ -91,10 +89,7 @@ def test_all_sizes_that_tp_does_not_divide_are_named() -> None:
 def test_head_norms_are_in_the_plan_of_models_that_have_them() -> None:
     assert "self_attn.q_norm" not in layer_plan(build(LLAMA).layers["0"])
     plan = layer_plan(build(QWEN3).layers["0"])
-    for name in ("self_attn.q_norm", "self_attn.k_norm"):
-        norm = plan[name]
-        assert isinstance(norm, SequenceParallel)
-        assert norm.sequence_sharding == (Shard(2),)
+    assert plan["self_attn.q_norm"] == plan["self_attn.k_norm"] == WHOLE
 
 
 def test_dropout_is_placed_as_in_transformers() -> None:

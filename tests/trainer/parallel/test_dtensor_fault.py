@@ -1,0 +1,57 @@
+"""Faults of torch that the trainer is built around. A test fails when torch has mended one."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from benchmarks.traced import fake_world
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(8)
+        self.up = nn.Linear(8, 16)
+        self.down = nn.Linear(16, 8)
+
+    def forward(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+        out_BTD: torch.Tensor = hidden_BTD + self.down(self.up(self.norm(hidden_BTD)))
+        return out_BTD
+
+
+def train_with_dtensors(compiled: bool) -> None:
+    """A step of an embedding and a block with the styles of torch's tensor parallel. The embedding
+    returns a tensor whose collective is not waited for yet."""
+    embedding, block = nn.Embedding(16, 8), Block()
+    with fake_world(2, 0):
+        mesh, to_sequence = init_device_mesh("cpu", (2,)), {"output_layouts": Shard(1)}
+        parallelize_module(
+            embedding, mesh, RowwiseParallel(input_layouts=Replicate(), **to_sequence)
+        )
+        plan = {
+            "norm": SequenceParallel(),
+            "up": ColwiseParallel(input_layouts=Shard(1)),
+            "down": RowwiseParallel(**to_sequence),
+        }
+        parallelize_module(block, mesh, plan)
+        if compiled:
+            block.compile(backend="aot_eager")
+        block(embedding(torch.zeros(2, 8, dtype=torch.long))).sum().backward()
+    assert all(parameter.grad is not None for parameter in block.parameters())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_cannot_compile_a_layer_of_dtensors() -> None:
+    """torch 2.13's AOTAutograd. If this test fails, torch may have mended it: then `PlainWeights`
+    in `trainer/parallel/tensor.py` is needed for speed only."""
+    train_with_dtensors(compiled=False)
+    with pytest.raises(AttributeError, match="'Tensor' object has no attribute '_local_tensor'"):
+        train_with_dtensors(compiled=True)

@@ -1,0 +1,99 @@
+"""Plain tensors under tensor parallel, whose ranks also split the tokens of a sequence.
+
+Parameters are DTensors, because FSDP, checkpoints and the gradient norm need their layouts. The
+forward pass uses the plain tensors inside them, for two reasons. A DTensor makes each operation
+slow to start, and torch.compile fails on DTensors (tests/trainer/parallel/test_dtensor_fault.py).
+
+B: sequences, T: tokens of this cp rank, t: tokens of this tp rank, D: features.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor, Partial
+
+SEQUENCE = 1
+"""Dim of hidden states that tensor parallel shards between layers."""
+OPS = torch.ops._c10d_functional
+"""Collectives that torch.compile can see and `selective` recomputation can store."""
+
+
+class TensorRanks(NamedTuple):
+    """The ranks of axis tp."""
+
+    group: str
+    """Name of their process group. A compiled layer can hold a name, but not a group."""
+    size: int
+
+
+def tensor_ranks(parameter: DTensor) -> TensorRanks:
+    """The ranks that `parameter`, as the forward pass sees it, is sharded over."""
+    mesh = parameter.device_mesh
+    return TensorRanks(mesh.get_group().group_name, mesh.size())
+
+
+def local_weight(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a parameter, for the forward pass.
+
+    A rank uses a replicated parameter for its own tokens or heads only. So its gradient is a
+    summand, and whoever averages the gradients over data ranks adds the summands up first.
+    """
+    if not isinstance(parameter, DTensor):
+        return parameter
+    if parameter.placements[0].is_replicate():
+        return parameter.to_local(grad_placements=[Partial()])
+    return parameter.to_local()
+
+
+def gather_sequence(part_BtD: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:
+    """The tokens of all ranks, [B, T, D]. The gradient of each rank is a summand."""
+    whole: torch.Tensor = _Gather.apply(part_BtD, ranks)
+    return whole
+
+
+def scatter_sequence(summand_BTD: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:
+    """This rank's tokens of the sum over all ranks, [B, t, D]."""
+    part: torch.Tensor = _Scatter.apply(summand_BTD, ranks)
+    return part
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part_BtD: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:
+        ctx.ranks = ranks
+        return _gathered(part_BtD, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_BTD: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _scattered(gradient_BTD, ctx.ranks), None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, summand_BTD: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:
+        ctx.ranks = ranks
+        return _scattered(summand_BTD, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_BtD: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _gathered(gradient_BtD, ctx.ranks), None
+
+
+def _gathered(part_BtD: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:
+    stacked = OPS.wait_tensor(
+        OPS.all_gather_into_tensor(part_BtD.contiguous(), ranks.size, ranks.group)
+    )
+    if len(part_BtD) == 1:
+        return stacked.view(1, -1, part_BtD.shape[2])
+    # Written as torch's own functional collectives do, whose pattern Inductor's asynchronous
+    # tensor parallel looks for.
+    return torch.cat(stacked.chunk(ranks.size), dim=SEQUENCE)
+
+
+def _scattered(summand_BTD: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:
+    batch, tokens, features = summand_BTD.shape
+    if batch == 1:
+        stacked = summand_BTD.contiguous().view(ranks.size, tokens // ranks.size, features)
+    else:
+        stacked = torch.cat(summand_BTD.chunk(ranks.size, dim=SEQUENCE))
+    return OPS.wait_tensor(OPS.reduce_scatter_tensor(stacked, "sum", ranks.size, ranks.group))
