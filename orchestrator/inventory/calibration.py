@@ -79,7 +79,6 @@ class Calibration(Struct, frozen=True, kw_only=True):
     steady: Share
     gap_s: Amount
     host_op_s: Amount
-    sharded_op_s: Amount
     unit_s: Amount
     contention: Amount
     spread: Amount

@@ -122,7 +122,7 @@ def shard(root: nn.Module, plan: Plan, tp: DeviceMesh) -> None:
             part = distribute_tensor(whole, tp, [style.placements[name]])
             module.register_parameter(name, nn.Parameter(part, requires_grad=whole.requires_grad))
         if style.kind is not None:
-            module.__class__ = sharded_class(style.kind, type(module))
+            module.__class__ = sharded_class(style.kind, type(module))  # type: ignore[arg-type]
             module.tensor_ranks = ranks
 
 

@@ -177,10 +177,8 @@ def _stage(
     if part.tp > 1:
         traffic += 2 * len(ends) * outer_traffic(machine, shape, part).exposed
     calibration = machine.calibration
-    # DTensor makes eager operations slow to start; compiled code does not go through it.
-    sharded_op = part.tp > 1 and not part.compiled
-    each = calibration.sharded_op_s if sharded_op else calibration.host_op_s
-    host = ops * each + layers * UNIT_CALLS * calibration.unit_s * options.sharded
+    host = ops * calibration.host_op_s
+    host += layers * UNIT_CALLS * calibration.unit_s * options.sharded
     return Stage(
         rank=rank,
         compute=compute,

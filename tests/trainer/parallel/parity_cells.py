@@ -1,7 +1,7 @@
 """The parity table: all meshes and methods, which must train as one process does."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ def deeper(model: str) -> dict[str, Any]:
         **MODELS,
         "mistral": {**LLAMA, "model_type": "mistral", "sliding_window": None},
         "qwen2": {**LLAMA, "model_type": "qwen2"},
+        "llama with biases": {**LLAMA, "attention_bias": True, "mlp_bias": True},
     }
     if model == "gpt2":
         sizes = {"vocab_size": 256, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64}
@@ -129,7 +130,7 @@ TWO: Sequence[Cell] = (
         for_models(cell, OTHERS)
         for cell in (mesh("fsdp", dp_shard=2), mesh("ring", cp=2), _pipeline("1f1b"))
     ),
-    for_models(mesh(tp=2), ("mistral", "qwen2")),
+    for_models(mesh(tp=2), ("llama with biases", "mistral", "qwen2")),
     *(
         with_train(cell, "loss in 5 chunks", loss_chunks=5)
         for cell in (mesh("ddp", dp_replicate=2, data="ddp"), mesh(tp=2), _pipeline("gpipe"))
@@ -182,8 +183,24 @@ EIGHT: Sequence[Cell] = (
         activation_checkpointing="selective",
     ),
 )
-TABLE: dict[int, Sequence[Cell]] = {2: TWO, 4: FOUR, 8: EIGHT}
+Table = Mapping[int, Sequence[Cell]]
 """World size -> cells, no two of one name: each has a run directory of that name."""
+TABLE: Table = {2: TWO, 4: FOUR, 8: EIGHT}
+
+
+def compiled(cell: Cell) -> Cell:
+    changes = {**dict(cell.train), "compile": True}
+    return with_train(cell, "compiled", cell.models, **changes)
+
+
+def can_compile(cell: Cell) -> bool:
+    pipeline = cell.parallel.get("pipeline", {})
+    return pipeline.get("schedule") != "zbv"
+
+
+COMPILED: Table = {
+    ranks: [compiled(cell) for cell in cells if can_compile(cell)] for ranks, cells in TABLE.items()
+}
 
 
 def in_turn(models: Sequence[str], turn: int) -> Sequence[str]:
@@ -212,14 +229,14 @@ def unsaved(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(
-    folder: Path, num_ranks: int, *, all_models: bool
+    folder: Path, num_ranks: int, *, all_models: bool, table: Table = TABLE
 ) -> Iterator[tuple[Cell, str, Difference]]:
     """Train every cell of the table for `num_ranks` in order on the same ranks: each with all of
     its models, or with one model in turn and fewer steps."""
     steps = ALL_STEPS if all_models else FEW_STEPS
     pairs = [
         (cell, model)
-        for turn, cell in enumerate(TABLE[num_ranks])
+        for turn, cell in enumerate(table[num_ranks])
         for model in (cell.models if all_models else in_turn(cell.models, turn))
     ]
     models = sorted({model for _, model in pairs})
@@ -228,7 +245,7 @@ def measure(
     cases = [
         unsaved(cell.config(out, m, steps)) for (cell, m), out in zip(pairs, outs, strict=True)
     ]
-    work(folder, num_ranks, cases, timeout=120 + 30 * len(cases))
+    work(folder, num_ranks, cases, timeout=120 + 60 * len(cases))
     for (cell, model), out in zip(pairs, outs, strict=True):
         yield cell, model, difference(out, expected[model])
 

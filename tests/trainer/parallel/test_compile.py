@@ -1,41 +1,58 @@
-"""Compiled layers train like eager ones with every data-parallel strategy."""
+"""Compiled layers train as one process does with eager layers, on every mesh."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.trainer.launch.tiny_runs import tiny, work
-from tests.trainer.parallel.parity_cells import GRAD_NORM, LOSS, difference
+from tests.trainer.launch.tiny_runs import LLAMA, tiny, work
+from tests.trainer.launch.training_worker import run_alone
+from tests.trainer.parallel.parity_cells import COMPILED, GRAD_NORM, LOSS, difference, measure
 
-SHARD: dict[str, Any] = {"dp_replicate": 1, "dp_shard": 2, "tp": 1}
-COPY: dict[str, Any] = {"dp_replicate": 2, "dp_shard": 1, "tp": 1}
-COMPILED: dict[str, dict[str, Any]] = {
-    "fsdp": {"parallel": SHARD},
-    "fsdp without reshard": {"parallel": {**SHARD, "fsdp": {"reshard_after_forward": False}}},
-    "hsdp": {"parallel": COPY},
-    "ddp": {"parallel": {**COPY, "data": "ddp"}},
-    "zero1": {"parallel": {**COPY, "data": "zero1"}},
-    "full recompute": {"parallel": SHARD, "activation_checkpointing": "full"},
-    "selective recompute": {"parallel": SHARD, "activation_checkpointing": "selective"},
-}
-UNITS_INSIDE: dict[str, Any] = {"parallel": {**SHARD, "fsdp": {"wrap": "LlamaMLP"}}}
+pytestmark = pytest.mark.process
+ONE_LAYER = {"config": {**LLAMA, "num_hidden_layers": 1}}
+
+
+def test_compiled_layers_train_like_eager_ones_under_tensor_parallel(tmp_path: Path) -> None:
+    one, two = (
+        {**tiny(tmp_path / name, steps=3, global_batch_size=4, **changes), "model": ONE_LAYER}
+        for name, changes in (("one", {}), ("two", {"compile": True, "parallel": {"tp": 2}}))
+    )
+    run_alone([{"config": one}])
+    work(tmp_path, 2, [{"config": two}])
+    found = difference(tmp_path / "two", tmp_path / "one")
+    assert found.within(LOSS, GRAD_NORM), found
 
 
 @pytest.mark.slow
-@pytest.mark.process
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_every_mesh_trains_compiled_as_one_process_does(tmp_path: Path, num_ranks: int) -> None:
+    cells = list(measure(tmp_path, num_ranks, all_models=False, table=COMPILED))
+    wrong = [(c.name, model, found) for c, model, found in cells if not found.within(*c.bounds)]
+    assert wrong == []
+
+
+UNITS_INSIDE = {"dp_shard": 2, "fsdp": {"wrap": "LlamaMLP"}}
+MORE: dict[str, dict[str, Any]] = {
+    "fsdp units inside": {"parallel": UNITS_INSIDE},
+    "fsdp units inside, full": {"parallel": UNITS_INSIDE, "activation_checkpointing": "full"},
+}
+MORE_WITH_TP: dict[str, dict[str, Any]] = {
+    **{name: {**case, "parallel": {**case["parallel"], "tp": 2}} for name, case in MORE.items()},
+    "ddp": {"parallel": {"data": "ddp", "dp_replicate": 2, "dp_shard": 1, "tp": 2}},
+    "zero1": {"parallel": {"data": "zero1", "dp_replicate": 2, "dp_shard": 1, "tp": 2}},
+}
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("model", ["llama", "qwen3"])
-def test_compiled_layers_train_like_eager_ones(tmp_path: Path, model: str) -> None:
-    one = tiny(tmp_path / "one", model=model)
-    work(tmp_path, 1, [{"config": one}], timeout=400)
-    cells = {
-        name: tiny(tmp_path / name, model=model, compile=True, **changes)
-        for name, changes in {
-            **COMPILED,
-            **({"inside": UNITS_INSIDE} if model == "llama" else {}),
-        }.items()
-    }
-    work(tmp_path, 2, [{"config": config} for config in cells.values()], timeout=2400)
-    found = {name: difference(Path(cell["out"]), Path(one["out"])) for name, cell in cells.items()}
+@pytest.mark.parametrize(("num_ranks", "cases"), [(2, MORE), (4, MORE_WITH_TP)])
+def test_more_ways_to_shard_train_compiled_like_one_process(
+    tmp_path: Path, num_ranks: int, cases: dict[str, dict[str, Any]]
+) -> None:
+    run_alone([{"config": tiny(tmp_path / "one")}])
+    cells = [tiny(tmp_path / name, compile=True, **changes) for name, changes in cases.items()]
+    work(tmp_path, num_ranks, [{"config": cell} for cell in cells], timeout=2400)
+    found = {name: difference(tmp_path / name, tmp_path / "one") for name in cases}
     assert {n: d for n, d in found.items() if not d.within(LOSS, GRAD_NORM)} == {}
