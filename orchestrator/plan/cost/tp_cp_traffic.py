@@ -19,7 +19,8 @@ output, in float32 and in the kernel's type (`trainer/parallel/context/blocks.py
 
 SCATTER_COPIES = 1.0
 """torch cuts the sequence dim into parts and puts them behind each other before a reduce-scatter
-(`torch.distributed._functional_collectives`)."""
+(`torch.distributed._functional_collectives`), and the published runs are such. The trainer makes
+this copy only for several sequences (`trainer/model/sequence.py`)."""
 
 
 class Times(Struct, frozen=True, kw_only=True):

@@ -32,14 +32,13 @@ def train_with_dtensors(compiled: bool) -> None:
     returns a tensor whose collective is not waited for yet."""
     embedding, block = nn.Embedding(16, 8), Block()
     with fake_world(2, 0):
-        mesh, to_sequence = init_device_mesh("cpu", (2,)), {"output_layouts": Shard(1)}
-        parallelize_module(
-            embedding, mesh, RowwiseParallel(input_layouts=Replicate(), **to_sequence)
-        )
+        mesh = init_device_mesh("cpu", (2,))
+        to_rows = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
+        parallelize_module(embedding, mesh, to_rows)
         plan = {
             "norm": SequenceParallel(),
             "up": ColwiseParallel(input_layouts=Shard(1)),
-            "down": RowwiseParallel(**to_sequence),
+            "down": RowwiseParallel(output_layouts=Shard(1)),
         }
         parallelize_module(block, mesh, plan)
         if compiled:
