@@ -184,8 +184,9 @@ def completed(case: dict[str, Any], world_size: int) -> TrainingConfig:
     if case.get("broken") != "float8 is emulated":
         return complete(config, world_size)
     # float8 is refused without torch.compile only because it is slow. The emulation needs none.
-    config = complete(replace(config, train=replace(config.train, compile=True)), world_size)
-    return replace(config, train=replace(config.train, compile=False))
+    asked = config.train
+    config = complete(replace(config, train=replace(asked, compile=True)), world_size)
+    return replace(config, train=replace(config.train, compile=asked.compile))
 
 
 def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:

@@ -86,16 +86,23 @@ def test_weights_whose_sizes_are_not_multiples_of_16_are_named() -> None:
         convert(build(LLAMA), config_of(LLAMA, tp=2), emulate=True)
 
 
+def changed(out: Path, **changes: Any) -> dict[str, Any]:
+    """A tiny run of a model whose sides are multiples of 32."""
+    model = {"config": {**LLAMA, "num_key_value_heads": 4}}
+    return {**tiny(out, optimizer={"lr": 1e-3}, **changes), "model": model}
+
+
 @pytest.mark.process
 def test_float8_rounding_changes_the_loss_little_and_no_more_on_a_mesh(tmp_path: Path) -> None:
-    """Each rank scales by its own activations, so data parallel rounds otherwise than one rank."""
-    model = {"config": {**LLAMA, "num_key_value_heads": 4}}
-    plain, one, shard2 = (
-        {**tiny(tmp_path / name, optimizer={"lr": 1e-3}, **changes), "model": model}
+    """Each rank scales by its own activations and its own part of a weight, so a mesh rounds
+    otherwise than one rank."""
+    plain, one, shard2, tp2 = (
+        changed(tmp_path / name, **changes)
         for name, changes in (
             ("plain", {}),
             ("one", {"float8": True}),
             ("shard2", {"float8": True, "parallel": {"dp_shard": 2}}),
+            ("tp2", {"float8": True, "parallel": {"tp": 2}}),
         )
     )
     on_cpu = {**one, "train": {**one["train"], "compile": True}}
@@ -109,8 +116,21 @@ def test_float8_rounding_changes_the_loss_little_and_no_more_on_a_mesh(tmp_path:
     assert refused["code"] == exit_codes.REFUSED
     assert "this device is cpu" in refused["refused"]
     case = {"config": shard2, "broken": EMULATED}
-    work(tmp_path, 2, [{**case, "stop_after": 3}, case])
+    work(tmp_path, 2, [{**case, "stop_after": 3}, case, {"config": tp2, "broken": EMULATED}])
     rounded = difference(tmp_path / "one", tmp_path / "plain")
     assert LOSS < rounded.loss < 0.02, rounded
-    assert difference(tmp_path / "shard2", tmp_path / "plain").loss < 0.02
+    for mesh in ("shard2", "tp2"):
+        assert LOSS < difference(tmp_path / mesh, tmp_path / "plain").loss < 0.02, mesh
     assert [*losses_of(tmp_path / "shard2")] == [1, 2, 3, 4, 5], "through a checkpoint"
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(900)
+def test_compiled_float8_layers_train_on_a_mesh_with_tensor_parallel(tmp_path: Path) -> None:
+    """FSDP gathers the weights of each tp rank in float8."""
+    parallel = {"dp_shard": 2, "tp": 2}
+    run_alone([{"config": changed(tmp_path / "plain")}])
+    config = changed(tmp_path / "mesh", float8=True, compile=True, parallel=parallel)
+    work(tmp_path, 4, [{"config": config, "broken": EMULATED}], timeout=800)
+    assert LOSS < difference(tmp_path / "mesh", tmp_path / "plain").loss < 0.02
