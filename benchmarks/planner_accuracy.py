@@ -1,11 +1,11 @@
 """The planner's speed and memory against published training runs.
 
-    python -m benchmarks.planner_accuracy [--rows] [--write]
+    python -m benchmarks.planner_accuracy [--summary] [--write]
 
 Each run of `benchmarks/published` is planned with its mesh, batch, recomputation, number formats
 and attention kernel as published. Errors are planned / published - 1, so a positive error is a plan
-that promises too much. The exit status is 1 above one of `LIMITS`. `--rows` prints each run.
-`--write` writes the ranges that `ndctl plan` shows
+that promises too much. The exit status is 1 above one of `LIMITS`. `--summary` leaves out the table
+of all runs. `--write` writes the ranges that `ndctl plan` shows
 (`orchestrator/inventory/calibration/ranges.toml`).
 """
 
@@ -60,13 +60,13 @@ class Compared(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", action="store_true")
+    parser.add_argument("--summary", action="store_true")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
     found = compare(runs())
     if args.write:
         (CALIBRATIONS / "ranges.toml").write_text(ranges_text(found))
-    print(report(found, rows=args.rows))
+    print(report(found, rows=not args.summary))
     broken = list(broken_limits(found))
     for line in broken:
         print(f"above its limit: {line}")

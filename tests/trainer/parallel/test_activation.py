@@ -131,3 +131,19 @@ def test_gradients_are_the_same_to_the_last_bit(mode: Mode) -> None:
     pairs = list(zip(gradients(mode), gradients("none"), strict=True))
     assert len(pairs) > 20
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_full_recomputation_stops_before_the_last_product_of_a_layer() -> None:
+    """No gradient needs its result. The planner counts on it (`plan/cost/layers.py`)."""
+    products = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default}
+
+    def forward_and_backward(mode: Mode) -> tuple[int, int]:
+        with after_forward(mode) as (total, operations):
+            forward = operations.num(products)
+            total.backward()
+            return forward, operations.num(products) - forward
+
+    forward, backward = forward_and_backward("none")
+    _, with_repeated = forward_and_backward("full")
+    head, layers = 1, LLAMA["num_hidden_layers"]
+    assert with_repeated - backward == forward - head - layers
