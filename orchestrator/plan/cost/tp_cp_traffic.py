@@ -17,12 +17,6 @@ MERGED_BYTES = 20
 output, in float32 and in the kernel's type (`trainer/parallel/context/blocks.py`)."""
 
 
-SCATTER_COPIES = 1.0
-"""torch cuts the sequence dim into parts and puts them behind each other before a reduce-scatter
-(`torch.distributed._functional_collectives`), and the published runs are such. The trainer makes
-this copy only for several sequences (`trainer/model/sequence.py`)."""
-
-
 class Times(Struct, frozen=True, kw_only=True):
     """One collective in one direction, with copies before and after it."""
 
@@ -50,6 +44,7 @@ def tensor_traffic(machine: Machine, shape: ModelShape, part: Slice) -> tuple[Ax
     backward pass mirrors this (Korthikanti et al. 2022, section 4.2.2). Nothing overlaps with it.
     Recomputation does not need the layer's output, so it stops before the last reduce-scatter.
     """
+    each = _of_hidden_states(machine, shape, part, 2)
     group = machine.wire(part.tp, 1).group
     return tuple(
         AxisTraffic(
@@ -57,14 +52,11 @@ def tensor_traffic(machine: Machine, shape: ModelShape, part: Slice) -> tuple[Ax
             collective=collective,
             what="activations",
             group=group,
-            forward=(each := _of_hidden_states(machine, shape, part, 2, copied)),
+            forward=each,
             backward=each,
             again=again,
         )
-        for collective, copied, again in (
-            ("all-gather", _gather_copies(part), 1.0),
-            ("reduce-scatter", SCATTER_COPIES, 0.5),
-        )
+        for collective, again in (("all-gather", 1.0), ("reduce-scatter", 0.5))
     )
 
 
@@ -73,24 +65,15 @@ def outer_traffic(machine: Machine, shape: ModelShape, part: Slice) -> Times:
     """The traffic of the embedding, and equally of the head. The embedding's output is
     reduce-scattered and its gradient gathered; the head's input is gathered and its gradient
     reduce-scattered."""
-    if part.tp == 1:
-        return Times()
-    # The mean of one of each.
-    return _of_hidden_states(machine, shape, part, 1, (_gather_copies(part) + SCATTER_COPIES) / 2)
+    return Times() if part.tp == 1 else _of_hidden_states(machine, shape, part, 1)
 
 
-def _gather_copies(part: Slice) -> float:
-    """A gathered sequence dim is behind the batch dim, so that the parts of several sequences are
-    copied to their places. Those of a single one are already there."""
-    return 1.0 if part.sequences > 1 else 0.0
-
-
-def _of_hidden_states(
-    machine: Machine, shape: ModelShape, part: Slice, calls: int, copied: float
-) -> Times:
-    """`copied` is how often the device copies all hidden states for one collective."""
+def _of_hidden_states(machine: Machine, shape: ModelShape, part: Slice, calls: int) -> Times:
+    """The sequence dim is behind the batch dim. So the parts of several sequences are copied to
+    their places after a gather, and next to each other before a reduce-scatter
+    (`trainer/model/sequence.py`)."""
     whole = part.rows * shape.hidden_size * COMPUTE_BYTES[part.dtype]
-    copies_s = move_s(machine, 2 * whole * copied, 1 if copied else 0)
+    copies_s = move_s(machine, 2 * whole, 1) if part.sequences > 1 else 0.0
     seconds = calls * (machine.wire(part.tp, 1).gather_s(whole) + copies_s)
     sent = calls * ring_gather_bytes(part.tp, whole)
     return Times(sent=sent, calls=calls, seconds=seconds, exposed=seconds)
