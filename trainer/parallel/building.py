@@ -76,7 +76,10 @@ def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
     train = config.train
     apply_activation_checkpointing(decoder, train.activation_checkpointing, train.checkpoint_every)
     if train.compile:
-        compile_layers(decoder)
+        # Compiled recomputation of DTensor weights fails in torch 2.13: "expected all
+        # tensors_saved_with_vc_check to be Tensors, got ... DeviceMesh". That of `selective` works.
+        inside = config.mesh.tp > 1 and train.activation_checkpointing != "selective"
+        compile_layers(decoder, inside_checkpoints=inside)
     apply_data_parallel(decoder, ranks, config.parallel, train)
 
 

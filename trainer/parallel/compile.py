@@ -2,14 +2,23 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
+
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
 from trainer.model.decoder import Decoder
 from trainer.rank.reporter import Reporter
 
 
-def compile_layers(decoder: Decoder) -> None:
+def compile_layers(decoder: Decoder, *, inside_checkpoints: bool = False) -> None:
+    """With `inside_checkpoints`, recomputation runs a layer's whole compiled forward pass. Without,
+    it is compiled too, and leaves out what no gradient needs."""
     for layer in decoder.layers.values():
-        layer.compile()
+        inner = layer
+        if inside_checkpoints and isinstance(layer, CheckpointWrapper):
+            inner = cast(nn.Module, layer._checkpoint_wrapped_module)
+        inner.compile()
 
 
 @contextmanager

@@ -40,6 +40,7 @@ MORE: dict[str, dict[str, Any]] = {
 }
 MORE_WITH_TP: dict[str, dict[str, Any]] = {
     **{name: {**case, "parallel": {**case["parallel"], "tp": 2}} for name, case in MORE.items()},
+    "fsdp, full": {"parallel": {"dp_shard": 2, "tp": 2}, "activation_checkpointing": "full"},
     "ddp": {"parallel": {"data": "ddp", "dp_replicate": 2, "dp_shard": 1, "tp": 2}},
     "zero1": {"parallel": {"data": "zero1", "dp_replicate": 2, "dp_shard": 1, "tp": 2}},
 }

@@ -1,5 +1,7 @@
 """Faults of torch that the trainer is built around. A test fails when torch has mended one."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,10 @@ from torch.distributed.tensor.parallel import (
 )
 
 from benchmarks.traced import fake_world
+from tests.trainer.launch.tiny_runs import LLAMA
+from tests.trainer.model.test_build import build, materialise
+from trainer.parallel.activation import apply_activation_checkpointing
+from trainer.parallel.tensor import apply_tensor_parallel
 
 
 class Block(nn.Module):
@@ -54,3 +60,26 @@ def test_torch_cannot_compile_a_layer_of_dtensors() -> None:
     train_with_dtensors(compiled=False)
     with pytest.raises(AttributeError, match="'Tensor' object has no attribute '_local_tensor'"):
         train_with_dtensors(compiled=True)
+
+
+def recompute_layer(*, compile_wrapper: bool) -> None:
+    decoder = build({**LLAMA, "num_hidden_layers": 1})
+    with fake_world(2, 0):
+        apply_tensor_parallel(decoder, init_device_mesh("cpu", (2,)))
+        apply_activation_checkpointing(decoder, "full", None)
+        wrapper: Any = decoder.layers["0"]
+        (wrapper if compile_wrapper else wrapper._checkpoint_wrapped_module).compile(
+            backend="aot_eager"
+        )
+        materialise(decoder, 0)
+        decoder.set_positions(torch.arange(8).unsqueeze(0))
+        decoder(torch.zeros(2, 8, dtype=torch.long)).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torch_cannot_compile_the_recomputation_of_a_layer_with_dtensor_weights() -> None:
+    """torch 2.13. If this test fails, torch may have mended it: then `compile_layers` needs no
+    `inside_checkpoints`, and the planner no complete recomputation of such layers."""
+    recompute_layer(compile_wrapper=False)
+    with pytest.raises(AssertionError, match=r"to be Tensors, got types: .*DeviceMesh"):
+        recompute_layer(compile_wrapper=True)
