@@ -79,7 +79,7 @@ def recompute_layer(*, compile_wrapper: bool) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_torch_cannot_compile_the_recomputation_of_a_layer_with_dtensor_weights() -> None:
     """torch 2.13. If this test fails, torch may have mended it: then `compile_layers` needs no
-    `inside_checkpoints`, and the planner no complete recomputation of such layers."""
+    `inside_checkpoints`."""
     recompute_layer(compile_wrapper=False)
     with pytest.raises(AssertionError, match=r"to be Tensors, got types: .*DeviceMesh"):
         recompute_layer(compile_wrapper=True)
