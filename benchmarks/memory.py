@@ -92,13 +92,17 @@ class Cell:
 
 
 FSDP8, FSDP64 = {"dp_shard": 8}, {"dp_shard": 64}
-FULL, SELECTIVE = ({"activation_checkpointing": kind} for kind in ("full", "selective"))
+FULL, SELECTIVE, ELEMENTWISE = (
+    {"activation_checkpointing": kind} for kind in ("full", "selective", "elementwise")
+)
+ROUNDED = {"optimizer": {"state_dtype": "bfloat16"}}
 GPT2 = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 FEW = {"num_hidden_layers": 6}
 CELLS: Mapping[str, Cell] = {
     "8b, 8 ranks": Cell(parallel=FSDP8),
     "8b, 8 ranks, full": Cell(parallel=FSDP8, train=FULL),
     "8b, 8 ranks, selective": Cell(parallel=FSDP8, train=SELECTIVE),
+    "8b, 8 ranks, elementwise": Cell(parallel=FSDP8, train=ELEMENTWISE),
     "8b, 8 ranks, every 4th": Cell(
         parallel=FSDP8, train={"activation_checkpointing": "every_k", "checkpoint_every": 4}
     ),
@@ -122,6 +126,7 @@ CELLS: Mapping[str, Cell] = {
     "8b, 64 ranks, tp 8": Cell(parallel={"dp_shard": 8, "tp": 8}),
     "8b, 64 ranks, tp 8, full": Cell(parallel={"dp_shard": 8, "tp": 8}, train=FULL),
     "8b, 64 ranks, tp 8, selective": Cell(parallel={"dp_shard": 8, "tp": 8}, train=SELECTIVE),
+    "8b, 64 ranks, tp 8, elementwise": Cell(parallel={"dp_shard": 8, "tp": 8}, train=ELEMENTWISE),
     "8b, 8 ranks, tp 8": Cell(parallel={"tp": 8}, micro=2),
     "8b, 8 ranks, tp 2, selective": Cell(parallel={"dp_shard": 4, "tp": 2}, train=SELECTIVE),
     "8b, 64 ranks, hsdp": Cell(parallel={"dp_replicate": 8, "dp_shard": 8}, train=FULL),
@@ -210,6 +215,38 @@ CELLS: Mapping[str, Cell] = {
     ),
     "8b, 8 ranks, 6 layers, zero1, 4 micro batches": Cell(
         changed=FEW, parallel={"data": "zero1", "dp_replicate": 8}, passes=4
+    ),
+    "8b, 7 ranks, 6 layers, zero1": Cell(
+        changed=FEW, tokens=2048, parallel={"data": "zero1", "dp_replicate": 7}
+    ),
+    **{
+        f"8b, 8 ranks, 6 layers, {data}, {how}": Cell(
+            changed=FEW, tokens=2048, parallel={"data": data, "dp_replicate": 8}, train=train
+        )
+        for data in ("ddp", "zero1")
+        for how, train in (
+            ("reduced in bfloat16", {"reduce_dtype": "bfloat16"}),
+            ("bfloat16 moments", ROUNDED),
+        )
+    },
+    "8b, 8 ranks, 2048 tokens, bfloat16 moments": Cell(parallel=FSDP8, tokens=2048, train=ROUNDED),
+    "8b, 512 ranks, 512 tokens, bfloat16 moments": Cell(
+        parallel={"dp_shard": 512}, tokens=512, train=ROUNDED
+    ),
+    **{
+        f"8b, 8 ranks, 6 layers, cp 2, {context}, {kind}": Cell(
+            changed=FEW,
+            parallel={"dp_shard": 4, "cp": 2, "context": context},
+            train={"activation_checkpointing": kind},
+        )
+        for context in ("ring", "ulysses")
+        for kind in ("elementwise", "selective")
+    },
+    "8b, 8 ranks, 6 layers, lora, selective": Cell(
+        parallel=FSDP8, changed=FEW, train=SELECTIVE, lora={"rank": 16}
+    ),
+    "gpt2-large, 8 ranks, selective": Cell(
+        model="gpt2-large", changed=GPT2, parallel=FSDP8, tokens=1024, micro=4, train=SELECTIVE
     ),
     "8b, 8 ranks, lora": Cell(parallel=FSDP8, lora={"rank": 16}, tokens=2048),
     "qwen3-4b, 8 ranks": Cell(model="qwen3-4b", parallel=FSDP8),

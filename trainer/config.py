@@ -12,6 +12,7 @@ from orchestrator.contract.devices import compute_dtype
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD, demand
+from orchestrator.contract.spec.train_spec import BY_OPERATION
 from orchestrator.errors import TrainingError
 from trainer.measure.report import check_writers
 
@@ -101,11 +102,13 @@ def _check_pipeline(config: TrainingConfig) -> None:
             fix="change micro_batch_size, train.global_batch_size or the degrees, or use schedule"
             " gpipe",
         )
-    if schedule == SPLITS_BACKWARD and config.train.activation_checkpointing == "selective":
+    recompute = config.train.activation_checkpointing
+    if schedule == SPLITS_BACKWARD and recompute in BY_OPERATION:
         # zbv runs backward through a layer twice: once for the inputs, once for the weights. torch
         # 2.13 then raises "Trying to backward an extra time". Full layers are recomputed twice.
         raise TrainingError(
-            f"{asked}: selective recomputation supports one backward pass per layer; zbv runs two",
+            f"{asked}: {recompute} recomputation supports one backward pass per layer; zbv runs"
+            " two",
             fix="set train.activation_checkpointing to full, every_k or none, or use another"
             " schedule",
         )

@@ -1,13 +1,16 @@
 """The optimizer, and the learning rate as a pure function of the step."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
 
 from orchestrator.contract.spec.train_spec import OptimizerSpec, ScheduleSpec, TrainSpec
+from trainer.model.regions import local_part
 
 
 def lr_at(step: int, train: TrainSpec) -> float:
@@ -36,6 +39,8 @@ def build_optimizer(
     """The optimizer that `spec` names. Its state already exists, so that a checkpoint can be loaded
     into it. Weight decay applies to matrices only, not to norms and biases."""
     make, first_state = _OPTIMIZERS[spec.name]
+    if spec.state_dtype != "float32":
+        make, first_state = _rounded, _rounded_state
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": spec.weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
@@ -78,6 +83,103 @@ def _adam_state(parameter: torch.Tensor, group: Group) -> State:
         "exp_avg": torch.zeros_like(parameter),
         "exp_avg_sq": torch.zeros_like(parameter),
     }
+
+
+CHUNK = 2**24
+"""Values that `RoundedAdam` updates at once. Their moments exist in float32 meanwhile: 128 MiB."""
+
+
+class Piece(NamedTuple):
+    """Consecutive values of one parameter on this rank."""
+
+    weights: torch.Tensor
+    gradients: torch.Tensor
+    mean: torch.Tensor
+    square: torch.Tensor
+    step: torch.Tensor
+
+
+class RoundedAdam(torch.optim.Optimizer):
+    """Adam or AdamW whose moments are bfloat16 between steps. Each step computes in float32, with
+    the same kernel as without rounding, and rounds the new moments to the nearest value."""
+
+    def __init__(self, groups: list[Group], spec: OptimizerSpec) -> None:
+        self._update = adamw if spec.name == "adamw" else adam
+        betas = (spec.beta1, spec.beta2)
+        super().__init__(groups, {"lr": spec.lr, "betas": betas, "eps": spec.eps, "fused": True})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for pieces in _in_chunks(self._pieces(group)):
+                self._step(group, pieces)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.state[parameter]["step"] += 1
+
+    def _pieces(self, group: Group) -> Iterator[Piece]:
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            state = self.state[parameter]
+            weights, mean, square = (
+                local_part(tensor).view(-1)
+                for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"])
+            )
+            flat = weights, local_part(parameter.grad).reshape(-1), mean, square
+            for w, g, m, v in zip(*(tensor.split(CHUNK) for tensor in flat), strict=True):
+                yield Piece(w, g, m, v, state["step"])
+
+    def _step(self, group: Group, pieces: list[Piece]) -> None:
+        means = [piece.mean.float() for piece in pieces]
+        squares = [piece.square.float() for piece in pieces]
+        beta1, beta2 = group["betas"]
+        self._update(
+            [piece.weights for piece in pieces],
+            [piece.gradients for piece in pieces],
+            means,
+            squares,
+            [],
+            # The kernel counts the step up, but a parameter may have several pieces.
+            [piece.step.clone() for piece in pieces],
+            fused=True,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+        torch._foreach_copy_([piece.mean for piece in pieces], means)
+        torch._foreach_copy_([piece.square for piece in pieces], squares)
+
+
+def _in_chunks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Lists of pieces with at most `CHUNK` values."""
+    chunk: list[Piece] = []
+    filled = 0
+    for piece in pieces:
+        size = piece.weights.numel()
+        if chunk and filled + size > CHUNK:
+            yield chunk
+            chunk, filled = [], 0
+        # A rank may have no rows of a small parameter.
+        if size:
+            chunk.append(piece)
+            filled += size
+    if chunk:
+        yield chunk
+
+
+def _rounded(groups: list[Group], spec: OptimizerSpec) -> torch.optim.Optimizer:
+    return RoundedAdam(groups, spec)
+
+
+def _rounded_state(parameter: torch.Tensor, group: Group) -> State:
+    moments = ("exp_avg", "exp_avg_sq")
+    zeros = {key: torch.zeros_like(parameter, dtype=torch.bfloat16) for key in moments}
+    return {"step": torch.zeros((), device=parameter.device), **zeros}
 
 
 def _nadam_state(parameter: torch.Tensor, group: Group) -> State:

@@ -7,6 +7,7 @@ from msgspec import Struct, field
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.contract.spec.train_spec import Checkpointing
 
 
 class Memory(Struct, frozen=True, kw_only=True):
@@ -110,7 +111,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     micro_batch_size: int | None
     """None: the program decides."""
     gradient_accumulation: int | None
-    activation_checkpointing: Literal["none", "selective", "full", "every_k"] = "none"
+    activation_checkpointing: Checkpointing = "none"
     """The spec's choice, with `auto` decided."""
     reshard_after_forward: bool | int = True
     reduce_gradients: Literal["each", "last"] = "last"

@@ -10,10 +10,10 @@ from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD
+from orchestrator.contract.spec.train_spec import Checkpointing
 from orchestrator.contract.spec.types import Auto, Dtype
 from orchestrator.plan.model.shape import ModelShape
 
-Checkpointing = Literal["none", "selective", "full", "every_k"]
 Reduction = Literal["each", "last"]
 
 
@@ -44,6 +44,8 @@ class Setup(Struct, frozen=True, kw_only=True):
     reduce_dtype: Dtype = "float32"
     output_dtype: Dtype | None = None
     optimizer: str = "adamw"
+    state_dtype: Dtype = "float32"
+    """Of the optimizer's moments."""
     loss_chunks: int | Auto = "auto"
     compile: bool = False
     float8: bool = False
@@ -102,6 +104,7 @@ def setup_of(
         reduce_dtype=train.reduce_dtype,
         output_dtype=train.output_dtype,
         optimizer=train.optimizer.name,
+        state_dtype=train.optimizer.state_dtype,
         loss_chunks=train.loss_chunks,
         compile=train.compile,
         float8=train.float8,

@@ -59,7 +59,9 @@ jobs = st.fixed_dictionaries(
         "passes": st.integers(1, 9),
         "extra": st.sampled_from([0, 0, 0, 1]),
         "compile": st.sampled_from([False, False, True]),
-        "activation_checkpointing": st.sampled_from(["none", "selective", "full", "every_k"]),
+        "activation_checkpointing": st.sampled_from(
+            ["none", "elementwise", "selective", "full", "every_k"]
+        ),
     }
 )
 

@@ -199,6 +199,15 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "--set parallel.pipeline.schedule=1f1b",
     ),
     (
+        {
+            "parallel__pp": 2,
+            "parallel__pipeline": {"schedule": "zbv"},
+            "train__activation_checkpointing": "elementwise",
+        },
+        "train.activation_checkpointing=elementwise: zbv runs two backward passes",
+        "--set parallel.pipeline.schedule=1f1b",
+    ),
+    (
         {"parallel__cp": 2, "data__sequence_length": 254},
         "parallel.cp=2: ring splits the 254 tokens of a sequence into 2 x cp equal parts (here 4)",
         "--set parallel.context=ulysses",
@@ -356,7 +365,7 @@ def test_activations_of_cpu_ranks_stay_within_their_limit() -> None:
     assert found.needs.items["activations"] + found.needs.items["logits"] <= 256 << 20
 
 
-@pytest.mark.parametrize("kind", ["none", "selective", "full"])
+@pytest.mark.parametrize("kind", ["none", "elementwise", "selective", "full"])
 def test_auto_checkpointing_recomputes_no_more_than_needed(kind: str) -> None:
     changes = {
         "parallel__tp": 1,

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
-from orchestrator.contract.codec import decode
-from orchestrator.contract.spec.train_spec import OptimizerSpec, TrainSpec
+from orchestrator.contract.codec import Invalid, decode
+from orchestrator.contract.spec.train_spec import MOST_BETA, OptimizerSpec, TrainSpec
 from trainer.optimizer import build_optimizer, lr_at, set_lr
 
 PLAIN: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -31,9 +32,11 @@ def weights() -> list[nn.Parameter]:
     return [nn.Parameter(torch.randn(shape)) for shape in ((6, 4), (5,), (2, 3, 4))]
 
 
-def descend(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+def descend(
+    optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], steps: int = 4
+) -> None:
     torch.manual_seed(2)
-    for _ in range(4):
+    for _ in range(steps):
         for parameter in parameters:
             parameter.grad = torch.randn_like(parameter)
         optimizer.step()
@@ -55,6 +58,57 @@ def test_filled_state_equals_the_optimizers_own(name: str) -> None:
     for mine, other in zip(ours, theirs, strict=True):
         for key, value in fresh.state[other].items():
             assert torch.equal(filled.state[mine][key], value), key
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam"])
+def test_rounded_moments_change_only_what_is_stored(
+    name: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first update is exact, because it starts from zeros. After it each moment is the exact
+    one, rounded. Pieces of parameters give the same as whole ones."""
+    exact, rounded, in_pieces = weights(), weights(), weights()
+    spec = OptimizerSpec(name=name, lr=0.1, weight_decay=0.5)
+    wide = build_optimizer(exact, spec)
+    narrow = build_optimizer(rounded, replace(spec, state_dtype="bfloat16"))
+    descend(wide, exact, steps=1)
+    descend(narrow, rounded, steps=1)
+    assert all(torch.equal(a, b) for a, b in zip(exact, rounded, strict=True))
+    for one, other in zip(exact, rounded, strict=True):
+        assert narrow.state[other]["step"] == wide.state[one]["step"] == 1
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(narrow.state[other][key], wide.state[one][key].bfloat16()), key
+    monkeypatch.setattr("trainer.optimizer.CHUNK", 7)
+    descend(build_optimizer(in_pieces, replace(spec, state_dtype="bfloat16")), in_pieces)
+    monkeypatch.undo()
+    whole = weights()
+    descend(build_optimizer(whole, replace(spec, state_dtype="bfloat16")), whole)
+    # The kernel rounds the values at the end of a tensor in another way than the vectors before.
+    torch.testing.assert_close(in_pieces, whole)
+
+
+def test_rounded_moments_follow_a_gradient_that_shrinks() -> None:
+    """With a larger beta than allowed a moment would stay at its value for ever."""
+    parameter = nn.Parameter(torch.ones(64))
+    spec = OptimizerSpec(lr=1e-3, beta1=MOST_BETA, beta2=MOST_BETA, state_dtype="bfloat16")
+    optimizer = build_optimizer([parameter], spec)
+    parameter.grad = torch.linspace(1.0, 2.0, 64)
+    optimizer.step()
+    before = optimizer.state[parameter]["exp_avg"].clone()
+    parameter.grad.zero_()
+    for _ in range(400):
+        optimizer.step()
+    assert (optimizer.state[parameter]["exp_avg"] < before / 2).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [({"name": "sgd"}, "float32 for sgd"), ({"beta2": 0.999}, "of at most 0.996")],
+)
+def test_moments_that_cannot_be_rounded_are_refused(changes: dict[str, Any], limit: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        decode(OptimizerSpec, {"state_dtype": "bfloat16", **changes})
+    assert limit in str(refused.value)
+    decode(OptimizerSpec, changes)
 
 
 def test_matrices_decay_and_norms_and_biases_do_not() -> None:

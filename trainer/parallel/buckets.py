@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from trainer.model.decoder import Decoder
 from trainer.model.regions import local_part
@@ -18,8 +19,8 @@ BUCKET_BYTES = 25 * 2**20
 """Large enough for full network bandwidth, small enough to start long before backward ends."""
 
 Exchange = Callable[[Sequence[nn.Parameter]], Callable[[], None]]
-"""Starts to average the gradients of some parameters. Returns a function that waits for the result
-and stores it in the parameters."""
+"""Starts to average the gradients of some parameters, and frees them: the buffer that is reduced
+replaces them. Returns a function that waits for the result and stores it in the parameters."""
 
 
 @dataclass(slots=True)
@@ -38,7 +39,8 @@ class Buckets:
         self._exchange = exchange
         self._buckets: list[Bucket] = []
         self._last = False
-        self._started: list[Callable[[], None]] = []
+        self._num_started = 0
+        self._waiting: list[Callable[[], None]] = []
 
     def in_backward(self, last: bool) -> None:
         self._set_up()
@@ -66,7 +68,7 @@ class Buckets:
 
     @property
     def _not_started(self) -> list[Bucket]:
-        return self._buckets[len(self._started) :]
+        return self._buckets[self._num_started :]
 
     @torch.no_grad()
     def _start(self, bucket: Bucket) -> None:
@@ -74,16 +76,18 @@ class Buckets:
             # Other ranks may have a gradient for a parameter that this rank did not use.
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self._started.append(self._exchange(bucket.parameters))
+        self._num_started += 1
+        self._waiting.append(self._exchange(bucket.parameters))
 
     @torch.no_grad()
     def finish(self) -> None:
         self._set_up()
         for bucket in self._not_started:
             self._start(bucket)
-        for wait in self._started:
-            wait()
-        self._started.clear()
+        while self._waiting:
+            # Each function holds a buffer, so it is dropped at once.
+            self._waiting.pop(0)()
+        self._num_started = 0
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
 
@@ -93,14 +97,39 @@ def trained(decoder: Decoder) -> list[nn.Parameter]:
 
 
 def bucketed(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Groups of at least `BUCKET_BYTES`, except the last, in the order of the backward pass."""
-    groups: list[list[nn.Parameter]] = [[]]
-    size = 0
+    """Groups of parameters, in the order in which the backward pass completes them.
+
+    A parameter of at least `BUCKET_BYTES` is alone, so that its gradient is reduced where it is.
+    Smaller ones share a buffer of at least that size, except the last.
+    """
+    groups: list[list[nn.Parameter]] = []
+    small: list[nn.Parameter] = []
+    filled = 0
     for parameter in reversed(list(parameters)):
-        if size >= BUCKET_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(parameter)
         local = local_part(parameter)
-        size += local.numel() * local.element_size()
-    return groups if groups[0] else []
+        size = local.numel() * local.element_size()
+        if size >= BUCKET_BYTES:
+            groups.append([parameter])
+            continue
+        small.append(parameter)
+        filled += size
+        if filled >= BUCKET_BYTES:
+            groups.append(small)
+            small, filled = [], 0
+    return [*groups, small] if small else groups
+
+
+def set_gradient(parameter: nn.Parameter, local: torch.Tensor) -> None:
+    """Make `local` this rank's part of the gradient of `parameter`. The memory is shared if the
+    types are equal."""
+    local = local.to(parameter.dtype)
+    if isinstance(parameter, DTensor):
+        local = DTensor.from_local(
+            local,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+    parameter.grad = local

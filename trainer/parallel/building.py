@@ -74,7 +74,7 @@ def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
     if config.mesh.cp > 1:
         apply_context_parallel(decoder, ranks.mesh["cp"], config.parallel.context)
     train = config.train
-    apply_activation_checkpointing(decoder, train.activation_checkpointing, train.checkpoint_every)
+    apply_activation_checkpointing(decoder, train.recompute, train.checkpoint_every, config.mesh.tp)
     if train.compile:
         # Compiled recomputation of DTensor weights fails in torch 2.13: "expected all
         # tensors_saved_with_vc_check to be Tensors, got ... DeviceMesh". That of `selective` works.

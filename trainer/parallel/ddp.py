@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from orchestrator.contract.spec.types import Dtype
 from trainer.model.decoder import Decoder
 from trainer.model.regions import local_part
-from trainer.parallel.buckets import Buckets
+from trainer.parallel.buckets import Buckets, set_gradient
 from trainer.rank.ranks import Ranks
 
 
@@ -49,7 +49,6 @@ def gradients_of(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
         assert gradient is not None
         if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
             gradient = gradient.redistribute(placements=parameter.placements)
-            parameter.grad = gradient
         gradients.append(local_part(gradient))
     return gradients
 
@@ -57,22 +56,32 @@ def gradients_of(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
 def all_reduce(
     parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, dtype: torch.dtype
 ) -> Callable[[], None]:
-    """Start to average the gradients in `dtype`; the function it returns waits and stores them."""
-    gradients = gradients_of(parameters)
-    flat = torch.empty(sum(g.numel() for g in gradients), dtype=dtype, device=gradients[0].device)
-    pieces = flat.split([g.numel() for g in gradients])
-    views = [piece.view(g.shape) for piece, g in zip(pieces, gradients, strict=True)]
-    torch._foreach_copy_(views, gradients)
+    """Start to average the gradients in `dtype`, and free them. The function it returns waits, and
+    makes the parts of the averaged buffer the gradients."""
+    flat, parts = flattened(gradients_of(parameters), dtype)
+    for parameter in parameters:
+        parameter.grad = None
     work = dist.all_reduce(flat, dist.ReduceOp.AVG, group=group, async_op=True)
     assert work is not None
 
     def finish() -> None:
         work.wait()
-        for parameter, gradient, view in zip(parameters, gradients, views, strict=True):
-            if gradient.dtype == dtype and parameter.grad is gradient:
-                # The view into the bucket becomes the gradient, which saves a copy.
-                parameter.grad = view
-            else:
-                gradient.copy_(view)
+        for parameter, part in zip(parameters, parts, strict=True):
+            set_gradient(parameter, part)
 
     return finish
+
+
+def flattened(
+    gradients: Sequence[torch.Tensor], dtype: torch.dtype
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """One flat tensor of all `gradients` in `dtype`, and the part of it for each gradient. A single
+    gradient that already has this form is not copied."""
+    first = gradients[0]
+    if len(gradients) == 1 and first.dtype == dtype and first.is_contiguous():
+        return first.view(-1), [first]
+    flat = first.new_empty(sum(g.numel() for g in gradients), dtype=dtype)
+    pieces = flat.split([g.numel() for g in gradients])
+    parts = [piece.view(g.shape) for piece, g in zip(pieces, gradients, strict=True)]
+    torch._foreach_copy_(parts, list(gradients))
+    return flat, parts

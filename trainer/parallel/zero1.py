@@ -22,7 +22,7 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 from orchestrator.contract.spec.types import Dtype
 from trainer.model.decoder import Decoder
 from trainer.model.regions import local_part
-from trainer.parallel.buckets import Buckets, bucketed, trained
+from trainer.parallel.buckets import Buckets, bucketed, set_gradient, trained
 from trainer.parallel.ddp import gradients_of
 from trainer.rank.ranks import Ranks, joined
 
@@ -115,37 +115,41 @@ class Layout:
 def reduce_scatter(
     parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, dtype: torch.dtype
 ) -> Callable[[], None]:
-    """Start to average the gradients in `dtype`. The function it returns waits, sets the gradient
-    of each shard and removes that of the whole parameter."""
+    """Start to average the gradients in `dtype`, and free them. The function it returns waits, and
+    sets the gradient of each shard."""
     gradients = gradients_of(parameters)
     layout = Layout([g.shape for g in gradients], group.size())
-    everyone = gradients[0].new_empty((group.size(), sum(layout.sizes)), dtype=dtype)
-    torch._chunk_cat(gradients, dim=0, num_chunks=group.size(), out=everyone)
+    everyone = by_rank(gradients, layout, dtype)
+    for parameter in parameters:
+        parameter.grad = None
     mine = everyone.new_empty(sum(layout.sizes))
-    work = REDUCE_SCATTER(mine, everyone.view(-1), dist.ReduceOp.AVG, group=group, async_op=True)
+    work = REDUCE_SCATTER(mine, everyone, dist.ReduceOp.AVG, group=group, async_op=True)
     assert work is not None
 
     def finish() -> None:
         work.wait()
         for parameter, piece in zip(parameters, layout.pieces(mine, group.rank()), strict=True):
-            _set_shard_gradient(parameter, piece)
+            shard = shard_of(parameter)
+            assert shard is not None
+            set_gradient(shard, piece)
 
     return finish
 
 
-def _set_shard_gradient(parameter: nn.Parameter, piece: torch.Tensor) -> None:
-    shard = shard_of(parameter)
-    assert shard is not None
-    assert isinstance(shard, DTensor)
-    shard.grad = DTensor.from_local(
-        piece.to(parameter.dtype),
-        shard.device_mesh,
-        shard.placements,
-        run_check=False,
-        shape=shard.shape,
-        stride=shard.stride(),
-    )
-    parameter.grad = None
+def by_rank(gradients: Sequence[torch.Tensor], layout: Layout, dtype: torch.dtype) -> torch.Tensor:
+    """The flat buffers of all ranks, one after the other. A single gradient that already has this
+    form is not copied."""
+    first = gradients[0]
+    if len(gradients) == 1 and first.dtype == dtype and _is_even(first, layout.num_ranks):
+        return first.view(-1)
+    everyone = first.new_empty((layout.num_ranks, sum(layout.sizes)), dtype=dtype)
+    torch._chunk_cat(list(gradients), dim=0, num_chunks=layout.num_ranks, out=everyone)
+    return everyone.view(-1)
+
+
+def _is_even(whole: torch.Tensor, num_ranks: int) -> bool:
+    """The rows of each rank are one part of the memory of `whole`, without padding."""
+    return whole.is_contiguous() and whole.shape[0] % num_ranks == 0
 
 
 def gather_whole(decoder: Decoder) -> Callable[[], None] | None:
@@ -170,8 +174,12 @@ def gather_whole(decoder: Decoder) -> Callable[[], None] | None:
 
 
 def all_gather(wholes: Sequence[torch.Tensor], group: dist.ProcessGroup) -> Callable[[], None]:
-    """Start to gather the rows of all ranks. The function it returns waits and writes them into
-    `wholes`."""
+    """Start to gather the rows of all ranks into `wholes`. The function it returns waits."""
+    if len(wholes) == 1 and _is_even(wholes[0], group.size()):
+        (own,) = _rows_of(wholes, group, group.rank())
+        work = ALL_GATHER(wholes[0].view(-1), own.view(-1), group=group, async_op=True)
+        assert work is not None
+        return cast(Callable[[], None], work.wait)
     layout = Layout([whole.shape for whole in wholes], group.size())
     mine = wholes[0].new_empty(sum(layout.sizes))
     torch._foreach_copy_(layout.pieces(mine, group.rank()), _rows_of(wholes, group, group.rank()))

@@ -323,4 +323,4 @@ def zero_of(
     fabric = inventory_for(spec, environ, inventory).fabric(spec.cluster.gpus_per_host)
     real = inventory is not None or spec.cluster.gpu or spec.cluster.backend != "local"
     limit = fabric.profile.memory_bytes if fabric and real else None
-    return ZeroTable.of(shape, devices, spec.train.optimizer.name, limit)
+    return ZeroTable.of(shape, devices, spec.train.optimizer, limit)

@@ -1,5 +1,6 @@
 """How the model is trained: steps, batch, number formats, optimizer, checks and metrics."""
 
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from msgspec import Struct, field
@@ -11,6 +12,45 @@ from orchestrator.contract.spec.types import Auto, Count, Dtype
 MOST_CHUNKS, CHUNK_TOKENS = 8, 1024
 """Of `loss_chunks: auto`. Smaller chunks would make the head's products slower: each of them reads
 and writes the whole gradient of the weights."""
+ROUNDABLE = ("adamw", "adam")
+"""Optimizers whose moments may be bfloat16."""
+MOST_BETA = 0.996
+"""bfloat16 has 8 significant bits: a moment that shrinks by less than 1/256 in a step is rounded
+back to its value and never decays."""
+
+Checkpointing = Literal["none", "elementwise", "selective", "every_k", "full"]
+
+BY_OPERATION: frozenset[Checkpointing] = frozenset({"elementwise", "selective"})
+"""Modes that recompute some operations of each layer. The others recompute whole layers."""
+
+SCATTERED = frozenset({"o_proj", "down_proj"})
+"""Linear layers whose results tp reduce-scatters. The scattered results are stored."""
+
+
+def stored_products(
+    kind: Checkpointing, linears: Sequence[str], *, tp: int, open_end: bool
+) -> frozenset[int]:
+    """Positions of the products whose results a mode of `BY_OPERATION` stores.
+
+    `elementwise` stores all, `selective` every second one from the first, like torchtitan. No
+    gradient needs the result of the last product, and recomputation ends before it.
+
+    Args:
+        linears: names of the layer's linear layers, in the order of their products.
+        open_end: something after the last product stores values (an adapter or dropout), so
+            recomputation does not end before it.
+    """
+    stop = len(linears) - (not open_end)
+    found = range(0, stop, 2 if kind == "selective" else 1)
+    return frozenset(at for at in found if not (tp > 1 and linears[at] in SCATTERED))
+
+
+def repeated_products(
+    kind: Checkpointing, linears: Sequence[str], *, tp: int, open_end: bool
+) -> frozenset[int]:
+    """Positions of the products that a mode of `BY_OPERATION` computes a second time."""
+    reached = range(len(linears) - (not open_end))
+    return frozenset(reached) - stored_products(kind, linears, tp=tp, open_end=open_end)
 
 
 def chunks_of_loss(wish: int | Auto, tokens: int) -> int:
@@ -31,6 +71,36 @@ class OptimizerSpec(Struct, frozen=True, kw_only=True):
     """Momentum, if the optimizer has one."""
     beta2: Annotated[float, AtLeast(0), AtMost(0.9999)] = 0.95
     eps: Annotated[float, Above(0)] = 1.0e-8
+    state_dtype: Dtype = "float32"
+    """Number format in which `adamw` and `adam` keep their two moments between steps. A step
+    computes in float32 either way. `bfloat16` halves their memory and rounds them once per step."""
+
+    def __post_init__(self) -> None:
+        if self.state_dtype == "float32":
+            return
+        if self.name not in ROUNDABLE:
+            raise Invalid(
+                [
+                    Problem(
+                        path="state_dtype",
+                        value=self.state_dtype,
+                        limit=f"float32 for {self.name}",
+                        fix=f"set optimizer.name to {' or '.join(ROUNDABLE)}, or remove the key",
+                    )
+                ]
+            )
+        if max(self.beta1, self.beta2) > MOST_BETA:
+            raise Invalid(
+                [
+                    Problem(
+                        path="state_dtype",
+                        value=self.state_dtype,
+                        limit=f"beta1 and beta2 of at most {MOST_BETA}: with larger ones a step"
+                        " changes a moment by less than bfloat16 can represent",
+                        fix=f"set beta1 and beta2 to at most {MOST_BETA}, or remove the key",
+                    )
+                ]
+            )
 
 
 class ScheduleSpec(Struct, frozen=True, kw_only=True):
@@ -82,9 +152,11 @@ class TrainSpec(Struct, frozen=True, kw_only=True):
     """Format to which the model's output is cast before the loss; null keeps that of `dtype`."""
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
-    activation_checkpointing: Literal["none", "selective", "full", "every_k", "auto"] = "auto"
-    """Which activations are recomputed in the backward pass. `every_k`: those of every k-th layer,
-    k being `checkpoint_every`; `auto`: as few as the memory requires, none without a planner."""
+    activation_checkpointing: Checkpointing | Auto = "auto"
+    """Which activations are recomputed in the backward pass. `elementwise`: all but the results of
+    matrix products, attention and communication; `selective`: also every second product, as in
+    torchtitan; `full`: whole layers, from their inputs; `every_k`: those of every k-th layer, k
+    being `checkpoint_every`; `auto`: as few as the memory requires, none without a planner."""
     checkpoint_every: Count | None = None
     """The k of `every_k`; null is √(number of layers), rounded."""
     compile: bool = False
@@ -127,6 +199,12 @@ class TrainSpec(Struct, frozen=True, kw_only=True):
         """`dtype` of a planned or running job, in which `auto` is decided."""
         assert self.dtype != "auto"
         return self.dtype
+
+    @property
+    def recompute(self) -> Checkpointing:
+        """`activation_checkpointing` of a planned or running job, in which `auto` is decided."""
+        assert self.activation_checkpointing != "auto"
+        return self.activation_checkpointing
 
     def __post_init__(self) -> None:
         problems = []

@@ -308,7 +308,10 @@ def _replicated(setup: Setup, machine: Machine, units: Units, windows: Windows) 
     kind = "reduce-scatter" if zero1 else "all-reduce"
     sent = reduce_bytes(ranks, units.reduced)
     traffic.add(Flow(axis, kind, "gradients", sent, buckets, wire.group, total, shown), wire)
-    traffic.copied += units.trained * 2 * (FLOAT32_BYTES + COMPUTE_BYTES[setup.reduce_dtype])
+    reduce_size = COMPUTE_BYTES[setup.reduce_dtype]
+    if reduce_size != FLOAT32_BYTES:
+        # float32 gradients are reduced where they are; others are cast, and back.
+        traffic.copied += units.trained * 2 * (FLOAT32_BYTES + reduce_size)
     if zero1:
         # Updated weights are gathered as float32 after the update, without any overlap.
         whole = units.trained * FLOAT32_BYTES
@@ -317,5 +320,4 @@ def _replicated(setup: Setup, machine: Machine, units: Units, windows: Windows) 
         traffic.add(
             Flow(axis, "all-gather", "weights", sent, buckets, wire.group, total, total), wire
         )
-        traffic.copied += whole * 2
     return traffic

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from orchestrator.contract.spec.model_spec import LoraSpec
+from orchestrator.contract.spec.train_spec import Checkpointing, repeated_products
 from orchestrator.plan.cost.kernels import attention_s, matmul_s, move_s
 from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.model.shape import ModelShape
@@ -54,7 +55,8 @@ class Passes(Struct, frozen=True, kw_only=True):
     forward_ops: int = 0
     backward_ops: int = 0
     cheap: float = 0.0
-    """Part of the forward pass other than matrix products and attention."""
+    """Part of the forward pass other than attention and matrix products, except the narrow ones of
+    adapters."""
     last: float = 0.0
     """Part of the forward pass that no gradient needs: the MLP's last product and the residual."""
 
@@ -132,16 +134,15 @@ def layer_passes(machine: Machine, shape: ModelShape, part: Slice) -> Passes:
         weights=products[2],
         forward_ops=matmuls + 1 + extra[0] + tensor[0],
         backward_ops=2 * matmuls + 2 + extra[1] + tensor[1],
-        cheap=cheap[0],
+        cheap=cheap[0] + beside[0],
         last=_last(machine, shape, part),
     )
 
 
 def _last(machine: Machine, shape: ModelShape, part: Slice) -> float:
     """Seconds of the operations at a layer's end whose results no gradient needs. Recomputation
-    stops before them (`torch.utils.checkpoint`, early stop). With experts the results are weighted,
-    so their gradients need them."""
-    if shape.num_experts:
+    stops before them (`torch.utils.checkpoint`, early stop)."""
+    if shape.has_open_end(part.lora):
         return 0.0
     rows, into, out, *_ = linears(shape, part)[-1]
     kind = "float8" if part.float8 else part.dtype
@@ -169,6 +170,8 @@ class Product(NamedTuple):
     experts: int
     share: float
     """Share of the layers that have this product."""
+    first: int | None
+    """Position of the first one in `ModelShape.products`; None for the router of experts."""
     alike: int = 1
 
 
@@ -177,16 +180,19 @@ def linears(shape: ModelShape, part: Slice) -> list[Product]:
     hidden, tp, rows = shape.hidden_size, part.tp, part.rows
     query, kv = math.ceil(shape.query_size / tp), math.ceil(shape.kv_size / tp)
     if shape.fused:
-        found = [Product(rows, hidden, query + 2 * kv, 1, 1.0)]
+        found = [Product(rows, hidden, query + 2 * kv, 1, 1.0, 0)]
     else:
-        found = [Product(rows, hidden, query, 1, 1.0), Product(rows, hidden, kv, 1, 1.0, alike=2)]
-    found.append(Product(rows, query, hidden, 1, 1.0))
+        found = [
+            Product(rows, hidden, query, 1, 1.0, 0),
+            Product(rows, hidden, kv, 1, 1.0, 1, alike=2),
+        ]
+    found.append(Product(rows, query, hidden, 1, 1.0, 1 if shape.fused else 3))
     with_experts = shape.expert_layers / shape.num_layers if shape.num_experts else 0.0
     if with_experts:
         chosen = math.ceil(rows * shape.experts_per_token / shape.num_experts)
         # One kernel processes all experts, and each expert's rows are padded to whole tiles.
         together = shape.num_experts * math.ceil(chosen / EXPERT_TILE) * EXPERT_TILE
-        found.append(Product(rows, hidden, shape.num_experts, 1, with_experts))
+        found.append(Product(rows, hidden, shape.num_experts, 1, with_experts, None))
         inner = math.ceil(shape.intermediate_size / tp)
         found += _mlp(shape, together, inner, shape.num_experts, with_experts)
     if with_experts < 1:
@@ -199,28 +205,51 @@ def _mlp(
     shape: ModelShape, rows: int, inner: int, experts: int, share: float
 ) -> tuple[Product, Product]:
     hidden, ways_up = shape.hidden_size, 2 if shape.gated else 1
+    last = len(shape.products) - 1
     return (
-        Product(rows, hidden, inner, experts, share, alike=ways_up),
-        Product(rows, inner, hidden, experts, share),
+        Product(rows, hidden, inner, experts, share, last - ways_up, alike=ways_up),
+        Product(rows, inner, hidden, experts, share, last),
     )
 
 
 def _products(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float, float]:
     kind = "float8" if part.float8 else part.dtype
     forward = inputs = weights = 0.0
-    for rows, into, out, experts, of_layers, alike in linears(shape, part):
+    for product in linears(shape, part):
+        rows, into, out, experts, of_layers, _, alike = product
         share = of_layers * alike
-        # The weights of all experts are read, even if an expert has few rows.
-        least = move_s(machine, experts * into * out * COMPUTE_BYTES[kind]) if experts > 1 else 0.0
-        forward += share * max(least, matmul_s(machine, rows, out, into, kind))
-        inputs += share * max(least, matmul_s(machine, rows, into, out, kind))
+        forward += share * _forward(machine, part, product)
+        turned = product._replace(into=out, out=into)
+        inputs += share * _forward(machine, part, turned)
         if part.lora is None:
             weights += share * matmul_s(machine, into, experts * out, rows // experts, kind)
-        if part.float8:
-            cast = share * FLOAT8_BYTES[part.compiled] / 2
-            forward += move_s(machine, cast * rows * into)
-            inputs += move_s(machine, cast * rows * out)
     return forward, inputs, weights
+
+
+def _forward(machine: Machine, part: Slice, product: Product) -> float:
+    """Seconds of one product, with the cast of its input for float8."""
+    kind = "float8" if part.float8 else part.dtype
+    rows, into, out, experts, *_ = product
+    seconds = matmul_s(machine, rows, out, into, kind)
+    if experts > 1:
+        # The weights of all experts are read, even if an expert has few rows.
+        seconds = max(seconds, move_s(machine, experts * into * out * COMPUTE_BYTES[kind]))
+    if part.float8:
+        seconds += move_s(machine, FLOAT8_BYTES[part.compiled] / 2 * rows * into)
+    return seconds
+
+
+def repeated_s(machine: Machine, shape: ModelShape, part: Slice, kind: Checkpointing) -> float:
+    """Seconds of the products of a layer that a mode of `BY_OPERATION` computes again."""
+    names = [name for name, _ in shape.products]
+    open_end = shape.has_open_end(part.lora)
+    again = repeated_products(kind, names, tp=part.tp, open_end=open_end)
+    return sum(
+        product.share * _forward(machine, part, product)
+        for product in linears(shape, part)
+        for position in again
+        if product.first is not None and product.first <= position < product.first + product.alike
+    )
 
 
 def attention_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float]:

@@ -81,7 +81,7 @@ def _products(machine: Machine, shape: ModelShape, part: Slice) -> list[float]:
     kind = "float8" if part.float8 else part.dtype
     return [
         alike * share * least_matmul_s(machine, 2.0 * rows * into * out, inner, kind)
-        for rows, into, out, experts, share, alike in linears(shape, part)
+        for rows, into, out, experts, share, _, alike in linears(shape, part)
         for inner in (into, out, *([] if part.lora else [rows // experts]))
     ]
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from msgspec import Struct
 
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.contract.spec.train_spec import BY_OPERATION, Checkpointing
 from orchestrator.plan.cost.dp_traffic import Windows
 from orchestrator.plan.cost.layers import (
     Passes,
@@ -14,6 +15,7 @@ from orchestrator.plan.cost.layers import (
     embedding_passes,
     head_passes,
     layer_passes,
+    repeated_s,
 )
 from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.cost.tp_cp_traffic import (
@@ -24,7 +26,6 @@ from orchestrator.plan.cost.tp_cp_traffic import (
     tensor_traffic,
 )
 from orchestrator.plan.model.shape import ModelShape
-from orchestrator.plan.setup import Checkpointing
 from orchestrator.plan.stages import StageLayers, layers_along_pp
 
 UNIT_CALLS = 3
@@ -82,8 +83,8 @@ class Layer(Struct, frozen=True, kw_only=True):
     """Share of the layers whose forward pass is recomputed."""
     recompute: float
     """Seconds to recompute one layer."""
-    repeats_traffic: bool
-    """Recomputation repeats the collectives too."""
+    whole: bool
+    """Recomputation repeats the whole forward pass, not some of its operations."""
 
     @property
     def compute(self) -> float:
@@ -131,15 +132,17 @@ def _layer(machine: Machine, shape: ModelShape, part: Slice, options: PassOption
     if part.cp > 1:
         more, merging = context_traffic(machine, shape, part)
         traffic += more
-    full = options.checkpointing in ("full", "every_k")
+    kind = options.checkpointing
+    recompute, whole = passes.forward - passes.last + merging, kind not in BY_OPERATION
+    if not whole:
+        recompute = passes.cheap + repeated_s(machine, shape, part, kind)
     return Layer(
         passes=passes,
         merging=merging,
         traffic=traffic,
         repeated=_repeated(shape, options),
-        # "selective" stores products, attention and collectives, and recomputes everything else.
-        recompute=passes.forward - passes.last + merging if full else passes.cheap,
-        repeats_traffic=full,
+        recompute=recompute,
+        whole=whole,
     )
 
 
@@ -191,7 +194,8 @@ def _stage(
 
 def _total(layer: Layer, traffic: AxisTraffic, rank: StageLayers) -> Times:
     """Sum over all layers of a rank: forward, recomputation and backward."""
-    times = 1 + (layer.repeated * traffic.again if layer.repeats_traffic else 0.0)
+    again = traffic.again if layer.whole else traffic.again_by_operation
+    times = 1 + layer.repeated * again
     layers, forward, backward = rank.layers, traffic.forward, traffic.backward
     return Times(
         sent=layers * (forward.sent * times + backward.sent),

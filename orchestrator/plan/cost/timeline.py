@@ -19,6 +19,8 @@ from orchestrator.plan.stages import layers_along_pp, most_sends
 OPTIMIZER_BYTES = {"adamw": 28, "adam": 28, "nadam": 60, "radam": 60, "adafactor": 60, "sgd": 28}
 """Bytes read and written per parameter. Fused Adam reads four float32 values and writes three; the
 others run several operations."""
+ROUNDING_BYTES = 24
+"""Bytes per parameter to make two narrow moments float32, and to round them again."""
 CLIP_BYTES = 12
 """Bytes per parameter to compute the gradient norm and to scale the gradients."""
 TOTALS_BYTES = 128
@@ -177,7 +179,8 @@ def _optimizer(setup: Setup, machine: Machine, units: Units) -> float:
     shards = {"fsdp": mesh.dp_shard, "zero1": mesh.dp_replicate, "ddp": 1}[setup.data]
     own = units.trained / (shards if setup.data == "ddp" else shards * mesh.cp)
     rate = machine.calibration.host_memory if setup.cpu_offload else machine.memory_bytes_per_s
-    update = own * (OPTIMIZER_BYTES[setup.optimizer] + CLIP_BYTES) / rate
+    rounding = ROUNDING_BYTES if setup.state_dtype != "float32" else 0
+    update = own * (OPTIMIZER_BYTES[setup.optimizer] + CLIP_BYTES + rounding) / rate
     return update + machine.wire(mesh.world_size, 1).all_reduce_s(TOTALS_BYTES)
 
 

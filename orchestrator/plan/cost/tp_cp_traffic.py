@@ -34,7 +34,9 @@ class AxisTraffic(Struct, frozen=True, kw_only=True):
     forward: Times
     backward: Times
     again: float = 1.0
-    """Share of the forward traffic that full recomputation repeats."""
+    """Share of the forward traffic that recomputation of the whole layer repeats."""
+    again_by_operation: float = 0.0
+    """The same for `elementwise` and `selective`, which store most results."""
 
 
 def tensor_traffic(machine: Machine, shape: ModelShape, part: Slice) -> tuple[AxisTraffic, ...]:
@@ -42,7 +44,8 @@ def tensor_traffic(machine: Machine, shape: ModelShape, part: Slice) -> tuple[Ax
 
     The inputs of attention and MLP are gathered, and their outputs are reduce-scattered; the
     backward pass mirrors this (Korthikanti et al. 2022, section 4.2.2). Nothing overlaps with it.
-    Recomputation does not need the layer's output, so it stops before the last reduce-scatter.
+    Recomputation does not need the layer's output, so it stops before the last reduce-scatter. The
+    modes that recompute by operation store what is reduce-scattered, but not what is gathered.
     """
     each = _of_hidden_states(machine, shape, part, 2)
     group = machine.wire(part.tp, 1).group
@@ -55,8 +58,12 @@ def tensor_traffic(machine: Machine, shape: ModelShape, part: Slice) -> tuple[Ax
             forward=each,
             backward=each,
             again=again,
+            again_by_operation=by_operation,
         )
-        for collective, again in (("all-gather", 1.0), ("reduce-scatter", 0.5))
+        for collective, again, by_operation in (
+            ("all-gather", 1.0, 1.0),
+            ("reduce-scatter", 0.5, 0.0),
+        )
     )
 
 

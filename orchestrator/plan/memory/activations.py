@@ -13,8 +13,13 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from orchestrator.contract.spec.model_spec import LoraSpec
+from orchestrator.contract.spec.train_spec import (
+    BY_OPERATION,
+    Checkpointing,
+    stored_products,
+)
 from orchestrator.plan.model.shape import ModelShape
-from orchestrator.plan.setup import Checkpointing, Setup
+from orchestrator.plan.setup import Setup
 from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES
 
 
@@ -85,14 +90,13 @@ def _layer(
     parts = _Parts.of(shape, tp, values, ulysses, lora)
     plain = _usages(shape, tp, values, parts, lora)
     hidden = shape.hidden_size * values.hidden / tp
-    kept = {"none": parts.whole, "selective": _by_matmuls(shape, tp, values, ulysses)}.get(
-        kind, hidden
-    )
-    # Some stored tensors are also recomputed, and then they exist twice.
-    twice = {"none": 0.0, "full": hidden, "selective": _twice(shape, tp, values.size)}[kind]
-    if values.autocast:
-        # The first norm uses the stored input without a cast, so it is not there twice.
-        twice -= {"none": 0.0, "full": hidden, "selective": 0.0}[kind]
+    kept = parts.whole if kind == "none" else hidden
+    # The stored input is there besides what the first norm stores, its cast copy. Under autocast
+    # the norm uses the input itself.
+    twice = 0.0 if kind == "none" or values.autocast else hidden
+    if kind in BY_OPERATION:
+        kept += _by_operation(shape, tp, values, ulysses, kind, lora)
+        twice += _unneeded(shape, tp, values, lora)
     return Layer(
         whole=parts.whole,
         kept=kept,
@@ -186,27 +190,30 @@ def _mlp(shape: ModelShape, size: int, targets: set[str] | None) -> float:
     return routed + shape.num_experts * 2 * FLOAT32_BYTES
 
 
-def _by_matmuls(shape: ModelShape, tp: int, values: _Values, ulysses: bool) -> float:
-    """Bytes that `selective` stores: the layer's input and the outputs of matrix products and
-    attention.
+def _by_operation(
+    shape: ModelShape,
+    tp: int,
+    values: _Values,
+    ulysses: bool,
+    kind: Checkpointing,
+    lora: LoraSpec | None,
+) -> float:
+    """Bytes that `elementwise` and `selective` store besides the layer's input: outputs of products
+    and of attention; with tp also the two scattered outputs."""
+    names = [name for name, _ in shape.products]
+    stored = stored_products(kind, names, tp=tp, open_end=shape.has_open_end(lora))
+    outputs = sum(outputs for at, (_, outputs) in enumerate(shape.products) if at in stored)
+    outputs += shape.query_size * (1 + ulysses)
+    scattered = 2 * shape.hidden_size * values.hidden * (tp > 1)
+    return (outputs * values.size + scattered + shape.num_heads * FLOAT32_BYTES) / tp
 
-    Two products have full-width outputs on each tp rank, before they are reduce-scattered. With tp,
-    the two gathered inputs and the two scattered outputs are stored too.
-    """
-    experts = shape.experts_per_token if shape.num_experts else 1
-    split = 2 * shape.query_size + 2 * shape.kv_size + experts * shape.up_size
-    split += shape.query_size * ulysses + shape.hidden_size * (3 if tp > 1 else 1)
-    whole = shape.hidden_size * (4 if tp > 1 else 1 + experts)
-    wider = shape.hidden_size * (1 / tp + 2 * (tp > 1)) * (values.hidden - values.size)
-    return (whole + split / tp) * values.size + wider + shape.num_heads * FLOAT32_BYTES / tp
 
-
-def _twice(shape: ModelShape, tp: int, size: int) -> float:
-    """Bytes that `selective` stores although no gradient needs them: the layer's input, and the
-    outputs of its last two matrix products."""
-    if tp == 1:
-        return 2 * shape.hidden_size * size
-    return (2 + 3 / tp) * shape.hidden_size * size
+def _unneeded(shape: ModelShape, tp: int, values: _Values, lora: LoraSpec | None) -> float:
+    """Bytes of stored outputs that no gradient needs, so they stay until the layer is done."""
+    _, outputs = shape.products[-1]
+    if tp > 1:
+        return outputs * values.hidden / tp
+    return outputs * values.size if shape.has_open_end(lora) else 0.0
 
 
 def _usages(

@@ -17,7 +17,13 @@ from orchestrator.inventory.profile import Fabric
 from orchestrator.plan.memory.activations import layer_of
 from orchestrator.plan.memory.peak_range import peak_range
 from orchestrator.plan.memory.reserve import reserve_bytes
-from orchestrator.plan.memory.states import MASTER_BYTES, States, states_of, units_of
+from orchestrator.plan.memory.states import (
+    MASTER_BYTES,
+    States,
+    states_of,
+    units_of,
+    update_bytes,
+)
 from orchestrator.plan.memory.timeline import Usage, usages_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Setup
@@ -137,7 +143,7 @@ def _rank(setup: Setup, number: int, rank: StageRank) -> _Rank:
     states = states_of(setup, rank, units)
     boundaries, usages = boundary_bytes(setup, rank), usages_of(setup, rank, units, states)
     kept = states.parameters + states.optimizer + boundaries
-    update = 0 if states.host else states.gradients
+    update = 0 if states.host else states.gradients + update_bytes(setup, states)
     peak = kept + max(update, math.ceil(max(map(sum, usages))))
     return _Rank(number, states, boundaries, usages, peak)
 

@@ -14,10 +14,13 @@ from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES, LARGE, NF4_BYT
 from orchestrator.plan.stages import StageRank
 
 MASTER_BYTES = FLOAT32_BYTES
-"""Bytes of a master weight, of its gradient, and of each moment. They are float32 for any dtype."""
+"""Bytes of a master weight and of its gradient. They are float32 for any dtype."""
 MOMENTS = {"adamw": 2, "adam": 2, "nadam": 2, "radam": 2, "adafactor": 0, "sgd": 1}
-"""float32 values per weight in the optimizer. Adafactor keeps only sums of rows and columns, which
-are few (Shazeer and Stern 2018)."""
+"""Values per weight in the optimizer. Adafactor keeps only sums of rows and columns, which are few
+(Shazeer and Stern 2018)."""
+UPDATED_AT_ONCE = 2**24
+"""Values whose moments exist in float32 too during an update of narrower ones
+(`trainer/optimizer.py`)."""
 
 
 class PerParameter(Struct, frozen=True, kw_only=True):
@@ -199,7 +202,7 @@ class States(Struct, frozen=True):
 def states_of(setup: Setup, rank: StageRank, units: Units) -> States:
     every, sharded = units.all, setup.data == "fsdp"
     trained = every if setup.lora is None else adapters(setup, rank)
-    moments = MASTER_BYTES * MOMENTS[setup.optimizer]
+    moments = COMPUTE_BYTES[setup.state_dtype] * MOMENTS[setup.optimizer]
     parameters = MASTER_BYTES * (trained.shard if sharded else trained.whole)
     if setup.lora is not None:
         parameters += frozen_bytes(setup, units)
@@ -210,6 +213,14 @@ def states_of(setup: Setup, rank: StageRank, units: Units) -> States:
         return States(parameters, gradients, optimizer, trained, {})
     host = {"parameters": parameters, "gradients": gradients, "optimizer": optimizer}
     return States(0, 0, 0, trained, host)
+
+
+def update_bytes(setup: Setup, states: States) -> int:
+    """Bytes of temporary values on the device during the optimizer step."""
+    if setup.state_dtype == "float32" or states.host:
+        return 0
+    own = states.trained.whole if setup.data == "ddp" else states.trained.shard
+    return min(UPDATED_AT_ONCE, own) * FLOAT32_BYTES * MOMENTS[setup.optimizer]
 
 
 def adapters(setup: Setup, rank: StageRank) -> Piece:

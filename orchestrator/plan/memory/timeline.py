@@ -415,25 +415,27 @@ class _Gradients(NamedTuple):
 
 
 def _replicated(rank: _Rank, states: States) -> Iterator[Usage]:
-    """Without FSDP: gradients stay, and under DDP and ZeRO-1 each bucket buffer lives until the
-    last bucket is done."""
+    """Without FSDP: gradients stay. Under DDP and ZeRO-1 the buffer of a bucket replaces its
+    gradients, and lives until the last bucket is done."""
     setup, units, size = rank.setup, rank.units, rank.size
     whole = states.trained.whole * MASTER_BYTES
     per_layer = states.trained.whole // max(1, units.layers) if setup.lora else units.layer.whole
     # Autocast keeps cast copies of the matrices: all until the end of the forward pass, and those
-    # of layers without recomputation until the backward pass.
+    # of layers without recomputation until the backward pass. Each micro batch has its own.
     cast = 0 if size == MASTER_BYTES else size
+    casts = cast * (rank.kept - 1) * rank.plain(units.layers) * units.layer.whole
     ends = units.head.whole + units.late_root.whole
     first = 0 if setup.lora else ends
-    bucket = _bucket_bytes(setup, states)
+    more = _bucket_bytes(setup, states) - MASTER_BYTES
     if rank.has_loss:
         loss, all_layers = rank.loss, units.layers * units.layer.whole
         summed = whole if rank.accumulates else 0
-        yield Usage(summed, cast * all_layers, loss.activations)
+        yield Usage(summed, casts + cast * all_layers, loss.activations)
         if is_nf4(setup):
             yield Usage(summed, 0, rank.dequantising(None), 0, dequantised(setup))
         plain = rank.plain(units.layers) * units.layer.whole
-        yield Usage(summed, cast * (plain + ends), loss.activations, loss.logits, loss.temporary)
+        gathered = casts + cast * (plain + ends)
+        yield Usage(summed, gathered, loss.activations, loss.logits, loss.temporary)
     for done in rank.peak_candidates:
         computed = per_layer * done + first
         # A tied head's gradient waits for that of the embedding. A pipeline averages at its end.
@@ -441,25 +443,42 @@ def _replicated(rank: _Rank, states: States) -> Iterator[Usage]:
         in_buckets = computed - waits if setup.mesh.pp == 1 else 0
         left = units.layers - 1 - done
         peak = rank.layer_back(done)
+        gradients = whole if rank.accumulates else computed * MASTER_BYTES + peak.weights
         yield Usage(
-            gradients=whole if rank.accumulates else computed * MASTER_BYTES + peak.weights,
-            gathered=cast * units.layer.whole * (rank.plain(left) + 1),
+            gradients=gradients + in_buckets * more,
+            gathered=casts + cast * units.layer.whole * (rank.plain(left) + 1),
             activations=peak.activations,
-            temporary=in_buckets * bucket,
             # With accumulation, the gradient of each weight is temporary.
             correction=0 if rank.accumulates else peak.correction,
         )
         if is_nf4(setup):
             yield Usage(whole, 0, rank.dequantising(done), 0, dequantised(setup))
-    yield Usage(gradients=whole, activations=rank.others, temporary=states.trained.whole * bucket)
+    # The gradient of the embedding comes last. It is added to that of former micro batches, and a
+    # buffer with padded rows is a copy of it.
+    copies = rank.accumulates + _is_padded(setup, states)
+    last = 0 if setup.lora else units.embedding.whole
+    yield Usage(
+        # Averages in another type become float32 gradients one bucket after the other.
+        gradients=whole + max(0, states.trained.whole * more),
+        gathered=casts,
+        activations=rank.others
+        + setup.shape.hidden_size * rank.hidden_bytes * rank.tokens / setup.mesh.tp,
+        temporary=last * MASTER_BYTES * copies,
+    )
+
+
+def _is_padded(setup: Setup, states: States) -> bool:
+    """The rows that ZeRO-1 reduce-scatters do not divide by the ranks."""
+    is_even = states.trained.shard * shard_count(setup) == states.trained.whole
+    return setup.data == "zero1" and not is_even
 
 
 def _bucket_bytes(setup: Setup, states: States) -> float:
-    """Bytes of bucket buffers per gradient element. ZeRO-1 has the padded input of the
-    reduce-scatter, and this rank's rows of the result."""
+    """Bytes per gradient element of a bucket that is being reduced. ZeRO-1 has the padded input of
+    the reduce-scatter, and this rank's rows of the result."""
     ranks = shard_count(setup)
     if ranks == 1:
-        return 0
+        return MASTER_BYTES
     rows = 1.0
     if setup.data == "zero1":
         rows = states.trained.shard * (ranks + 1) / states.trained.whole

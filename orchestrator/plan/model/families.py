@@ -148,6 +148,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "n_positions": 1024,
         "tie_word_embeddings": True,
         "attn_pdrop": 0.1,
+        "resid_pdrop": 0.1,
     },
 }
 """Defaults of transformers 5: of `LlamaConfig` and so on, after their constructors ran."""
@@ -168,7 +169,7 @@ FLAGS = frozenset({"tie_word_embeddings", "attention_bias", "mlp_bias", "use_sli
 OPTIONAL = frozenset({"num_key_value_heads", "head_dim", "n_inner", "sliding_window"})
 LAYERS = frozenset({"mlp_only_layers"})
 """Keys that hold lists of layer indices."""
-RATES = frozenset({"attention_dropout", "attn_pdrop"})
+RATES = frozenset({"attention_dropout", "attn_pdrop", "resid_pdrop"})
 TRAINABLE = frozenset({"llama", "mistral", "qwen2", "qwen3", "gpt2"})
 """Model types that the bundled trainer supports. A test compares with its `model/families.py`."""
 GEMMAS = frozenset({"gemma", "gemma2", "gemma3_text"})
@@ -297,6 +298,7 @@ def _gpt2(values: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": hidden // heads,
         "max_positions": values["n_positions"],
         "attention_dropout": values["attn_pdrop"],
+        "residual_dropout": values["resid_pdrop"],
         "qkv_bias": True,
         "out_bias": True,
         "mlp_bias": True,

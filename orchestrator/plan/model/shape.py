@@ -2,6 +2,8 @@
 
 from msgspec import Struct
 
+from orchestrator.contract.spec.model_spec import LoraSpec
+
 
 # A search looks the shape up in caches thousands of times.
 class ModelShape(Struct, frozen=True, kw_only=True, cache_hash=True):
@@ -40,6 +42,8 @@ class ModelShape(Struct, frozen=True, kw_only=True, cache_hash=True):
     fused: bool = False
     """Query, key and value share one projection, which tp cannot split."""
     attention_dropout: float = 0.0
+    residual_dropout: float = 0.0
+    """Of the results of attention and MLP."""
     window: int | None = None
     """Tokens of a sliding attention window. None: full attention. 0: other kinds of attention."""
     linear: tuple[tuple[str, int, int], ...] = ()
@@ -70,6 +74,25 @@ class ModelShape(Struct, frozen=True, kw_only=True, cache_hash=True):
     def mlp_matrices(self) -> int:
         """Weights of the MLP, or of one expert."""
         return self.hidden_size * (self.up_size + self.intermediate_size)
+
+    @property
+    def products(self) -> tuple[tuple[str, int], ...]:
+        """The matrix products of a decoder layer in their order: the name of the linear layer, and
+        its outputs per token. The products of all experts of a token count as one."""
+        products = tuple((name, outputs) for name, _, outputs in self.linear)
+        if not self.num_experts:
+            return products
+        inner = self.experts_per_token * self.intermediate_size
+        outputs = self.experts_per_token * self.hidden_size
+        up = ("gate_proj", "up_proj") if self.gated else ("up_proj",)
+        return (*products, *((name, inner) for name in up), ("down_proj", outputs))
+
+    def has_open_end(self, lora: LoraSpec | None) -> bool:
+        """Something after a layer's last product stores values: its adapter, dropout, or the
+        weights of experts."""
+        name, _ = self.products[-1]
+        adapted = lora is not None and name in lora.target_modules
+        return adapted or self.residual_dropout > 0 or self.num_experts > 0
 
     @property
     def router(self) -> int:

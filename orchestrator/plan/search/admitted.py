@@ -3,6 +3,7 @@
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.contract.spec.train_spec import Checkpointing
 from orchestrator.plan.search.meshes import divisors, meshes, sequences_per_pass, world_size
 from orchestrator.plan.search.rule import Case, Request
 from orchestrator.plan.search.rule_checks import splits_backward
@@ -13,7 +14,7 @@ from orchestrator.plan.search.rules import (
     first_refusal,
     wished_pipelines,
 )
-from orchestrator.plan.setup import Checkpointing, Reduction
+from orchestrator.plan.setup import Reduction
 from orchestrator.plan.stages import can_run
 
 
@@ -105,7 +106,7 @@ def checkpointings(spec: JobSpec, pp: int, pipeline: PipelineSpec) -> tuple[Chec
     some: tuple[Checkpointing, ...] = ("every_k",) if spec.train.checkpoint_every else ()
     # The rule `zbv-selective` refuses it there, so `auto` must not choose it.
     if not splits_backward(pp, pipeline):
-        some = ("selective", *some)
+        some = ("elementwise", "selective", *some)
     return ("none", *some, "full")
 
 

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory, Rejected
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.contract.spec.train_spec import Checkpointing
 from orchestrator.plan.cost.layers import Slice
 from orchestrator.plan.cost.lower_bound import LowerBound, lower_bound_of, lower_bound_s
 from orchestrator.plan.cost.machine import machine_of
@@ -38,7 +39,7 @@ from orchestrator.plan.search.families import Bar, rejected_families
 from orchestrator.plan.search.meshes import meshes
 from orchestrator.plan.search.rules import first_refusal
 from orchestrator.plan.search.search_space import RANKS, Option, Rank, Space, standing_bytes
-from orchestrator.plan.setup import Checkpointing, Setup, setup_of
+from orchestrator.plan.setup import Setup, setup_of
 
 SHOWN = 5
 """Alternatives beside the best mesh."""

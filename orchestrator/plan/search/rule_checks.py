@@ -10,6 +10,7 @@ from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD, demand
+from orchestrator.contract.spec.train_spec import BY_OPERATION
 from orchestrator.inventory.profile import blocks_hold
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.search.meshes import divisors, sequences_per_pass, world_size
@@ -277,10 +278,10 @@ def splits_backward(pp: int, pipeline: PipelineSpec) -> bool:
 
 def split_selective(case: Case) -> Broken | None:
     kind = case.spec.train.activation_checkpointing
-    if kind != "selective" or not splits_backward(case.mesh.pp, case.pipeline):
+    if kind not in BY_OPERATION or not splits_backward(case.mesh.pp, case.pipeline):
         return None
     return Broken(
-        f"{SPLITS_BACKWARD} runs two backward passes per layer, but selective recomputation"
+        f"{SPLITS_BACKWARD} runs two backward passes per layer, but {kind} recomputation"
         " supports only one"
     )
 

@@ -9,11 +9,12 @@ from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.inventory.profile import Fabric
 from orchestrator.plan.cost.step import step_time
 from orchestrator.plan.memory.peak_memory import Peak, peak_of
-from orchestrator.plan.memory.states import MOMENTS
+from orchestrator.plan.memory.states import MASTER_BYTES, MOMENTS
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.search.meshes import simplicity
 from orchestrator.plan.search.rule import Hosts, Request
 from orchestrator.plan.setup import Setup
+from orchestrator.plan.sizes import COMPUTE_BYTES
 
 MODEST_BYTES = 256 << 20
 """Limit of activations and logits of a CPU rank, if the planner chooses the micro batch. CPU ranks
@@ -60,8 +61,9 @@ class Space(Struct, frozen=True):
         # bound of 0 excludes nothing.
         if self.spec.parallel.fsdp.cpu_offload or self.spec.model.lora is not None:
             return 0
-        moments = MOMENTS[self.spec.train.optimizer.name]
-        return 4 * (2 + moments) * self.shape.parameters
+        optimizer = self.spec.train.optimizer
+        moments = COMPUTE_BYTES[optimizer.state_dtype] * MOMENTS[optimizer.name]
+        return (2 * MASTER_BYTES + moments) * self.shape.parameters
 
     def peak(self, setup: Setup) -> Peak:
         return peak_of(setup, self.fabric)

@@ -86,7 +86,8 @@ def _split(plan: Plan) -> list[str]:
 def _recompute(plan: Plan) -> str:
     return {
         "none": "none: all activations are kept",
-        "selective": "selective: results of matrix products and of attention are kept",
+        "elementwise": "elementwise: results of matrix products and of attention are kept",
+        "selective": "selective: results of attention and of every second product are kept",
         "full": "full: every layer, from its input",
         "every_k": "every_k: every k-th layer, from its input",
     }[plan.activation_checkpointing]

@@ -5,10 +5,13 @@ from typing import Any
 
 from msgspec import Struct
 
+from orchestrator.contract.spec.train_spec import OptimizerSpec
+from orchestrator.contract.spec.types import Dtype
 from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.memory.states import MOMENTS, ModelStates, PerParameter, model_states
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.show.tables import table
+from orchestrator.plan.sizes import COMPUTE_BYTES
 
 LEVELS = (
     "ZeRO-0  ddp: nothing sharded",
@@ -23,24 +26,26 @@ class ZeroTable(Struct, frozen=True, kw_only=True):
     parameters: int
     devices: int
     optimizer: str
+    state_dtype: Dtype = "float32"
     device_bytes: int | None
 
     @classmethod
     def of(
-        cls, shape: ModelShape, devices: int, optimizer: str, device_bytes: int | None
+        cls, shape: ModelShape, devices: int, optimizer: OptimizerSpec, device_bytes: int | None
     ) -> "ZeroTable":
         return cls(
             model_type=shape.model_type,
             parameters=shape.parameters,
             devices=devices,
-            optimizer=optimizer,
+            optimizer=optimizer.name,
+            state_dtype=optimizer.state_dtype,
             device_bytes=device_bytes,
         )
 
     @property
     def policies(self) -> Mapping[str, PerParameter]:
-        """Bytes per weight, by how weights are stored; moments are always float32."""
-        moments = 4 * MOMENTS[self.optimizer]
+        """Bytes per weight, by how weights are stored; moments are the same for both."""
+        moments = COMPUTE_BYTES[self.state_dtype] * MOMENTS[self.optimizer]
         return {
             "float32 master weights and gradients (the trainer's)": PerParameter(
                 weights=4, gradients=4, optimizer=moments
@@ -60,9 +65,10 @@ class ZeroTable(Struct, frozen=True, kw_only=True):
 
 def describe_zero(found: ZeroTable) -> str:
     head = ["", "weights", "gradients", "moments", "total"]
+    kind = "" if found.state_dtype == "float32" else f" with {found.state_dtype} moments"
     limit = f" of {show_bytes(found.device_bytes)}" if found.device_bytes else ""
     lines = [
-        f"{found.model_type} with {found.parameters:,} parameters and {found.optimizer} on"
+        f"{found.model_type} with {found.parameters:,} parameters and {found.optimizer}{kind} on"
         f" {found.devices:,} devices{limit}: bytes per device",
     ]
     for policy in found.policies:

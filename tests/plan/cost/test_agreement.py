@@ -88,7 +88,7 @@ def test_planner_and_trainer_agree_with_several_micro_batches(parallel: dict[str
     agree(parallel, micro_batches=3)
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("checkpointing", ["none", "elementwise", "selective", "full"])
 def test_planner_and_trainer_agree_on_tensor_parallel_with_recomputation(
     checkpointing: str,
 ) -> None:

@@ -164,9 +164,18 @@ def test_full_recomputation_repeats_all_traffic_but_the_last_result() -> None:
     assert bytes_sent(full, "tp", "reduce-scatter") - ends == pytest.approx(scattered * 5 / 4)
 
 
-def test_selective_recomputation_repeats_no_traffic() -> None:
-    plain, selective = (setup(mesh=Mesh(tp=8), checkpointing=k) for k in ("none", "selective"))
-    assert bytes_sent(plain, "tp", "all-gather") == bytes_sent(selective, "tp", "all-gather")
+@pytest.mark.parametrize("kind", ["elementwise", "selective"])
+def test_recomputation_by_operation_repeats_only_gathers(kind: str) -> None:
+    plain, other, full = (
+        setup(mesh=Mesh(tp=8), checkpointing=each) for each in ("none", kind, "full")
+    )
+    scattered = [bytes_sent(one, "tp", "reduce-scatter") for one in (plain, other)]
+    assert scattered[0] == scattered[1]
+    assert bytes_sent(other, "tp", "all-gather") == bytes_sent(full, "tp", "all-gather")
+    plain, other = (
+        setup(mesh=Mesh(cp=8), context="all_gather", checkpointing=each) for each in ("none", kind)
+    )
+    assert bytes_sent(plain, "cp", "all-gather") == bytes_sent(other, "cp", "all-gather")
 
 
 def test_stages_send_hidden_states_and_gradients() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from msgspec.structs import replace
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.model_presets import PRESETS
@@ -61,12 +62,28 @@ def test_more_recomputation_keeps_less() -> None:
     shape = shape_of(LLAMA3_8B)
     kept = {
         kind: items_of(shape=shape, checkpointing=kind, dtype="bfloat16")["activations"]
-        for kind in ("none", "selective", "every_k", "full")
+        for kind in ("none", "elementwise", "selective", "every_k", "full")
     }
-    assert kept["full"] < kept["selective"] < kept["none"]
+    assert kept["full"] < kept["selective"] < kept["elementwise"] < kept["none"]
     assert kept["full"] < kept["every_k"] < kept["none"]
     # Full checkpointing frees well over half (Korthikanti et al. 2022).
     assert kept["full"] < 0.2 * kept["none"]
+
+
+@pytest.mark.parametrize("tp", [1, 8])
+def test_selective_keeps_no_more_than_torchtitan(tp: int) -> None:
+    """torchtitan's `selective` of Llama 3 405B: the layer's input, attention's output, and the
+    results of query, value, gate and last product. With tp it also keeps the two scattered results,
+    and the last product is as wide as the model on each rank."""
+    shape = shape_of(PRESETS["llama3-405b"])
+    hidden, inner, kv = 16384, 53248, 1024
+    split = 4 * hidden + kv + inner if tp == 1 else 5 * hidden + kv + inner
+    of_torchtitan = 2 * (split / tp + hidden * (tp > 1))
+    own = setup(shape=shape, mesh=Mesh(tp=tp), checkpointing="selective", dtype="bfloat16")
+    kept = layer_of(own).kept
+    assert kept == pytest.approx(of_torchtitan - 2 * hidden, rel=0.01)
+    every = layer_of(replace(own, checkpointing="elementwise")).kept
+    assert every / kept == pytest.approx({1: 1.68, 8: 1.40}[tp], abs=0.01)
 
 
 def test_a_larger_k_keeps_more() -> None:

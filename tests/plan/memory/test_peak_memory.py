@@ -12,10 +12,12 @@ from orchestrator.inventory.profile import Fabric
 from orchestrator.inventory.profiles import load_profile
 from orchestrator.plan.memory.peak_memory import memories_of, memory_of, min_peak_bytes
 from orchestrator.plan.memory.reserve import RESERVE
+from orchestrator.plan.memory.states import states_of, update_bytes
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.setup import Setup
-from tests.plan.memory.setups import SETUP, items_of, pipeline, setup, units
+from tests.plan.memory.setups import SETUP, items_of, pipeline, ranks_of, setup, units
 from tests.plan.model.models import LLAMA3_8B
+from trainer.optimizer import CHUNK
 
 powers = st.sampled_from([1, 2, 4])
 setups = st.builds(
@@ -24,7 +26,7 @@ setups = st.builds(
     mesh=st.builds(Mesh, pp=powers, dp_replicate=powers, dp_shard=powers, cp=powers, tp=powers),
     micro_batch_size=powers,
     micro_batches=st.sampled_from([4, 8]),
-    checkpointing=st.sampled_from(["none", "selective", "full", "every_k"]),
+    checkpointing=st.sampled_from(["none", "elementwise", "selective", "full", "every_k"]),
     dtype=st.sampled_from(["float32", "bfloat16"]),
     reshard=st.sampled_from([True, False, 2]),
     backward_prefetch=st.sampled_from([0, 1, 3]),
@@ -73,11 +75,28 @@ def test_weights_that_stay_gathered_need_memory_for_the_whole_model() -> None:
     assert deep - freed == 4 * shape.layer_parameters
 
 
-def test_replicas_average_gradients_in_buckets() -> None:
+def test_buckets_replace_the_gradients_that_they_average() -> None:
     one, many = (items_of(mesh=Mesh(dp_replicate=n), data="ddp") for n in (1, 4))
-    assert one["temporary"] == 4 * SETUP.shape.vocab_size * SETUP.shape.hidden_size
-    assert many["temporary"] == 4 * SETUP.shape.parameters
-    assert items_of(mesh=Mesh(dp_replicate=4), data="ddp")["gathered"] == 0
+    assert many["gradients"] == one["gradients"] == 4 * SETUP.shape.parameters
+    assert many["temporary"] == one["temporary"]
+    assert many["gathered"] == 0
+    zero1 = items_of(mesh=Mesh(dp_replicate=4), data="zero1")
+    # This rank's rows of the averages are there besides the buffers that are averaged.
+    assert zero1["gradients"] == 5 * SETUP.shape.parameters
+    narrow = items_of(mesh=Mesh(dp_replicate=4), data="ddp", reduce_dtype="bfloat16")
+    assert narrow["gradients"] == many["gradients"]
+
+
+def test_bfloat16_moments_take_half_and_an_update_makes_few_of_them_wide() -> None:
+    wide, narrow = (
+        items_of(mesh=Mesh(dp_shard=4), state_dtype=kind)["optimizer"]
+        for kind in ("float32", "bfloat16")
+    )
+    assert narrow == wide / 2
+    large = setup(shape=shape_of(LLAMA3_8B), mesh=Mesh(dp_shard=8), state_dtype="bfloat16")
+    states = states_of(large, ranks_of(large)[0], units(large))
+    assert update_bytes(large, states) == 8 * CHUNK
+    assert update_bytes(replace(large, state_dtype="float32"), states) == 0
 
 
 def test_the_fullest_rank_of_a_pipeline_is_reported() -> None:
@@ -85,7 +104,7 @@ def test_the_fullest_rank_of_a_pipeline_is_reported() -> None:
     for words, stage in ((256, "pp stage 0"), (10_000_000, "pp stage 3")):
         shape = shape_of({**LLAMA3_8B, "vocab_size": words})
         four = setup(
-            shape=shape, mesh=Mesh(pp=4), micro_batches=16, micro_batch_size=4, loss_chunks=1
+            shape=shape, mesh=Mesh(pp=4), micro_batches=16, micro_batch_size=8, loss_chunks=1
         )
         memory = memory_of(four, None)
         assert memory.worst_rank == stage

@@ -94,7 +94,9 @@ spaces = st.builds(
     train=st.fixed_dictionaries(
         {
             "global_batch_size": st.sampled_from([4, 8, 12, 16]),
-            "activation_checkpointing": st.sampled_from(["auto", "auto", "selective", "full"]),
+            "activation_checkpointing": st.sampled_from(
+                ["auto", "auto", "elementwise", "selective", "full"]
+            ),
             "checkpoint_every": st.sampled_from([None, None, 2]),
             "compile": st.sampled_from([False, False, False, True]),
         }

@@ -1,5 +1,7 @@
 """The table of the levels of ZeRO."""
 
+from msgspec.structs import replace
+
 from orchestrator.plan.show.zero import ZeroTable, describe_zero, zero_json
 
 TABLE = ZeroTable(
@@ -23,6 +25,13 @@ def test_the_json_has_every_level_of_every_policy() -> None:
         "optimizer": 4e9,
         "total": 20e9,
     }
+
+
+def test_rounded_moments_take_half() -> None:
+    rounded = replace(TABLE, state_dtype="bfloat16")
+    wide, narrow = (zero_json(one)["policies"][0]["levels"][0] for one in (TABLE, rounded))
+    assert narrow["optimizer"] == wide["optimizer"] / 2
+    assert "adamw with bfloat16 moments on" in describe_zero(rounded)
 
 
 def test_a_cell_that_exceeds_the_device_is_marked() -> None:

@@ -52,7 +52,7 @@ from trainer.model.decoder import Decoder
 from trainer.model.float8 import convert
 from trainer.model.regions import local_part
 from trainer.optimizer import build_optimizer
-from trainer.parallel import building, ddp, fsdp
+from trainer.parallel import buckets, building, ddp, fsdp
 from trainer.parallel.building import build_model
 from trainer.parallel.tied import TiedWeight
 from trainer.rank.ranks import Ranks, arrange, process_group
@@ -165,8 +165,9 @@ BROKEN: dict[str, tuple[Any, str, Any]] = {
     "float8 is emulated": (building, "apply_float8", emulated_float8),
     "gradients not averaged": (ddp, "all_reduce", no_waiting),
     "updated rows not gathered": (main_module, "gather_after_step", no_gathering),
-    # This is not a fault. It changes how weights are gathered, but not the losses.
+    # These are not faults. They change how weights and gradients are sent, but not the losses.
     "embedding and head too large for the root": (fsdp, "LARGE", 1),
+    "each gradient larger than a bucket": (buckets, "BUCKET_BYTES", 1),
 }
 
 

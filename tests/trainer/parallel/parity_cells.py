@@ -100,7 +100,7 @@ def _pipeline(schedule: str, **parallel: Any) -> Cell:
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zbv")
 CONTEXTS = ("ring", "ulysses", "all_gather")
-RECOMPUTED = ("full", "selective", "every_k")
+RECOMPUTED = ("full", "selective", "elementwise", "every_k")
 
 TWO: Sequence[Cell] = (
     mesh("ddp", dp_replicate=2, data="ddp"),

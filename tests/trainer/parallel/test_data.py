@@ -34,6 +34,7 @@ from trainer.parallel.zero1 import Layout, rows
 SHARD: dict[str, Any] = {"dp_replicate": 1, "dp_shard": 2, "tp": 1}
 COPY: dict[str, Any] = {"dp_replicate": 2, "dp_shard": 1, "tp": 1}
 DDP, ZERO1 = {**COPY, "data": "ddp"}, {**COPY, "data": "zero1"}
+LARGE_GRADIENTS = "each gradient larger than a bucket"
 BF16 = {"dtype": "bfloat16"}
 CALM = {"optimizer": {"lr": 1e-3}}
 """At the learning rate 1e-2 of other cases, the gradient jumps at step 4 and amplifies rounding."""
@@ -73,9 +74,16 @@ TWO: dict[str, dict[str, Any]] = {
     },
     "ddp": {"parallel": DDP},
     "zero1": {"parallel": ZERO1},
+    "ddp without copies": {"parallel": DDP, "broken": LARGE_GRADIENTS},
+    "zero1 without copies": {"parallel": ZERO1, "broken": LARGE_GRADIENTS},
 }
 TWO_UNEVEN: dict[str, dict[str, Any]] = {
     "zero1 of uneven rows": {"parallel": ZERO1, "vocab": 257},
+    "zero1 of uneven rows without copies": {
+        "parallel": ZERO1,
+        "vocab": 257,
+        "broken": LARGE_GRADIENTS,
+    },
     "fsdp of uneven rows": {"parallel": SHARD, "vocab": 257},
 }
 ROUNDED: dict[str, dict[str, Any]] = {
@@ -85,6 +93,11 @@ ROUNDED: dict[str, dict[str, Any]] = {
     "fsdp reducing in bfloat16": {"parallel": SHARD, "reduce_dtype": "bfloat16"},
     "ddp reducing in bfloat16": {"parallel": DDP, "reduce_dtype": "bfloat16"},
     "zero1 reducing in bfloat16": {"parallel": ZERO1, "reduce_dtype": "bfloat16"},
+    "ddp reducing large gradients in bfloat16": {
+        "parallel": DDP,
+        "reduce_dtype": "bfloat16",
+        "broken": LARGE_GRADIENTS,
+    },
     "fsdp with bfloat16 logits": {"parallel": SHARD, "output_dtype": "bfloat16"},
     "ddp with bfloat16 logits": {"parallel": DDP, "output_dtype": "bfloat16"},
 }
@@ -99,6 +112,7 @@ COUNTED = {
     "ddp": DDP,
     "zero1": ZERO1,
 }
+MOMENTS = {"optimizer": {**CALM["optimizer"], "state_dtype": "bfloat16"}}
 SWITCHED = {
     "zero1 to fsdp": (ZERO1, SHARD),
     "zero1 to ddp": (ZERO1, DDP),
@@ -120,6 +134,8 @@ FOUR: dict[str, dict[str, Any]] = {
         "parallel": {"dp_replicate": 2, "dp_shard": 2, "fsdp": {"reduce_gradients": "last"}}
     },
     "ddp x tp2": {"parallel": {**DDP, "tp": 2}},
+    "ddp x tp2 without copies": {"parallel": {**DDP, "tp": 2}, "broken": LARGE_GRADIENTS},
+    "zero1 x tp2 without copies": {"parallel": {**ZERO1, "tp": 2}, "broken": LARGE_GRADIENTS},
     "zero1 x tp2, recomputing": {
         "parallel": {**ZERO1, "tp": 2},
         "activation_checkpointing": "selective",
@@ -167,12 +183,17 @@ def two(tmp_path_factory: pytest.TempPathFactory, one: Path) -> Runs:
         for micro in (4, 1):
             counted = {"parallel": parallel, "micro": micro, "steps": 1, "count": True}
             cases[f"count {name} {micro}"] = counted
+    cases["rounded moments"] = {"parallel": ZERO1, **MOMENTS}
     runs.do(2, cases)
     for part, stop_after in ((0, 3), (1, None)):
         again = {
             name: {"parallel": parallel[part], "stop_after": stop_after}
             for name, parallel in SWITCHED.items()
         }
+        resumed = {"parallel": (SHARD, ZERO1)[part], "stop_after": stop_after, **MOMENTS}
+        again["rounded moments, from fsdp to zero1"] = resumed
+        again["rounded moments, resumed"] = {**resumed, "parallel": ZERO1}
+        again["rounded moments, then exact ones"] = {**resumed, **(MOMENTS, CALM)[part]}
         runs.do(2, again)
     return runs
 
@@ -238,6 +259,21 @@ def test_a_run_resumes_with_another_strategy(two: Runs) -> None:
     assert beyond(two, SWITCHED) == {}
     for name in SWITCHED:
         assert list(losses_of(two.folder / name)) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.process
+def test_rounded_moments_take_half_and_resume_as_they_were(two: Runs) -> None:
+    straight, resumed = (
+        losses_of(two.folder / name) for name in ("rounded moments", "rounded moments, resumed")
+    )
+    assert resumed == straight
+    moved = "rounded moments, from fsdp to zero1"
+    for name in ("rounded moments", moved, "rounded moments, then exact ones"):
+        found = two.difference(name, "one learning slowly")
+        assert found.within(LOSS_BF16, GRAD_NORM_BF16), name
+        assert found.loss > 1e-6, "nothing is rounded"
+    half, whole = (two.answers[name]["optimizer_bytes"] for name in ("rounded moments", "zero1"))
+    assert 0.5 <= half / whole < 0.52
 
 
 @pytest.mark.process

@@ -59,6 +59,7 @@ train:
     beta1: 0.9
     beta2: 0.95
     eps: 1.0e-08
+    state_dtype: float32
   schedule:
     kind: cosine
     warmup_steps: 0
