@@ -38,7 +38,7 @@ def local_weight(parameter: torch.Tensor) -> torch.Tensor:
     """This rank's part of a parameter, for the forward pass.
 
     A rank uses a replicated parameter for its own tokens or heads only. So its gradient is a
-    summand, and whoever averages the gradients over data ranks adds the summands up first.
+    summand, and the average over data ranks adds the summands first.
     """
     if not isinstance(parameter, DTensor):
         return parameter

@@ -1,4 +1,4 @@
-"""Faults of torch that the trainer is built around. A test fails when torch has mended one."""
+"""Faults of torch that the trainer is built around. A test fails when torch has fixed one."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ def train_with_dtensors(compiled: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_torch_cannot_compile_a_layer_of_dtensors() -> None:
-    """torch 2.13's AOTAutograd. If this test fails, torch may have mended it: then `PlainWeights`
+    """torch 2.13's AOTAutograd. If this test fails, torch may have fixed it: then `PlainWeights`
     in `trainer/parallel/tensor.py` is needed for speed only."""
     train_with_dtensors(compiled=False)
     with pytest.raises(AttributeError, match="'Tensor' object has no attribute '_local_tensor'"):
@@ -78,7 +78,7 @@ def recompute_layer(*, compile_wrapper: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_torch_cannot_compile_the_recomputation_of_a_layer_with_dtensor_weights() -> None:
-    """torch 2.13. If this test fails, torch may have mended it: then `compile_layers` needs no
+    """torch 2.13. If this test fails, torch may have fixed it: then `compile_layers` needs no
     `inside_checkpoints`."""
     recompute_layer(compile_wrapper=False)
     with pytest.raises(AssertionError, match=r"to be Tensors, got types: .*DeviceMesh"):
