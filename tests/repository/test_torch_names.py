@@ -29,6 +29,14 @@ OF_TORCH = {
     "trainer/model/regions.py": {
         "torch.distributed.tensor._utils.compute_local_shape_and_global_offset",
     },
+    "trainer/model/sequence.py": {
+        "_AutoDispatchBelowAutograd",
+        "_C",
+        "_c10d_functional",
+        "_local_tensor",
+        "torch.distributed.tensor._dtensor_spec.DTensorSpec",
+    },
+    "trainer/optimizer.py": {"_foreach_copy_"},
     "trainer/parallel/activation.py": {
         "_c10d_functional",
         "_scaled_dot_product_cudnn_attention",
@@ -38,7 +46,11 @@ OF_TORCH = {
         "_scaled_mm",
         "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.checkpoint_wrapper",
     },
-    "trainer/parallel/compile.py": {"torch._dynamo.callback.callback_handler"},
+    "trainer/parallel/compile.py": {
+        "_checkpoint_wrapped_module",
+        "torch._dynamo.callback.callback_handler",
+        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.CheckpointWrapper",
+    },
     "trainer/parallel/context/gather.py": {
         "torch.distributed._functional_collectives.all_gather_single",
         "torch.distributed._functional_collectives.reduce_scatter_single",
@@ -103,7 +115,7 @@ OF_TORCH = {
 
 NOT_OF_TORCH = {
     # Python's own: os, namedtuple, atexit, threading, asyncio, runpy; site packages' entry points.
-    *("_exit", "_asdict", "_fields", "_run_exitfuncs", "_shutdown", "_log_traceback"),
+    *("_exit", "_asdict", "_fields", "_replace", "_run_exitfuncs", "_shutdown", "_log_traceback"),
     *("_run_module_as_main", "_filesbymodname"),
     # lightning, transformers
     *("_TunerExitException", "_load_external_callbacks", "_save_checkpoint", "_get_output_dir"),
