@@ -57,6 +57,8 @@ OF_TORCH = {
         "torch.distributed._functional_collectives.wait_tensor",
     },
     "trainer/parallel/context/kernels.py": {
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_cudnn_attention_backward",
         "_scaled_dot_product_efficient_attention",
         "_scaled_dot_product_efficient_attention_backward",
         "_scaled_dot_product_flash_attention",

@@ -10,6 +10,7 @@ D features of a head.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch.nn.functional import pad
@@ -19,6 +20,9 @@ aten = torch.ops.aten
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 LONGEST_FLASH_HEAD = 256
+LONGEST_CUDNN_HEAD = 128
+"""Its backward pass supports longer heads only on some devices."""
+CUDNN_TOO_OLD = 91_501
 LSE_ALIGNMENT = 32
 """The efficient kernel stores the log-sum-exps of this many queries at a time."""
 
@@ -51,10 +55,38 @@ class Kernel:
 
 
 def kernel_for(q_BHTD: torch.Tensor) -> Kernel:
+    """The kernel that `scaled_dot_product_attention` would take. It is the same for all blocks of a
+    query, and for forward and backward, because the log-sum-exp of one is the input of another."""
     if q_BHTD.device.type == "cpu":
         return CPU
-    halves = q_BHTD.dtype in (torch.bfloat16, torch.float16)
-    return FLASH if halves and q_BHTD.shape[-1] <= LONGEST_FLASH_HEAD else EFFICIENT
+    return cuda_kernel(q_BHTD.dtype, q_BHTD.shape[-1], cudnn=_cudnn_is_first(q_BHTD.device))
+
+
+def cuda_kernel(dtype: torch.dtype, head: int, *, cudnn: bool) -> Kernel:
+    """
+    Args:
+        head: features of a head, a multiple of 8.
+        cudnn: torch tries cuDNN first on the device.
+    """
+    if dtype not in (torch.bfloat16, torch.float16):
+        return EFFICIENT
+    if cudnn and head <= LONGEST_CUDNN_HEAD:
+        return CUDNN
+    return FLASH if head <= LONGEST_FLASH_HEAD else EFFICIENT
+
+
+@cache
+def _cudnn_is_first(device: torch.device) -> bool:
+    if not torch.cuda.is_available() or not torch.backends.cuda.cudnn_sdp_enabled():
+        return False
+    capability = torch.cuda.get_device_capability(device)
+    return prefers_cudnn(capability, torch.backends.cudnn.version() or 0)
+
+
+def prefers_cudnn(capability: tuple[int, int], version: int) -> bool:
+    """The rule of torch 2.13 (`check_prefer_cudnn_attention`): Hopper and Blackwell of data
+    centers, with a cuDNN newer than 9.15.1. Elsewhere flash attention is as fast."""
+    return capability in ((9, 0), (10, 0)) and version > CUDNN_TOO_OLD
 
 
 def _cpu_forward(block: Block) -> AttentionOutput:
@@ -101,6 +133,42 @@ def _flash_backward(block: Block, whole: AttentionOutput, grad_BHTD: torch.Tenso
         0.0,
         block.causal,
         *_no_dropout(q, torch.uint64, 2),
+        scale=block.scale,
+    )
+
+
+def _cudnn_forward(block: Block) -> AttentionOutput:
+    out, lse, *_ = aten._scaled_dot_product_cudnn_attention(
+        block.q_BHTD,
+        block.k_BHTD,
+        block.v_BHTD,
+        None,
+        True,
+        0.0,
+        block.causal,
+        False,
+        scale=block.scale,
+    )
+    return AttentionOutput(out, lse.squeeze(-1))  # this kernel's has a dimension more
+
+
+def _cudnn_backward(block: Block, whole: AttentionOutput, grad_BHTD: torch.Tensor) -> Tensors:
+    q, k = block.q_BHTD, block.k_BHTD
+    return aten._scaled_dot_product_cudnn_attention_backward(
+        grad_BHTD,
+        q,
+        k,
+        block.v_BHTD,
+        whole.out_BHTD,
+        whole.lse_BHT.contiguous().unsqueeze(-1),
+        *_no_dropout(q, torch.int64),
+        None,  # no mask
+        None,  # no sequences of different lengths
+        None,
+        q.shape[2],
+        k.shape[2],
+        0.0,
+        block.causal,
         scale=block.scale,
     )
 
@@ -156,5 +224,8 @@ def _no_dropout(like: torch.Tensor, dtype: torch.dtype, *shape: int) -> tuple[to
 CPU = Kernel(_cpu_forward, _cpu_backward)
 FLASH = Kernel(_flash_forward, _flash_backward)
 """For bfloat16 and float16 on CUDA."""
+CUDNN = Kernel(_cudnn_forward, _cudnn_backward)
+"""For bfloat16 and float16 where torch prefers it. No GPU has run it yet: tests check its
+arguments and shapes, and where there is a GPU its values."""
 EFFICIENT = Kernel(_efficient_forward, _efficient_backward)
 """For all other cases on CUDA: it supports float32 and heads of any size."""

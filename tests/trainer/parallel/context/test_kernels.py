@@ -10,18 +10,27 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trainer.parallel.context.blocks import merge_
 from trainer.parallel.context.kernels import (
     CPU,
+    CUDNN,
     EFFICIENT,
     FLASH,
     AttentionOutput,
     Block,
     Kernel,
+    cuda_kernel,
     kernel_for,
+    prefers_cudnn,
     repeated,
     summed,
 )
 from trainer.parallel.context.operator import attend_with_operator
 
-KERNELS = {torch.bfloat16: FLASH, torch.float16: FLASH, torch.float32: EFFICIENT}
+KERNELS = [
+    (torch.bfloat16, FLASH),
+    (torch.float16, FLASH),
+    (torch.float32, EFFICIENT),
+    (torch.bfloat16, CUDNN),
+    (torch.float16, CUDNN),
+]
 
 
 def random(
@@ -30,7 +39,7 @@ def random(
     return torch.randn(2, heads, tokens, features, dtype=dtype, device=on)
 
 
-@pytest.mark.parametrize(("dtype", "kernel"), KERNELS.items())
+@pytest.mark.parametrize(("dtype", "kernel"), KERNELS)
 @pytest.mark.parametrize(("queries", "keys", "causal"), [(20, 20, True), (10, 40, False)])
 def test_kernels_for_cuda_accept_their_arguments(
     dtype: torch.dtype, kernel: Kernel, queries: int, keys: int, causal: bool
@@ -40,7 +49,6 @@ def test_kernels_for_cuda_accept_their_arguments(
         q = random(4, queries, dtype=dtype, on="cuda")
         k, v = (random(2, keys, dtype=dtype, on="cuda") for _ in range(2))
         block = Block(q, k, v, 0.3, causal)
-        assert kernel_for(q) is kernel
         answer = kernel.forward(block)
         gradients = kernel.backward(block, answer, q)
     assert answer.out_BHTD.shape == q.shape
@@ -55,6 +63,48 @@ def test_heads_too_long_for_flash_attention_use_the_other_kernel() -> None:
     with FakeTensorMode():
         assert kernel_for(random(1, 8, 256, torch.bfloat16, "cuda")) is FLASH
         assert kernel_for(random(1, 8, 264, torch.bfloat16, "cuda")) is EFFICIENT
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head", "cudnn", "kernel"),
+    [
+        (torch.bfloat16, 128, True, CUDNN),
+        (torch.float16, 64, True, CUDNN),
+        (torch.bfloat16, 136, True, FLASH),
+        (torch.bfloat16, 128, False, FLASH),
+        (torch.float32, 64, True, EFFICIENT),
+        (torch.bfloat16, 264, True, EFFICIENT),
+    ],
+)
+def test_the_kernel_is_that_of_torch(
+    dtype: torch.dtype, head: int, cudnn: bool, kernel: Kernel
+) -> None:
+    assert cuda_kernel(dtype, head, cudnn=cudnn) is kernel
+
+
+def test_cudnn_comes_first_on_hopper_and_on_blackwell_of_data_centers() -> None:
+    devices = [(8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)]
+    assert [it for it in devices if prefers_cudnn(it, 91_900)] == [(9, 0), (10, 0)]
+    assert not prefers_cudnn((9, 0), 91_501)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", [FLASH, CUDNN, EFFICIENT])
+@pytest.mark.parametrize(("queries", "keys", "causal"), [(64, 64, True), (32, 128, False)])
+def test_kernels_for_cuda_equal_the_one_for_cpus(
+    kernel: Kernel, queries: int, keys: int, causal: bool
+) -> None:
+    q, grad = (random(4, queries, 64, torch.float32) for _ in range(2))
+    k, v = (random(2, keys, 64, torch.float32) for _ in range(2))
+    here = Block(q, k, v, 0.125, causal)
+    q, k, v = (it.to("cuda", torch.bfloat16) for it in (q, k, v))
+    there = Block(q, k, v, 0.125, causal)
+    expected, found = CPU.forward(here), kernel.forward(there)
+    torch.testing.assert_close(found.lse_BHT.cpu(), expected.lse_BHT, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(found.out_BHTD.cpu().float(), expected.out_BHTD, rtol=0, atol=3e-2)
+    gradients = kernel.backward(there, found, grad.to("cuda", torch.bfloat16))
+    for ours, theirs in zip(gradients, CPU.backward(here, expected, grad), strict=True):
+        torch.testing.assert_close(ours.cpu().float(), theirs, rtol=0, atol=1e-1)
 
 
 def test_heads_of_any_length_are_padded_for_cuda() -> None:
