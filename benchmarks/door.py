@@ -26,7 +26,9 @@ from orchestrator.contract.codec import encode_tagged
 from orchestrator.contract.messages.agent_protocol import (
     AGENT_PATH,
     Claim,
+    ProfileWish,
     Pulse,
+    RankProfiles,
     RankStacks,
     Register,
 )
@@ -34,7 +36,7 @@ from orchestrator.contract.messages.events import AgentRegistered
 from orchestrator.errors import JobError
 from orchestrator.job_secret import draw, secret_from
 from orchestrator.leader.agent_sessions import report_in
-from orchestrator.leader.leader_server import LeaderServer
+from orchestrator.leader.leader_server import LeaderServer, Questions
 from orchestrator.posix.fd_limit import allow_files
 
 AGENTS = 2_048
@@ -120,6 +122,13 @@ async def take_stacks() -> RankStacks:
     raise JobError("no ranks run")
 
 
+async def profile(wish: ProfileWish) -> RankProfiles:
+    raise JobError("no ranks run")
+
+
+QUESTIONS = Questions(stacks=take_stacks, profiles=profile)
+
+
 async def measure(agents: int, tls: bool) -> None:
     admitted: Lines = []
     with tempfile.TemporaryDirectory() as folder:
@@ -132,7 +141,7 @@ async def measure(agents: int, tls: bool) -> None:
                 assert isinstance(ws, web.WebSocketResponse)
                 await serve(ws, admitted)
 
-            reception = LeaderServer(secret_from(secret.read_text()), 1, listen, print, take_stacks)
+            reception = LeaderServer(secret_from(secret.read_text()), 1, listen, print, QUESTIONS)
             port = await reception.open("127.0.0.1", 0, Path(folder))
             url = f"https://127.0.0.1:{port}{AGENT_PATH}"
         else:

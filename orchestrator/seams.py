@@ -330,6 +330,9 @@ class JobCopy(Protocol):
         """The JSON of `ndctl snapshot`, run in the job's cluster; None if none of the job's
         processes can be asked."""
 
+    def profile(self, ranks: Sequence[int], steps: int, wait_s: float) -> Completed | None:
+        """The JSON of `ndctl profile`, as `snapshot`."""
+
     def let_go(self) -> None:
         """Allow this machine to write the copy, because no leader of the job lives any more."""
 

@@ -38,6 +38,7 @@ from orchestrator.contract.messages.agent_protocol import (
     OfferPort,
     Order,
     Port,
+    ProfileRanks,
     Pulse,
     Register,
     Report,
@@ -454,6 +455,8 @@ class Agent:
                 self._spawn(self.attempts.stop(order))
             case Gather():
                 self._spawn(self.attempts.gather(order))
+            case ProfileRanks():
+                self.attempts.profile(order)
             case Leave():
                 log.info("leaving: %s", order.reason)
                 self.exit_code = exit_codes.REQUEUED if order.again else exit_codes.OK

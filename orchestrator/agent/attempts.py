@@ -3,6 +3,7 @@ reports what their ranks and the host say."""
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -13,6 +14,7 @@ from orchestrator.contract.messages.agent_protocol import (
     Digest,
     Evidence,
     Gather,
+    ProfileRanks,
     Report,
     Start,
     Stop,
@@ -28,7 +30,7 @@ from orchestrator.contract.messages.events import (
     RankExited,
     TrainingResumed,
 )
-from orchestrator.contract.messages.rank_messages import Beat, Datagram, sender_of
+from orchestrator.contract.messages.rank_messages import Beat, Datagram, Profiled, sender_of
 from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ LOOK_BACK_S = 3.0
 """Limit to check this host when one of its ranks has ended; meanwhile the other ranks stop."""
 HOST_DRILL_S = 0.5
 """From the report of a host drill to the death of the agent, so that the journal has the report."""
+
+REQUESTS_KEPT = 16
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
@@ -65,6 +69,8 @@ class Attempts:
         """Each of them reports one failed rank of the attempt."""
         self.ended: HostStopped | None = None
         """How the last attempt ended here."""
+        self.requests: deque[str] = deque(maxlen=REQUESTS_KEPT)
+        """Ids of the profiles that were asked for."""
         self.alone_since: float | None = None
         """When the leader was last heard (monotonic), if its silence stopped the attempt."""
 
@@ -142,6 +148,26 @@ class Attempts:
             return
         self._nothing(order, "no attempt runs here")
 
+    def profile(self, order: ProfileRanks) -> None:
+        """Ask ranks of this host for a profile. Their answers come as datagrams."""
+        attempt = self.attempt
+        if attempt is None or attempt.start.attempt != order.attempt or attempt.start.run:
+            return  # the leader sees that the attempt ended, and asks no program of a user
+        # The order is repeated after a reconnection.
+        if order.request in self.requests:
+            return
+        self.requests.append(order.request)
+        first = attempt.start.node_rank * attempt.start.ranks_per_host
+        for rank in sorted(
+            set(order.ranks) & {*range(first, first + attempt.start.ranks_per_host)}
+        ):
+            try:
+                attempt.ask_for_profile(rank, order.request, order.steps)
+            except OSError as exc:
+                why = f"its agent failed to ask it: {exc}"
+                request, number = order.request, order.attempt
+                self.report(Profiled(attempt=number, rank=rank, request=request, why=why))
+
     async def _gather_last(self, order: Gather) -> None:
         last = self.last
         if last is not None and last.start.attempt == order.attempt:
@@ -209,6 +235,8 @@ class Attempts:
                 self.hurry()  # the first step of the attempt: the leader waits for it
             case CheckpointFailed():
                 self.spawn(self._classify_failed_save(datagram, attempt))
+            case Profiled():
+                self.report(datagram)
             case TrainingResumed() | CheckpointSaved() | CheckpointIntervalChanged() | LogGrew():
                 self.report(datagram)
             case DrillHappened():

@@ -25,6 +25,11 @@ from orchestrator.agent.processes.fork_server_client import Standby
 from orchestrator.agent.processes.torchrun import HostPlace
 from orchestrator.agent.program import Program
 from orchestrator.agent.rank_socket import free_port, listen
+from orchestrator.contract.files.profile_request import (
+    ProfileRequest,
+    path_of,
+    write_request,
+)
 from orchestrator.contract.messages.agent_protocol import (
     Checked,
     CheckFabric,
@@ -91,6 +96,10 @@ class HostAttempt(Protocol):
 
     async def find_evidence(self, timeout_s: float) -> Found:
         """Stacks, flight recorder dumps and probes. Called when ranks hang."""
+
+    def ask_for_profile(self, rank: int, request: str, steps: int) -> None:
+        """Ask a rank for a profile of its next steps. It answers with `Profiled`. Raises
+        OSError."""
 
     async def last_evidence(self, timeout_s: float) -> Evidence:
         """The last collectives that the ranks called. Called when no process is left."""
@@ -164,6 +173,10 @@ class TorchrunAttempt(Attempt):
 
     async def find_evidence(self, timeout_s: float) -> Found:
         return await gather(self, timeout_s, self.probe())
+
+    def ask_for_profile(self, rank: int, request: str, steps: int) -> None:
+        path = path_of(self.place.socket, self.start.attempt, rank)
+        write_request(path, ProfileRequest(id=request, steps=steps))
 
     async def last_evidence(self, timeout_s: float) -> Evidence:
         return await gather_last(self, timeout_s)

@@ -53,6 +53,7 @@ for _command in (
     jobs.describe,
     jobs.diagnose,
     snapshots.snapshot,
+    snapshots.profile,
     jobs.logs,
     jobs.events,
     jobs.dashboard,

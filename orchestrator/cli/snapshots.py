@@ -1,4 +1,4 @@
-"""`ndctl snapshot`: where the ranks of a running job are."""
+"""`ndctl snapshot` and `ndctl profile`: where the ranks of a running job are, and what they do."""
 
 import os
 from typing import TYPE_CHECKING
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.options import (
+    FiniteRange,
     find,
     job_argument,
     json_option,
@@ -28,7 +29,52 @@ def snapshot(job: str, run_root: str | None, place: "Place | None", as_json: boo
 
     The ranks go on. Their whole stacks are in files that are named at the end.
     """
-    from orchestrator.app.rank_stacks import describe_stacks, rank_stacks, stacks_json
+    from orchestrator.app.ranks.stacks import describe_stacks, rank_stacks, stacks_json
 
     taken = rank_stacks(find(job, run_root, place), os.environ)
     print_as(as_json, taken, stacks_json, describe_stacks)
+
+
+def _ranks(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
+    try:
+        ranks = {int(part) for part in text.split(",")}
+    except ValueError:
+        ranks = {-1}
+    if min(ranks) < 0:
+        raise click.BadParameter(f"{text!r} is no list of ranks, such as 0,5")
+    return tuple(sorted(ranks))
+
+
+@click.command(epilog="Example: ndctl profile quickstart --ranks 0,1 --steps 3")
+@job_argument
+@click.option("--ranks", default="0", callback=_ranks, help="Ranks to profile, such as 0,5. [0]")
+@click.option("--steps", type=click.IntRange(1, 100), default=3, help="Steps to record. [3]")
+@click.option(
+    "--timeout",
+    type=FiniteRange(min=1.0),
+    default=600.0,
+    metavar="SECONDS",
+    help="Limit for the ranks to do their steps. [600]",
+)
+@root_option
+@place_options
+@json_option
+def profile(  # noqa: PLR0913 - an option each
+    job: str,
+    ranks: tuple[int, ...],
+    steps: int,
+    timeout: float,
+    run_root: str | None,
+    place: "Place | None",
+    as_json: bool,
+) -> None:
+    """Record the next steps of some ranks of a running job with torch.profiler.
+
+    The job goes on, more slowly while it is recorded. The files are written to its run directory.
+    """
+    from orchestrator.app.ranks.profiles import describe_profiles, profiles_json, rank_profiles
+    from orchestrator.contract.messages.agent_protocol import ProfileWish
+
+    wish = ProfileWish(ranks=ranks, steps=steps, wait_s=timeout)
+    taken = rank_profiles(find(job, run_root, place), os.environ, wish)
+    print_as(as_json, taken, profiles_json, describe_profiles)

@@ -61,6 +61,7 @@ from orchestrator.contract.messages.events import (
     Tick,
     stamped,
 )
+from orchestrator.contract.messages.rank_messages import Profiled
 from orchestrator.failover.run_dir_watch import RunDirGone
 from orchestrator.job.leader_change import expected_back, takes_over
 from orchestrator.job.state import has_successors, hosts_given, pace_of
@@ -70,8 +71,9 @@ from orchestrator.leader.agent_sessions import AgentSessions, Silence, report_in
 from orchestrator.leader.backend_calls import BackendCalls, Planners
 from orchestrator.leader.event_queue import JOURNAL_RETRY_S, EventQueue
 from orchestrator.leader.hang_analysis import HangAnalysis, gather_order
-from orchestrator.leader.leader_server import LeaderServer, TakeStacks
+from orchestrator.leader.leader_server import LeaderServer, Questions
 from orchestrator.leader.monitor import Monitor
+from orchestrator.leader.profile_requests import ProfileRequests
 from orchestrator.leader.records.log_retention import LogRetention
 from orchestrator.leader.records.snapshot_writer import SnapshotWriter
 from orchestrator.leader.records.strike_writer import new_strikes
@@ -149,9 +151,9 @@ message, for each agent that has proved that it is of the job."""
 class LeaderSeams(Struct, frozen=True):
     """The interfaces through which a leader reaches the network, storage and threads."""
 
-    server: Callable[[Listen, Callable[[str], object], TakeStacks], Server]
-    """Creates the server. Arguments: what handles an agent, and what cancels the job and asks where
-    its ranks are on behalf of a person."""
+    server: Callable[[Listen, Callable[[str], object], Questions], Server]
+    """Creates the server. Arguments: what handles an agent, and what cancels the job and asks about
+    its ranks on behalf of a person."""
     storage: LeaderStorage
     worker: Worker = asyncio.to_thread
     free_port: Callable[[str], int] = free_port
@@ -193,7 +195,9 @@ class Leader:
         self.events = EventQueue(supervisor, self._act, self.worker)
         self.sessions = AgentSessions(launch.launch, launch.agent_timeout, clock)
         self.stack_requests = StackRequests(lambda: supervisor.run, run_dir, self.sessions)
-        self.server = seams.server(self._listen, self.cancel, self.stack_requests.take)
+        self.profile_requests = ProfileRequests(lambda: supervisor.run, self.sessions)
+        questions = Questions(stacks=self.stack_requests.take, profiles=self.profile_requests.take)
+        self.server = seams.server(self._listen, self.cancel, questions)
         self.monitor = Monitor(job)
         self.pending: StartAttempt | None = None
         """An attempt that waits for its first host to offer a port."""
@@ -360,6 +364,8 @@ class Leader:
                 self._evidence(report)
             case Checked():
                 self.backend_calls.checked[report.host] = report
+            case Profiled():
+                self.profile_requests.hear(report)
             case Register():
                 pass
             case _:

@@ -1,5 +1,5 @@
-"""The leader's HTTP server: agents connect by WebSocket, `ndctl cancel` and `ndctl snapshot` send
-requests.
+"""The leader's HTTP server: agents connect by WebSocket; `ndctl cancel`, `ndctl snapshot` and
+`ndctl profile` send requests.
 
 All prove that they know the job's secret.
 """
@@ -9,17 +9,21 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from aiohttp import WSCloseCode, web
+from msgspec import Struct
 
 from orchestrator.agent.connection import Line
 from orchestrator.agent.handshake import challenge, proved
-from orchestrator.contract.codec import encode
+from orchestrator.contract.codec import Invalid, decode, encode
 from orchestrator.contract.messages.agent_protocol import (
     AGENT_PATH,
     CANCEL_PATH,
+    PROFILE_PATH,
     REPORT_BYTES,
     STACKS_PATH,
     Claim,
+    ProfileWish,
     Purpose,
+    RankProfiles,
     RankStacks,
     Register,
 )
@@ -38,6 +42,7 @@ PURPOSES: dict[str, Purpose] = {
     AGENT_PATH: "agent",
     CANCEL_PATH: "cancel",
     STACKS_PATH: "stacks",
+    PROFILE_PATH: "profile",
 }
 CLAIM = web.RequestKey("claim", Claim)
 
@@ -45,8 +50,14 @@ Listen = Callable[[Register, Line], Awaitable[None]]
 """Handles an agent's messages until it disconnects. Raises ValueError or TypeError for a message
 that is not a report."""
 
-TakeStacks = Callable[[], Awaitable[RankStacks]]
-"""Asks where all ranks are. Raises JobError if none run now."""
+
+class Questions(Struct, frozen=True, kw_only=True):
+    """What a person may ask a leader about ranks. Both raise JobError if none run now."""
+
+    stacks: Callable[[], Awaitable[RankStacks]]
+    """Asks where all ranks are."""
+    profiles: Callable[[ProfileWish], Awaitable[RankProfiles]]
+    """Has some ranks profiled."""
 
 
 class LeaderServer:
@@ -56,13 +67,13 @@ class LeaderServer:
         launch: int,
         listen: Listen,
         cancel: Callable[[str], object],
-        take_stacks: TakeStacks,
+        questions: Questions,
     ) -> None:
         self.secret = secret
         self.launch = launch
         self.listen = listen
         self.cancel = cancel
-        self.take_stacks = take_stacks
+        self.questions = questions
         self.runner: web.AppRunner | None = None
         self.door: Door | None = None
 
@@ -97,6 +108,7 @@ class LeaderServer:
         app.router.add_get(AGENT_PATH, self._agent)
         app.router.add_post(CANCEL_PATH, self._cancel)
         app.router.add_post(STACKS_PATH, self._stacks)
+        app.router.add_post(PROFILE_PATH, self._profile)
         return app
 
     @web.middleware
@@ -138,7 +150,20 @@ class LeaderServer:
         if request[CLAIM].launch != self.launch:
             raise web.HTTPConflict(text=f"this is launch {self.launch}")
         try:
-            taken = await self.take_stacks()
+            taken = await self.questions.stacks()
+        except JobError as exc:
+            raise web.HTTPConflict(text=exc.message) from exc
+        return web.json_response(encode(taken))
+
+    async def _profile(self, request: web.Request) -> web.Response:
+        if request[CLAIM].launch != self.launch:
+            raise web.HTTPConflict(text=f"this is launch {self.launch}")
+        try:
+            wish: ProfileWish = decode(ProfileWish, read_json(await request.text()))
+        except (ValueError, LookupError, Invalid) as exc:
+            raise web.HTTPBadRequest(text=f"this is no request for a profile: {exc}") from exc
+        try:
+            taken = await self.questions.profiles(wish)
         except JobError as exc:
             raise web.HTTPConflict(text=exc.message) from exc
         return web.json_response(encode(taken))

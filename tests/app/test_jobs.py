@@ -11,14 +11,20 @@ import pytest
 
 from orchestrator.agent.connection import Line
 from orchestrator.app import cancel_job, schedulers
-from orchestrator.app.rank_stacks import rank_stacks
+from orchestrator.app.ranks.profiles import rank_profiles
+from orchestrator.app.ranks.stacks import rank_stacks
 from orchestrator.app.remote import Found
 from orchestrator.app.submission import submit_job
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.leader_file import Term, announce
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation, LaunchPlan
-from orchestrator.contract.messages.agent_protocol import RankStacks, Register
+from orchestrator.contract.messages.agent_protocol import (
+    ProfileWish,
+    RankProfiles,
+    RankStacks,
+    Register,
+)
 from orchestrator.contract.messages.events import CancelRequested, JobSubmitted, LeaderStarted
 from orchestrator.contract.spec.job_spec import INIT_TIMEOUT_S
 from orchestrator.contract.submission_payload import Handover
@@ -29,7 +35,7 @@ from orchestrator.job.transitions import fold
 from orchestrator.job_paths import find_job, jobs, run_root_of
 from orchestrator.job_secret import draw, secret_from
 from orchestrator.journal.current_launch import Launched, current_launch, current_spec
-from orchestrator.leader.leader_server import LeaderServer
+from orchestrator.leader.leader_server import LeaderServer, Questions
 from tests.agent.world import TurnedClock
 from tests.jobs_on_disk import JOB, NoCluster, cluster, drill, events, lead, submission
 
@@ -377,6 +383,9 @@ def test_an_empty_journal_has_no_job_to_cancel(tmp_path: Path) -> None:
         cancel_job.cancel(run_dir, {}, TurnedClock())
 
 
+WISH = ProfileWish(ranks=(0, 5), steps=2, wait_s=9.0)
+
+
 @contextmanager
 def leader(run_dir: RunDir, secret: str, launch: int = 1) -> Iterator[list[str]]:
     """A server like the leader's, with this secret; the users who asked it to cancel."""
@@ -388,8 +397,13 @@ def leader(run_dir: RunDir, secret: str, launch: int = 1) -> Iterator[list[str]]
     async def no_ranks() -> RankStacks:
         raise JobError("no ranks run now: training, as ordered")
 
+    async def no_profile(wish: ProfileWish) -> RankProfiles:
+        assert wish == WISH
+        raise JobError("there is no rank 5: it has 2 ranks")
+
     async def serve() -> None:
-        reception = LeaderServer(secret_from(secret), 1, listen, heard.append, no_ranks)
+        questions = Questions(stacks=no_ranks, profiles=no_profile)
+        reception = LeaderServer(secret_from(secret), 1, listen, heard.append, questions)
         port = await reception.open("127.0.0.1", 0, run_dir.path)
         announce(run_dir, Term(launch), "127.0.0.1", port)
         ready.set()
@@ -578,8 +592,17 @@ def test_a_leader_without_ranks_and_a_leader_that_is_gone_are_told(
         pytest.raises(JobError, match="job e2e: no ranks run now: training, as ordered"),
     ):
         rank_stacks(Found(run_dir), {})
+    with (
+        leader(run_dir, run_dir.token.read_text()),
+        pytest.raises(JobError, match="job e2e: there is no rank 5: it has 2 ranks"),
+    ):
+        rank_profiles(Found(run_dir), {}, WISH)
+    with pytest.raises(BackendError, match="did not answer; the job is SUBMITTED"):
+        rank_profiles(Found(run_dir), {}, WISH)
     with pytest.raises(BackendError, match="could not be reached from here; the job is SUBMITTED"):
         rank_stacks(Found(run_dir), {})
     lead(tmp_path, CancelRequested(at=1.0, by="me"))
     with pytest.raises(JobError, match="job e2e is not running: CANCELLED"):
         rank_stacks(Found(run_dir), {})
+    with pytest.raises(JobError, match="job e2e is not running: CANCELLED"):
+        rank_profiles(Found(run_dir), {}, WISH)

@@ -75,6 +75,9 @@ class FakeMirror:
     def snapshot(self) -> Completed | None:
         return None
 
+    def profile(self, ranks: Sequence[int], steps: int, wait_s: float) -> Completed | None:
+        return None
+
     def let_go(self) -> None:
         self.released = True
 

@@ -43,8 +43,8 @@ def verbs(group: click.Group = cli, before: str = "") -> Iterator[str]:
 
 
 def test_every_verb_with_json_is_checked_here() -> None:
-    # `snapshot` needs ranks that run: tests/e2e/test_snapshot.py.
-    assert set(verbs()) == {*ANSWERS, "events", "snapshot"}
+    # `snapshot` and `profile` need ranks that run: tests/e2e/test_snapshot.py.
+    assert set(verbs()) == {*ANSWERS, "events", "snapshot", "profile"}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
-"""`ndctl snapshot` of a real job."""
+"""`ndctl snapshot` and `ndctl profile` of a real job."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -30,7 +31,34 @@ def test_the_stacks_of_all_ranks_are_shown_and_the_job_goes_on(ndctl: Ndctl) -> 
     before = ndctl.num_steps()
     wait_for(lambda: ndctl.num_steps() > before, "the job to go on")
     assert not ndctl.events("EvidenceGathered")
+    profile_two_ranks(ndctl)
     assert ndctl("cancel", "e2e").code == 0
-    done = ndctl("snapshot", "e2e")
+    for verb in ("snapshot", "profile"):
+        done = ndctl(verb, "e2e")
+        assert done.code == 5
+        assert "is not running: CANCELLED" in done.err
+
+
+def profile_two_ranks(ndctl: Ndctl) -> None:
+    """Ranks of both hosts record two steps each, and the job goes on."""
+    done = ndctl("profile", "e2e", "--ranks", "1,2", "--steps", "2", "--json")
+    assert done.code == 0, done.err
+    body = json.loads(done.out)
+    assert body["missing"] == {}
+    assert sorted(body["ranks"]) == ["1", "2"]
+    for rank, one in body["ranks"].items():
+        [trace] = one["files"]
+        assert trace.endswith(
+            f"profiles/attempt-1/rank-{rank}.step-{one['first_step']}.trace.json.gz"
+        )
+        events = json.loads(gzip.decompress(Path(trace).read_bytes()))["traceEvents"]
+        assert sum(event.get("name", "").startswith("Optimizer.step#") for event in events) == 2
+    before = ndctl.num_steps()
+    wait_for(lambda: ndctl.num_steps() > before, "the job to go on")
+    done = ndctl("profile", "e2e", "--steps", "1")
+    assert "rank 0, attempt 1, from step" in done.out
+    assert "https://ui.perfetto.dev" in done.out
+    done = ndctl("profile", "e2e", "--ranks", "4")
     assert done.code == 5
-    assert "is not running: CANCELLED" in done.err
+    assert "there is no rank 4: it has 4 ranks" in done.err
+    assert ndctl("profile", "e2e", "--ranks", "first").code == 2

@@ -18,7 +18,9 @@ from orchestrator.contract.messages.agent_protocol import (
     Evidence,
     Gather,
     Leave,
+    ProfileWish,
     RankDigest,
+    RankProfiles,
     RankStacks,
     Register,
     Start,
@@ -35,7 +37,7 @@ from orchestrator.contract.messages.events import (
     TrainingResumed,
 )
 from orchestrator.journal.journal import read
-from orchestrator.leader.leader_server import LeaderServer
+from orchestrator.leader.leader_server import LeaderServer, Questions
 from tests.agent.world import LAUNCH, SECRET, WAIT_S, until
 from tests.leader.leader_world import (
     SILENT_S,
@@ -271,9 +273,13 @@ def test_the_leader_uses_the_wanted_port_unless_it_is_taken(tmp_path: Path) -> N
     async def no_ranks() -> RankStacks:
         raise AssertionError("nobody asks")
 
+    async def no_profile(wish: ProfileWish) -> RankProfiles:
+        raise AssertionError("nobody asks")
+
     async def script() -> list[int]:
         wanted = free_port("127.0.0.1")
-        servers = [LeaderServer(SECRET, LAUNCH, no_agent, str, no_ranks) for _ in range(2)]
+        questions = Questions(stacks=no_ranks, profiles=no_profile)
+        servers = [LeaderServer(SECRET, LAUNCH, no_agent, str, questions) for _ in range(2)]
         found = [await one.open("127.0.0.1", wanted, tmp_path) for one in servers]
         for one in servers:
             await one.close()

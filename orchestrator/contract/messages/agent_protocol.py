@@ -4,12 +4,13 @@ The agent connects to `/v1/agent` of the leader, over TLS with the job's own cer
 to its first request is 401 with a random number. The second request, on the same connection, has a
 `Proof` and becomes the WebSocket. The agent sends `Register` first, then reports. The leader sends
 orders and, each second, a `Pulse`, so that the agent can tell a silent leader from an idle one. A
-POST to `/v1/cancel` cancels the job, and one to `/v1/stacks` asks where its ranks are, in the same
-two steps. The job's secret is never sent (`job_secret.py`).
+POST to `/v1/cancel` cancels the job, one to `/v1/stacks` asks where its ranks are, and one to
+`/v1/profile` has some of them profiled, in the same two steps. The job's secret is never sent
+(`job_secret.py`).
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from msgspec import Struct, field
 
@@ -22,13 +23,16 @@ from orchestrator.contract.messages.events import (
     EvidenceGathered,
     RankEvidence,
 )
+from orchestrator.contract.messages.rank_messages import Profiled
 from orchestrator.contract.skipped_batches import Window
 from orchestrator.contract.spec.failures import FailureRule
+from orchestrator.contract.spec.limits import Above, AtLeast, AtMost
 from orchestrator.contract.spec.run_spec import Capture, Keep, RunSpec
 
 AGENT_PATH = "/v1/agent"
 CANCEL_PATH = "/v1/cancel"
 STACKS_PATH = "/v1/stacks"
+PROFILE_PATH = "/v1/profile"
 CHALLENGE = "WWW-Authenticate"
 """Header of the leader's first answer: `SCHEME` and a random number."""
 SCHEME = "ndctl"
@@ -37,11 +41,13 @@ REPORT_BYTES = 32 << 20
 of their flight recorders, has a few MiB."""
 ORDER_BYTES = 32 << 20
 """Largest message that an agent accepts. A fabric check lists all hosts."""
+MOST_PROFILED = 100
+"""Steps of a profile. A trace has some 10 MB a step, and the step waits while it is recorded."""
 PULSE_S = 1.0
 """Seconds between two pulses, and between two digests."""
 
 
-Purpose = Literal["agent", "cancel", "stacks"]
+Purpose = Literal["agent", "cancel", "stacks", "profile"]
 
 
 class Claim(Struct, frozen=True, kw_only=True):
@@ -161,6 +167,25 @@ class RankStacks(Struct, frozen=True, kw_only=True):
     """What could not be collected -> why."""
 
 
+class ProfileWish(Struct, frozen=True, kw_only=True):
+    """What a person asks the leader for, with `ndctl profile`."""
+
+    ranks: tuple[Annotated[int, AtLeast(0)], ...]
+    steps: Annotated[int, AtLeast(1), AtMost(MOST_PROFILED)]
+    wait_s: Annotated[float, Above(0)]
+    """How long the leader waits for the ranks."""
+
+
+class RankProfiles(Struct, frozen=True, kw_only=True):
+    """The answer to a `ProfileWish`."""
+
+    attempt: int
+    ranks: Mapping[str, Profiled]
+    """Rank -> its files."""
+    missing: Mapping[str, str]
+    """Rank -> why it has none, or none yet."""
+
+
 class Port(Struct, frozen=True, kw_only=True):
     """A free port on the host that will be node 0 of `attempt`."""
 
@@ -168,7 +193,7 @@ class Port(Struct, frozen=True, kw_only=True):
     port: int
 
 
-Report = Register | Digest | Evidence | Port | Checked | AgentEvent
+Report = Register | Digest | Evidence | Port | Checked | Profiled | AgentEvent
 
 
 class Pulse(Struct, frozen=True, kw_only=True):
@@ -242,6 +267,17 @@ class Gather(Struct, frozen=True, kw_only=True):
     """
 
 
+class ProfileRanks(Struct, frozen=True, kw_only=True):
+    """Have some ranks of this host profile their next steps."""
+
+    attempt: int
+    request: str
+    """Id of the request. The order may come again after a reconnection."""
+    ranks: tuple[int, ...]
+    """Ranks of the job; those of other hosts are not meant."""
+    steps: int
+
+
 class Leave(Struct, frozen=True, kw_only=True):
     """Stop and exit, because the job is over or its hosts are given back."""
 
@@ -252,4 +288,4 @@ class Leave(Struct, frozen=True, kw_only=True):
     connected to the leader of this run."""
 
 
-Order = Pulse | OfferPort | CheckFabric | Start | Stop | Gather | Leave
+Order = Pulse | OfferPort | CheckFabric | Start | Stop | Gather | ProfileRanks | Leave

@@ -53,7 +53,22 @@ class RankRaised(Struct, frozen=True, kw_only=True):
     error: RankError
 
 
-Datagram = RankStarted | Beat | RankRaised | RankEvent
+class Profiled(Struct, frozen=True, kw_only=True):
+    """The answer of a rank to `ndctl profile`. Its agent forwards it to the leader."""
+
+    attempt: int
+    rank: int
+    request: str
+    """Id of the request."""
+    first_step: Step = 0
+    """The first step that was recorded."""
+    files: tuple[str, ...] = ()
+    """Paths, the trace first; on a GPU also a snapshot of its memory."""
+    why: str = ""
+    """Why there are no files."""
+
+
+Datagram = RankStarted | Beat | RankRaised | Profiled | RankEvent
 DATAGRAMS = wire.Decoder(Datagram)
 
 

@@ -95,6 +95,9 @@ class SimulatedAttempt:
         await asyncio.sleep(GATHER_S)
         return Found(evidence=found, ended={}, probe=HostProbe())
 
+    def ask_for_profile(self, rank: int, request: str, steps: int) -> None:
+        pass  # no person asks in a simulation
+
     async def last_evidence(self, timeout_s: float) -> Evidence:
         await asyncio.sleep(GATHER_S)
         return self._nothing()

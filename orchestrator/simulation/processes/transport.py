@@ -12,7 +12,7 @@ from orchestrator.agent.connection import NotAdmitted
 from orchestrator.contract.messages.agent_protocol import Claim, Register
 from orchestrator.leader.agent_sessions import report_in
 from orchestrator.leader.leader import Listen
-from orchestrator.leader.leader_server import TakeStacks
+from orchestrator.leader.leader_server import Questions
 from orchestrator.simulation.world.network import Connection
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ class SimulatedServer:
         process: "AgentProcess",
         listen: Listen,
         cancel: Callable[[str], object],
-        take_stacks: TakeStacks,
+        questions: Questions,
     ):
         self.process, self.listen, self.cancel = process, listen, cancel
-        self.take_stacks = take_stacks
+        self.questions = questions
         self.websockets: list[SimulatedWebsocket] = []
         self.port = 0
 

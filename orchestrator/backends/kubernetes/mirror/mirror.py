@@ -468,6 +468,12 @@ class Mirror:
         """Run `ndctl snapshot` in a pod; None as for `cancel`."""
         return self._run(["snapshot", self.remote.job, "--json"], SNAPSHOT_S)
 
+    def profile(self, ranks: Sequence[int], steps: int, wait_s: float) -> Completed | None:
+        """Run `ndctl profile` in a pod; None as for `cancel`."""
+        named = ",".join(map(str, ranks))
+        words = ["--ranks", named, "--steps", str(steps), "--timeout", f"{wait_s:g}", "--json"]
+        return self._run(["profile", self.remote.job, *words], wait_s + SNAPSHOT_S)
+
     def _run(self, words: Sequence[str], timeout_s: float) -> Completed | None:
         """Run a command of ndctl in the first pod that answers."""
         remote = self.remote

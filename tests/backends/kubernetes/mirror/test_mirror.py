@@ -93,6 +93,8 @@ class Cluster:
                 f"--run-root={self.there.path.parent}",
             ]
             return 5, b"", b"error: no ranks run now\n"
+        if "profile" in argv:
+            return 0, " ".join(argv[argv.index("profile") : -1]).encode(), b""
         out = io.BytesIO()
         main([str(self.there.path), *argv[-2:]], out)
         return 0, out.getvalue(), b""
@@ -366,6 +368,9 @@ def test_another_pod_is_asked_while_the_leaders_node_is_dead(
     done = copy.snapshot()
     assert done is not None
     assert (done.code, done.err) == (5, "error: no ranks run now")
+    done = copy.profile((0, 5), 2, 9.0)
+    assert done is not None
+    assert done.out == "profile job --ranks 0,5 --steps 2 --timeout 9 --json"
 
 
 def test_without_the_right_to_exec_a_job_is_cancelled_another_way(
