@@ -73,8 +73,8 @@ def measured(case: dict[str, Any], steps: int, env: RankEnv) -> dict[str, Any]:
             peak = peak_memory_bytes(job.ranks.device)
             with recorded(case["trace"] if env.rank == 0 else None) as attention:
                 job.stepper.run(next(numbers), LR, stop)
-        if job.report is not None:
-            job.report.close()
+        if job.records is not None:
+            job.records.close()
     return {
         "step_s": step_s,
         "tokens": job.stepper.tokens_per_step,

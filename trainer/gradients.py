@@ -61,9 +61,24 @@ def scale(parts: Parts, factor: float) -> None:
         torch._foreach_mul_([part for part, _ in parts], factor)
 
 
+def scale_on_device(parts: Parts, factor: torch.Tensor) -> None:
+    """`scale` by a number that the host does not know, float64. The results are the same bits."""
+    if parts:
+        # `scale` rounds the factor to the format of the gradients, float32, too.
+        torch._foreach_mul_([part for part, _ in parts], factor.to(parts[0][0].dtype))
+
+
 def clip_factor(norm: float, limit: float | None) -> float:
     """The factor that torch's `clip_grad_norm_` multiplies by."""
     return limit / (norm + 1e-6) if limit is not None and norm > limit else 1.0
+
+
+def clip_factor_on_device(norm: torch.Tensor, limit: float | None) -> torch.Tensor:
+    """`clip_factor` of a norm that the host does not know."""
+    one = torch.ones_like(norm)
+    if limit is None:
+        return one
+    return torch.where(norm > limit, torch.full_like(norm, limit) / (norm + 1e-6), one)
 
 
 def not_finite(named: Iterable[tuple[str, nn.Parameter]]) -> list[str]:

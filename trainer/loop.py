@@ -3,8 +3,9 @@
 import logging
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.trainer_config import TrainingConfig
@@ -13,17 +14,12 @@ from trainer.evaluate import Evaluator
 from trainer.guard import Skips, Spikes, loss_spike_error, not_finite_error
 from trainer.measure.metrics import StepMetrics
 from trainer.measure.profiling import Profiling
-from trainer.measure.report import Report
+from trainer.measure.records import Records, StepRecord
 from trainer.measure.timing import Part
 from trainer.optimizer import lr_at
 from trainer.rank.drills import FaultTarget, drills_due, inject_fault
-from trainer.rank.ranks import (
-    Ranks,
-    barrier,
-    peak_memory_bytes,
-    shorten_timeouts,
-    train_timeout,
-)
+from trainer.rank.host.garbage import collect_at, collected_by_step
+from trainer.rank.ranks import Ranks, barrier, shorten_timeouts, train_timeout
 from trainer.rank.runtime import Runtime
 from trainer.step import Stepper, Totals
 
@@ -35,13 +31,14 @@ class Training:
     config: TrainingConfig
     ranks: Ranks
     stepper: Stepper
+    run_ahead: int
+    """Steps that are queued on the device before the result of the oldest is read; 0: none."""
     skips: Skips
     spikes: Spikes
     checkpoints: Checkpoints
     evaluator: Evaluator | None
-    profiling: Profiling | None
-    """None on ranks that are not profiled."""
-    report: Report | None
+    profiling: Profiling
+    records: Records | None
     """None except on rank 0."""
     peak_tokens_per_second: float | None
     """Tokens per second at the devices' peak FLOPS; None if the peak is unknown."""
@@ -51,6 +48,26 @@ class Training:
     def is_unstable(self) -> bool:
         """The last step was bad; several bad steps in a row end the job."""
         return self.skips.bad_in_a_row > 0 or self.spikes.high_in_a_row > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedStep:
+    step: int
+    begun: float
+    read: Callable[[], Totals]
+    """Waits for the device."""
+
+
+@dataclass(slots=True)
+class Ahead:
+    """The steps whose results are not read yet, and what the last one that was read says."""
+
+    target: FaultTarget
+    queued: deque[QueuedStep] = field(default_factory=deque)
+    read_at: float = -math.inf
+    """When the last result was read."""
+    stop: bool = False
+    """A rank was asked to stop."""
 
 
 def train(job: Training, done: int) -> int:
@@ -67,48 +84,75 @@ def train(job: Training, done: int) -> int:
         if job.ranks.env.rank == 0:
             LOG.info("nothing left to do: %d of %d steps are done", done, last)
     code = exit_codes.OK
-    target = FaultTarget(job.stepper.parameters, job.stepper.batches.stall)
-    for step in range(done + 1, last + 1):
-        for drill in drills_due(job.runtime.drills, job.ranks.env, step):
-            inject_fault(drill, job.runtime.reporter, target)
-        target.slow_down()
-        if step == done + 1:
-            job.runtime.reporter.beat("compile" if job.config.train.compile else "train")
-        totals, step_s = _timed_step(job, step)
-        target.step_s = step_s
-        if step == done + 1:
-            # The first step may compile for a long time; later ones get the shorter timeout.
-            shorten_timeouts(train_timeout(job.config.pause_s))
-        _count_skips(job, step, totals)
-        seconds = job.stepper.watch.take()
-        metrics = _measure(job, step, totals, step_s, seconds)
-        _fail_if_hopeless(job, metrics, totals)
-        _beat(job, metrics, seconds.get("own"))
-        _write(job, _evaluate_if_due(job, metrics, totals.stop))
-        _save_if_due(job, step, totals.stop)
-        if totals.stop and step < last:
-            code = exit_codes.CHECKPOINTED
-            break
-    if job.profiling is not None:
-        job.profiling.finish()
+    ahead = Ahead(FaultTarget(job.stepper.parameters, job.stepper.batches.stall))
+    with collected_by_step():
+        for step in range(done + 1, last + 1):
+            _queue(job, step, ahead, first=step == done + 1)
+            while ahead.queued and _must_read(job, step, ahead, first=step == done + 1):
+                _finish(job, ahead)
+            if ahead.queued:
+                continue
+            _save_if_due(job, step, ahead.stop)
+            if ahead.stop and step < last:
+                code = exit_codes.CHECKPOINTED
+                break
+    job.profiling.finish()
     job.runtime.reporter.beat("exit")
-    if job.report is not None:
-        job.report.close()
     return code
 
 
-def _timed_step(job: Training, step: int) -> tuple[Totals, float]:
-    if job.profiling is not None:
-        job.profiling.before(step)
+def _queue(job: Training, step: int, ahead: Ahead, *, first: bool) -> None:
+    """Run `step`, or queue it on the device."""
+    reporter = job.runtime.reporter
+    reporter.unread = len(ahead.queued)
+    for drill in drills_due(job.runtime.drills, job.ranks.env, step):
+        inject_fault(drill, reporter, ahead.target)
+    ahead.target.slow_down()
+    collect_at(step)
+    if first:
+        reporter.beat("compile" if job.config.train.compile else "train")
+    job.profiling.before(step)
     begun = time.perf_counter()
-    lr, failed = lr_at(step, job.config.train), job.checkpoints.failed
-    every = job.checkpoints.proposed_every
-    totals = job.stepper.run(step, lr, job.runtime.stop, failed, every)
-    step_s = time.perf_counter() - begun
-    job.checkpoints.after_step(step, step_s, totals.save_failed, totals.every)
-    if job.profiling is not None:
-        job.profiling.after(step)
-    return totals, step_s
+    run = job.stepper.queue if job.run_ahead else job.stepper.read_at_once
+    failed, every = job.checkpoints.failed, job.checkpoints.proposed_every
+    read = run(step, lr_at(step, job.config.train), job.runtime.stop, failed, every)
+    ahead.queued.append(QueuedStep(step=step, begun=begun, read=read))
+    job.profiling.after(step)
+
+
+def _must_read(job: Training, step: int, ahead: Ahead, *, first: bool) -> bool:
+    """Whether the oldest queued step must be read before the step after `step` is queued.
+
+    All ranks decide alike: the answer depends on results that all have read.
+    """
+    if len(ahead.queued) > job.run_ahead:
+        return True
+    last = job.config.train.steps
+    evaluate = job.evaluator is not None and job.evaluator.due(step, last)
+    # What follows the step depends on all results, and the first step may take long to compile.
+    return first or step == last or ahead.stop or evaluate or job.checkpoints.due(step)
+
+
+def _finish(job: Training, ahead: Ahead) -> None:
+    """Read the result of the oldest queued step, and do all that follows from it."""
+    queued = ahead.queued.popleft()
+    step, totals = queued.step, queued.read()
+    now = time.perf_counter()
+    # A step that was queued early starts on the device when the one before it ends.
+    step_s = now - max(queued.begun, ahead.read_at)
+    if ahead.read_at == -math.inf:
+        # The first step may compile for a long time; later ones get the shorter timeout.
+        shorten_timeouts(train_timeout(job.config.pause_s))
+    ahead.read_at, ahead.target.step_s = now, step_s
+    ahead.stop = ahead.stop or totals.stop
+    newest = ahead.queued[-1].step if ahead.queued else step
+    job.checkpoints.after_step(newest, step_s, totals.save_failed, totals.every)
+    _count_skips(job, step, totals)
+    seconds = job.stepper.watch.take()
+    metrics = _measure(job, step, totals, step_s, seconds)
+    _fail_if_hopeless(job, metrics, totals)
+    _beat(job, metrics, seconds.get("own"))
+    _record(job, _evaluate_if_due(job, metrics, ahead.stop), totals)
 
 
 def _count_skips(job: Training, step: int, totals: Totals) -> None:
@@ -155,7 +199,6 @@ def _measure(
         backward_s=seconds.get("backward"),
         optimizer_s=seconds.get("optimizer", 0.0),
         checkpoint_s=seconds.get("checkpoint", 0.0),
-        peak_memory_bytes=peak_memory_bytes(job.ranks.device),
         skipped=job.skips.total,
         time=job.runtime.clock(),
     )
@@ -164,7 +207,7 @@ def _measure(
 def _fail_if_hopeless(job: Training, metrics: StepMetrics, totals: Totals) -> None:
     limit = job.config.train.max_bad_steps
     if job.skips.bad_in_a_row >= limit:
-        _write(job, metrics)
+        _record(job, metrics, totals)
         names, since = totals.bad_gradients, job.skips.since
         raise not_finite_error(metrics.step, since, limit, _what(totals), names)
     spec = job.config.train.spike
@@ -172,7 +215,7 @@ def _fail_if_hopeless(job: Training, metrics: StepMetrics, totals: Totals) -> No
         return
     job.spikes.seen(metrics.step, totals.loss, spec)
     if job.spikes.high_in_a_row >= spec.steps:
-        _write(job, metrics)
+        _record(job, metrics, totals)
         highest = job.spikes.limit(spec)
         assert highest is not None  # a loss was above it
         raise loss_spike_error(metrics.step, job.spikes.since, totals.loss, highest, spec)
@@ -181,7 +224,7 @@ def _fail_if_hopeless(job: Training, metrics: StepMetrics, totals: Totals) -> No
 def _beat(job: Training, metrics: StepMetrics, own_s: float | None) -> None:
     job.runtime.reporter.step = metrics.step
     job.runtime.reporter.beat(
-        "train" if job.report is None else "write",
+        "train",
         loss=metrics.loss,
         tokens_per_second=metrics.tokens_per_second,
         own_s=own_s,
@@ -196,24 +239,30 @@ def _evaluate_if_due(job: Training, metrics: StepMetrics, stop_requested: bool) 
         return metrics
     with job.stepper.watch.not_own_work():
         found = evaluator.run()
-    job.runtime.reporter.beat("train" if job.report is None else "write")
+    job.runtime.reporter.beat("train")
     return replace(metrics, eval_loss=found.loss, eval_s=found.seconds)
 
 
-def _write(job: Training, metrics: StepMetrics) -> None:
-    if job.report is None:
+def _record(job: Training, metrics: StepMetrics, totals: Totals) -> None:
+    if job.records is None:
         return
+    record = StepRecord(metrics=metrics, read=totals.read)
+    if not job.records.full:
+        job.records.add(record)
+        return
+    # Storage has been hanging for many steps. The phase tells the agent what this rank waits for.
+    job.runtime.reporter.beat("write")
     with job.stepper.watch.not_own_work():
-        job.report.write(metrics)
-        _log(job, metrics)
+        job.records.add(record)
     job.runtime.reporter.beat("train")
 
 
-def _log(job: Training, metrics: StepMetrics) -> None:
+def log_step(metrics: StepMetrics, last: int) -> None:
+    """Write the line of a step to the log. `last`: steps of the job."""
     LOG.info(
         "step %d/%d loss %.4f%s grad_norm %.3g lr %.2e tokens/s %.0f",
         metrics.step,
-        job.config.train.steps,
+        last,
         metrics.loss,
         "" if metrics.eval_loss is None else f" eval_loss {metrics.eval_loss:.4f}",
         metrics.grad_norm,
@@ -233,9 +282,6 @@ def _save_if_due(job: Training, step: int, stop_requested: bool) -> None:
             LOG.warning("skipping the checkpoint of step %d: training may be unstable", step)
         return
     job.runtime.reporter.beat("checkpoint")
-    if job.stepper.ledger is not None:
-        # Steps before a complete checkpoint are never repeated, so their lines must not be lost.
-        job.stepper.ledger.sync()
     with job.stepper.watch.not_own_work(), job.stepper.watch.host_part("checkpoint"):
         if must_succeed:
             job.checkpoints.save_or_raise(step)

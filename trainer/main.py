@@ -1,8 +1,10 @@
 """The training of one rank from start to end; read this file first."""
 
 import logging
+import os
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,6 +15,7 @@ from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.read_json import read_json
+from orchestrator.contract.spec.train_spec import SKIP_ON_DEVICE
 from trainer.checkpoint.resume import find_checkpoint, resume
 from trainer.checkpoint.save import Checkpoints
 from trainer.checkpoint.state import Origin, Stream, TrainingState, trained_parameters
@@ -22,11 +25,12 @@ from trainer.data.ledger import SampleLedger, Start
 from trainer.data.loader import Loader
 from trainer.data.open_data import open_sequences
 from trainer.evaluate import Evaluator
-from trainer.loop import Training, train
+from trainer.loop import Training, log_step, train
 from trainer.loss import TokenLoss
 from trainer.measure.flops import flops_per_token, job_peak
 from trainer.measure.oom_snapshot import write_if_out_of_memory
 from trainer.measure.profiling import Profiling
+from trainer.measure.records import Records
 from trainer.measure.report import open_report
 from trainer.measure.timing import Stopwatch, stopwatch
 from trainer.model.adapters import base_of
@@ -43,7 +47,7 @@ from trainer.parallel.tied import find_tied
 from trainer.rank.determinism import make_deterministic
 from trainer.rank.devices import has_fast_bfloat16, name_of
 from trainer.rank.fence import admit_of, lock_out
-from trainer.rank.ranks import Ranks, arrange, process_group
+from trainer.rank.ranks import Ranks, arrange, peak_memory_bytes, process_group
 from trainer.rank.runtime import Runtime
 from trainer.step import Stepper
 
@@ -67,7 +71,7 @@ def main(config: TrainingConfig, runtime: Runtime) -> int:
 def train_on(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> int:
     job, done = assemble(ranks, config, runtime)
     compiling = report_compilation(runtime.reporter) if config.train.compile else nullcontext()
-    with job.stepper.batches, compiling:
+    with job.records or nullcontext(), job.stepper.batches, compiling:
         return train(job, done)
 
 
@@ -78,7 +82,6 @@ def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Tr
         LOG.info("computing in %s on %s", config.train.compute_dtype, name_of(ranks.device))
     torch.manual_seed(config.train.seed + ranks.env.rank)
     run = RunDir(Path(config.out))
-    admit = admit_of(run, runtime.env)
     batches = open_data(config, ranks, runtime)
     found = find_checkpoint(
         run.checkpoints, ranks, verify=config.checkpoint.verify, skip=runtime.skip
@@ -109,19 +112,27 @@ def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Tr
         tokens_per_step=tokens_per_step(config),
         grad_clip=config.train.grad_clip,
         watch=watch,
-        ledger=open_ledger(run, batches, ranks.env, admit) if ranks.env.rank == 0 else None,
+        update_threads=update_threads_of(config, ranks.env),
     )
+    records = open_records(config, batches, ranks, done) if ranks.env.rank == 0 else None
     job = Training(
         config=config,
         ranks=ranks,
         stepper=stepper,
+        run_ahead=run_ahead_of(config, ranks.device),
         skips=state.skips,
         spikes=state.spikes,
-        checkpoints=Checkpoints(run.checkpoints, state, config.checkpoint, runtime.reporter, done),
+        checkpoints=Checkpoints(
+            run.checkpoints,
+            state,
+            config.checkpoint,
+            runtime.reporter,
+            done,
+            before_commit=nothing if records is None else records.sync,
+        ),
         evaluator=evaluator_of(config, batches, passes, stages, runtime),
         profiling=profiling_of(config, ranks, runtime),
-        # Only rank 0 writes metrics, because the totals are the same on every rank.
-        report=open_report(run, config.train, done, admit) if ranks.env.rank == 0 else None,
+        records=records,
         peak_tokens_per_second=peak_tokens_per_second(config, stages, ranks),
         runtime=runtime,
     )
@@ -211,6 +222,43 @@ def absolute_source(source: str) -> str:
     return str(Path(source).resolve()) if Path(source).is_dir() else source
 
 
+def run_ahead_of(config: TrainingConfig, device: torch.device) -> int:
+    """The value of `train.run_ahead`.
+
+    `auto` is one step on a GPU: the host then has a whole step to launch the next one, and more
+    would only delay what it learns. gloo's collectives wait on a CPU, so there it cannot help.
+    """
+    if config.train.run_ahead != "auto":
+        return config.train.run_ahead
+    skips = config.train.optimizer.name in SKIP_ON_DEVICE
+    return int(device.type == "cuda" and skips and not config.parallel.fsdp.cpu_offload)
+
+
+def update_threads_of(config: TrainingConfig, env: RankEnv) -> int:
+    """Threads of the optimizer's update. On offloaded weights it runs on the host, and would take
+    longer than the rest of the step on the one thread that a rank has."""
+    if not config.parallel.fsdp.cpu_offload:
+        return 1
+    return max(1, len(os.sched_getaffinity(0)) // env.local_world_size)
+
+
+def nothing() -> None:
+    """What ranks without records do before a checkpoint becomes complete."""
+
+
+def open_records(config: TrainingConfig, batches: Batches, ranks: Ranks, done: int) -> Records:
+    """What rank 0 writes of each step. Other ranks write nothing, because the totals are the same
+    on every rank."""
+    run = RunDir(Path(config.out))
+    admit = admit_of(run, ranks.env)
+    return Records(
+        open_ledger(run, batches, ranks.env, admit),
+        open_report(run, config.train, done, admit),
+        peak_memory_bytes=partial(peak_memory_bytes, ranks.device),
+        log=partial(log_step, last=config.train.steps),
+    )
+
+
 def open_ledger(run: RunDir, batches: Batches, env: RankEnv, admit: Admit) -> SampleLedger:
     start = Start(
         attempt=env.attempt,
@@ -243,12 +291,11 @@ def evaluator_of(
     )
 
 
-def profiling_of(config: TrainingConfig, ranks: Ranks, runtime: Runtime) -> Profiling | None:
+def profiling_of(config: TrainingConfig, ranks: Ranks, runtime: Runtime) -> Profiling:
     spec = config.train.profile
-    if spec is None or ranks.env.rank not in spec.ranks:
-        return None
+    named = spec is not None and ranks.env.rank in spec.ranks
     folder = RunDir(Path(config.out)).profiles(ranks.env.attempt)
-    return Profiling(spec, folder, ranks.device, runtime.reporter)
+    return Profiling(spec if named else None, folder, ranks.device, runtime.reporter)
 
 
 def peak_tokens_per_second(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -110,12 +111,17 @@ class RoundedAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        skip = self._skip()
         for group in self.param_groups:
             for pieces in _in_chunks(self._pieces(group)):
                 self._step(group, pieces)
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self.state[parameter]["step"] += 1
+                    self.state[parameter]["step"] += 1 if skip is None else 1 - skip
+
+    def _skip(self) -> torch.Tensor | None:
+        """1 if the kernel must change nothing; set by `update_if`, as in torch's own optimizers."""
+        return getattr(self, "found_inf", None)
 
     def _pieces(self, group: Group) -> Iterator[Piece]:
         for parameter in group["params"]:
@@ -143,6 +149,7 @@ class RoundedAdam(torch.optim.Optimizer):
             # The kernel counts the step up, but a parameter may have several pieces.
             [piece.step.clone() for piece in pieces],
             fused=True,
+            found_inf=self._skip(),
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,
@@ -222,6 +229,34 @@ _OPTIMIZERS: dict[
 }
 """Name -> the optimizer, and the state that it would create in its first step. A test compares the
 two."""
+
+
+def update_if(apply: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """`optimizer.step()` if `apply` is true; else weights and state keep their bits. The host does
+    not learn which. The optimizer must be one of `SKIP_ON_DEVICE`.
+
+    This uses the attribute by which torch's GradScaler skips an update.
+    """
+    fused: Any = optimizer
+    fused.found_inf = (~apply).float()
+    try:
+        optimizer.step()
+    finally:
+        del fused.found_inf
+
+
+@contextmanager
+def update_threads(number: int) -> Iterator[None]:
+    """Compute with so many threads inside. A rank has one, because its GPU does the rest."""
+    before = torch.get_num_threads()
+    if number <= before:
+        yield
+        return
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

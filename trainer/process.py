@@ -49,7 +49,7 @@ def start(arguments: Sequence[str], env: RankEnv) -> int:
     except Exception as exc:
         reporter.raised(exc)
         dump_at_end(env)
-        LOG.exception("rank %d failed at step %d", env.rank, reporter.step + 1)
+        LOG.exception("rank %d failed at step %d", env.rank, reporter.computing)
         return exit_codes.FAILED
 
 

@@ -1,19 +1,28 @@
 """One optimizer step: forward and backward over all micro batches, totals, parameter update."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainer.data.ledger import SampleLedger, Sums
+from trainer.data.ledger import Sums
 from trainer.data.loader import Loader
-from trainer.gradients import clip_factor, local_gradients, not_finite, scale, squared_norm
+from trainer.gradients import (
+    Parts,
+    clip_factor,
+    clip_factor_on_device,
+    local_gradients,
+    not_finite,
+    scale,
+    scale_on_device,
+    squared_norm,
+)
 from trainer.loss import LossSums
 from trainer.measure.timing import Stopwatch
-from trainer.optimizer import set_lr
+from trainer.optimizer import set_lr, update_if, update_threads
 from trainer.parallel.passes import Passes
 from trainer.rank.ranks import Ranks
 from trainer.rank.signals import StopRequest
@@ -39,7 +48,7 @@ class Totals:
     read: Sums
     """Checksums of the samples that all ranks together have read."""
     bad_gradients: Sequence[str] = ()
-    """Parameters with a gradient that is not finite in this rank's shard."""
+    """Parameters with a gradient that is not finite in this rank's shard; unknown after `queue`."""
 
     @property
     def finite(self) -> bool:
@@ -59,8 +68,8 @@ class Stepper:
     """Tokens of the global batch, including masked ones."""
     grad_clip: float | None
     watch: Stopwatch
-    ledger: SampleLedger | None = None
-    """None except on rank 0."""
+    update_threads: int = 1
+    """Threads of the update. More than one only helps on the host's memory."""
 
     def run(
         self, step: int, lr: float, stop: StopRequest, save_failed: bool = False, every: int = 0
@@ -71,13 +80,8 @@ class Stepper:
         state then stay bit-identical on every rank. The host waits for the device only once, when
         it reads the totals.
         """
-        with self.watch.host_part("data"):
-            batches = self.batches.of_step(step)
-        with self.watch.part("passes"):
-            sums = self.passes.train(batches)
-        parts = local_gradients((p for _, p in self.parameters), self.ranks.stage_ranks, self.tied)
-        norm2 = squared_norm(parts, self.ranks.device)
-        totals = self._total(sums, norm2, stop.asked, save_failed, every)
+        parts, vector = self._pass(step, stop, save_failed, every)
+        totals = self._totals(vector.tolist())
         self.watch.after_collective()
         with self.watch.part("optimizer"):
             # All ranks take the same branch, because the totals are the same on every rank. The
@@ -86,17 +90,61 @@ class Stepper:
                 clip = clip_factor(totals.grad_norm, self.grad_clip)
                 scale(parts, self._learned(totals.tokens) * clip)
                 set_lr(self.optimizer, lr)
-                self.optimizer.step()
+                with update_threads(self.update_threads):
+                    self.optimizer.step()
             elif totals.tokens:
                 totals = replace(totals, bad_gradients=not_finite(self.parameters))
             self.optimizer.zero_grad()
-        if self.ledger is not None:
-            self.ledger.append(step, totals.read)
         return totals
 
-    def _total(
+    def read_at_once(
+        self, step: int, lr: float, stop: StopRequest, save_failed: bool = False, every: int = 0
+    ) -> Callable[[], Totals]:
+        """`run`, with the answer of `queue`."""
+        totals = self.run(step, lr, stop, save_failed, every)
+        return lambda: totals
+
+    def queue(
+        self, step: int, lr: float, stop: StopRequest, save_failed: bool = False, every: int = 0
+    ) -> Callable[[], Totals]:
+        """`run` without waiting: the device decides whether it applies the update, by the same
+        rule and with the same bits. Returns a function that waits for the totals.
+
+        The optimizer must be one of `SKIP_ON_DEVICE`.
+        """
+        parts, vector = self._pass(step, stop, save_failed, every)
+        read = _copy_to_host(vector)
+        self.watch.after_collective()
+        with self.watch.part("optimizer"):
+            loss, z_loss, tokens, norm2 = vector[:4].unbind()
+            tokens = tokens / self.ranks.tp
+            # Not `number / tensor`, which is a product with the reciprocal, so with other bits.
+            learned = torch.full_like(tokens, self.tokens_per_step) / tokens
+            norm = norm2.sqrt() * learned
+            # A batch without a token to learn divides by zero here, so it is skipped too.
+            finite = torch.isfinite(loss / tokens + z_loss / tokens) & torch.isfinite(norm)
+            scale_on_device(parts, learned * clip_factor_on_device(norm, self.grad_clip))
+            set_lr(self.optimizer, lr)
+            update_if(finite, self.optimizer)
+            self.optimizer.zero_grad()
+        return lambda: self._totals(read())
+
+    def _pass(
+        self, step: int, stop: StopRequest, save_failed: bool, every: int
+    ) -> tuple[Parts, torch.Tensor]:
+        """Forward, backward, and the sums over all ranks: this rank's gradients, and the vector
+        that `_totals` reads."""
+        with self.watch.host_part("data"):
+            batches = self.batches.of_step(step)
+        with self.watch.part("passes"):
+            sums = self.passes.train(batches)
+        parts = local_gradients((p for _, p in self.parameters), self.ranks.stage_ranks, self.tied)
+        norm2 = squared_norm(parts, self.ranks.device)
+        return parts, self._sum(sums, norm2, stop.asked, save_failed, every)
+
+    def _sum(
         self, sums: LossSums, norm2: torch.Tensor, stop: bool, save_failed: bool, every: int
-    ) -> Totals:
+    ) -> torch.Tensor:
         """Sum all values that the ranks must agree on, in one all-reduce at the end of the step."""
         counts = torch.stack([sums.loss, sums.z_loss, sums.tokens, norm2])
         # Filled in place, because `torch.tensor` of Python numbers would wait for its copy.
@@ -107,14 +155,17 @@ class Stepper:
             flags[place] = number
         vector = torch.cat([counts, flags])
         dist.all_reduce(vector)
-        loss, z_loss, tokens, norm2_sum, stops, failures, wanted, *read = vector.tolist()
+        return vector
+
+    def _totals(self, vector: Sequence[float]) -> Totals:
+        loss, z_loss, tokens, norm2_sum, stops, failures, wanted, *read = vector
         # All tp ranks of a group have counted the same tokens.
         loss, z_loss, tokens = (value / self.ranks.tp for value in (loss, z_loss, tokens))
         return Totals(
             loss=loss / tokens if tokens else math.nan,
             z_loss=z_loss / tokens if tokens else math.nan,
             tokens=tokens,
-            grad_norm=norm2_sum**0.5 * self._learned(tokens),
+            grad_norm=_root(norm2_sum) * self._learned(tokens),
             stop=stops > 0,
             every=int(wanted),
             read=Sums(*read),
@@ -124,3 +175,26 @@ class Stepper:
     def _learned(self, tokens: float) -> float:
         """Factor from a mean over all tokens to a mean over the learned `tokens`."""
         return self.tokens_per_step / tokens if tokens else math.nan
+
+
+def _root(squared: float) -> float:
+    # Exactly rounded, as on the device, which `**0.5` is not. `math.sqrt` refuses no NaN.
+    return math.sqrt(squared)
+
+
+def _copy_to_host(vector: torch.Tensor) -> Callable[[], list[float]]:
+    """Start to copy `vector`; the function that is returned waits for the copy alone, not for what
+    is queued after it."""
+    if vector.device.type != "cuda":
+        return vector.tolist
+    host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
+    host.copy_(vector, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def read() -> list[float]:
+        copied.synchronize()
+        values: list[float] = host.tolist()
+        return values
+
+    return read

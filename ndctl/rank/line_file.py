@@ -1,4 +1,4 @@
-"""Append-only files. Each line is one write, so readers never see half a line."""
+"""Append-only files. A line is never split over two writes, so readers never see half a line."""
 
 import contextlib
 import os
@@ -27,19 +27,20 @@ class LineFile:
         self._waiting = b""
         """Bytes still to be written. They may start inside a line that a full disk cut off."""
 
-    def append(self, line: bytes) -> None:
-        """Write a line, which includes its newline.
+    def append(self, *lines: bytes) -> None:
+        """Write lines, each of which includes its newline. The fence is read once for all.
 
-        If the disk is full or the fence file is unreadable, the line is kept and written with the
-        next one, so that training continues.
+        If the disk is full or the fence file is unreadable, they are kept and written with the
+        next ones, so that training continues.
 
         Raises:
             GivenUp: a later attempt has started; nothing was written.
         """
-        if len(self._waiting) < MAX_WAITING_BYTES:
-            self._waiting += line
-        else:
-            _warn("dropped a line of %s: too many lines are waiting", self._path)
+        for line in lines:
+            if len(self._waiting) < MAX_WAITING_BYTES:
+                self._waiting += line
+            else:
+                _warn("dropped a line of %s: too many lines are waiting", self._path)
         self._write()
 
     def _write(self) -> None:
@@ -63,7 +64,13 @@ class LineFile:
         self._repaired = True
 
     def sync(self) -> None:
-        """Wait until all lines are on the disk."""
+        """Wait until all lines are on the disk, also those that could not be written before.
+
+        Raises:
+            GivenUp: a later attempt has started, and lines were still waiting.
+        """
+        if self._waiting:
+            self._write()
         try:
             os.fdatasync(self._fd)
         except OSError as exc:

@@ -77,6 +77,7 @@ def test_all_ranks_skip_a_bad_gradient_and_too_many_end_the_job(
     tensor = tiny(tmp_path / "tensor", parallel={"tp": 2})
     stages = tiny(tmp_path / "stages", parallel={"pp": 2})
     many = tiny(tmp_path / "many", **sharded)
+    ahead = tiny(tmp_path / "ahead", **sharded, run_ahead=2)
     cut = tiny(tmp_path / "cut", **sharded, checkpoint=saving)
     always = [2, 3, 4, 5]
     watched = {"broken": "watched"}
@@ -90,10 +91,11 @@ def test_all_ranks_skip_a_bad_gradient_and_too_many_end_the_job(
             {"config": many, "poison": always, **watched},
             {"config": cut, "poison": always, "stop_after": 3, **watched},
             {"config": cut, "poison": always, **watched},
+            {"config": ahead, "poison": always, **watched},
         ],
     )
     assert [answer.get("code") for answer in answers] == [
-        *[0, 0, 0, None, exit_codes.CHECKPOINTED, None]
+        *[0, 0, 0, None, exit_codes.CHECKPOINTED, None, None]
     ]
     assert column(tmp_path / "some", "skipped") == [0, 1, 1, 2, 2]
     assert column(tmp_path / "tensor", "skipped") == [0, 1, 2, 2, 2]
@@ -102,12 +104,50 @@ def test_all_ranks_skip_a_bad_gradient_and_too_many_end_the_job(
         *[False, True, False, True, False]
     ]
     assert column(tmp_path / "many", "step") == [1, 2, 3, 4]
+    # Step 5 was queued too, but the job ends at the same step.
+    assert metrics_of(tmp_path / "ahead")[-1]["loss"] == metrics_of(tmp_path / "many")[-1]["loss"]
+    assert column(tmp_path / "ahead", "step") == [1, 2, 3, 4]
     assert column(tmp_path / "cut", "skipped") == [0, 1, 2, 3], "the count is in the checkpoint"
-    for answer in (answers[3], answers[5]):
+    for answer in (answers[3], *answers[5:]):
         assert (answer["error"], answer["since"]) == ("NotFinite", 2)
         assert answer["message"].startswith("step 4: the loss is ")
         assert "gradient's norm nan, not finite, for 3 steps" in answer["message"]
         assert "train.optimizer.lr" in answer["message"]
+
+
+def test_steps_that_run_ahead_have_the_same_bits(tmp_path: Path) -> None:
+    """Losses, norms and weights are those of a job that reads each step at once, on every mesh,
+    with updates that are skipped, evaluations, saves and a request to stop."""
+    meshes: dict[str, dict[str, Any]] = {
+        "shard2": {"parallel": {"dp_shard": 2}, "grad_clip": 0.5},
+        "tp2": {"parallel": {"tp": 2}, "grad_clip": None, "z_loss": 0.1},
+        "pp2": {"parallel": {"pp": 2}, "optimizer": {"name": "adam", "lr": 1e-2}},
+        "zero1": {"parallel": {"dp_replicate": 2, "data": "zero1"}},
+        "rounded": {
+            "parallel": {"dp_shard": 2},
+            "optimizer": {"lr": 1e-2, "state_dtype": "bfloat16"},
+        },
+    }
+    cases: list[dict[str, Any]] = []
+    for name, mesh in meshes.items():
+        for ahead in (0, 2):
+            changes = {**mesh, "steps": 13, "run_ahead": ahead, "eval_every": 6}
+            out = tmp_path / f"{name}-{ahead}"
+            config = tiny(out, **changes, checkpoint={"every_steps": 5})
+            config["data"] |= {"validation": {"fraction": 0.1}}
+            both = {"config": config, "poison": [2, 6], "broken": "watched"}
+            cases += [{**both, "stop_after": 7}, both]
+    answers = work(tmp_path, 2, cases)
+    assert {answer["code"] for answer in answers} == {0, exit_codes.CHECKPOINTED}
+    same = ("step", "loss", "grad_norm", "lr", "eval_loss", "skipped")
+    for name in meshes:
+        at_once, late = (
+            [{key: line[key] for key in same} for line in metrics_of(tmp_path / f"{name}-{count}")]
+            for count in (0, 2)
+        )
+        assert late == at_once, name
+        # No step is done twice: the stop saved what was done.
+        assert [line["step"] for line in late] == [*range(1, 14)]
 
 
 def test_evaluation_changes_only_the_metrics(tmp_path: Path) -> None:

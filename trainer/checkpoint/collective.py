@@ -1,7 +1,7 @@
 """Writes one checkpoint on all ranks together: shards, manifest and marker."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,23 +29,29 @@ class Outcome:
     num_bytes: int = 0
 
 
-def write_on_all_ranks(
-    snapshot: dict[str, Any],
-    folder: Path,
-    step: int,
-    env: RankEnv,
-    group: dist.ProcessGroup,
-) -> Outcome:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where checkpoints are written, and by which ranks."""
+
+    folder: Path
+    env: RankEnv
+    group: dist.ProcessGroup
+    before_commit: Callable[[], None] = lambda: None
+    """Called on rank 0 before a checkpoint becomes complete. An OSError makes the save fail."""
+
+
+def write_on_all_ranks(snapshot: dict[str, Any], step: int, target: Target) -> Outcome:
     """Write `snapshot` as the complete checkpoint of `step`. I/O errors are in the outcome."""
-    partial = folder / partial_name(step, env.attempt)
+    env = target.env
+    partial = target.folder / partial_name(step, env.attempt)
     if env.rank == 0:
         # Other ranks write only after rank 0 has joined `save`, so none of their files
         # exists yet.
         shutil.rmtree(partial, ignore_errors=True)
     writer = Writer(partial)
     try:
-        save(snapshot, storage_writer=writer, process_group=group)
-        outcome = _complete(partial, writer.files.written, _trained(snapshot), step, env, group)
+        save(snapshot, storage_writer=writer, process_group=target.group)
+        outcome = _complete(partial, writer.files.written, _trained(snapshot), step, target)
     # If one rank fails, all get torch's CheckpointException, which is not an Exception.
     except (Exception, CheckpointException) as exc:  # noqa: BLE001 (the caller reports it)
         outcome = Outcome(why_of(exc, partial))
@@ -74,17 +80,18 @@ def _complete(
     written: dict[str, Written],
     trained: Trained | None,
     step: int,
-    env: RankEnv,
-    group: dist.ProcessGroup,
+    target: Target,
 ) -> Outcome:
     """Gather the file lists on rank 0, which completes the checkpoint and broadcasts the
     outcome."""
+    env, group = target.env, target.group
     written_by_rank: list[Any] | None = [None] * env.world_size if env.rank == 0 else None
     dist.gather_object(written, written_by_rank, dst=0, group=group)
     answer: list[Any] = [None]
     if written_by_rank is not None:
         files = {name: file for each in written_by_rank for name, file in each.items()}
         try:
+            target.before_commit()
             # If a newer attempt has started, this one must not add a checkpoint.
             admit_of(RunDir(partial.parent.parent), env)()
             commit(

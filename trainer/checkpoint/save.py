@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from ndctl.rank.checkpoint_files import remove_old
 from orchestrator.contract.spec.job_spec import CheckpointSpec
 from trainer.checkpoint.auto_interval import AutoInterval, Proposal
-from trainer.checkpoint.collective import Outcome, write_on_all_ranks
+from trainer.checkpoint.collective import Outcome, Target, write_on_all_ranks
 from trainer.checkpoint.schedule import Schedule
 from trainer.checkpoint.state import TrainingState
 from trainer.rank.reporter import Reporter
@@ -68,8 +69,14 @@ class Checkpoints:
         spec: CheckpointSpec,
         reporter: Reporter,
         done: int = 0,
+        before_commit: Callable[[], None] = lambda: None,
     ) -> None:
-        """`done` is the number of steps that earlier attempts have done."""
+        """
+        Args:
+            done: number of steps that earlier attempts have done.
+            before_commit: called on rank 0 before a checkpoint becomes complete, maybe in another
+                thread. An OSError makes the save fail.
+        """
         self.last: SaveReport | None = None
         """The last complete checkpoint."""
         self._folder = folder
@@ -85,7 +92,12 @@ class Checkpoints:
         self._proposed: Proposal | None = None
         self._proposed_from: SaveReport | None = None
         # A background save runs collectives beside those of training, so it needs its own group.
-        self._group = dist.new_group(backend="gloo", group_desc="checkpoint")
+        self._target = Target(
+            folder=folder,
+            env=state.ranks.env,
+            group=dist.new_group(backend="gloo", group_desc="checkpoint"),
+            before_commit=before_commit,
+        )
         self._stager = DefaultStager(_staging(state.ranks.device))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Outcome] | None = None
@@ -203,7 +215,7 @@ class Checkpoints:
     ) -> Outcome:
         """Write the checkpoint and report the outcome. `blocked_s` is set for a background save:
         the time that training was paused."""
-        outcome = write_on_all_ranks(snapshot, self._folder, step, self._env, self._group)
+        outcome = write_on_all_ranks(snapshot, step, self._target)
         if outcome.why:
             self._report_failure(step, outcome.why)
         else:

@@ -80,27 +80,41 @@ class SampleLedger:
         self._start = start
         self._begun = False
 
-    def append(self, step: int, sums: Sums) -> None:
-        """Write the line of `step`; `sums` is the sum over all ranks."""
+    def append(self, *steps: tuple[int, Sums]) -> None:
+        """Write the lines of consecutive steps. The sums are over all ranks.
+
+        Raises:
+            GivenUp: a later attempt has started; nothing was written.
+        """
         # The number of done steps is known only at the first step, so the start line waits for it.
-        if not self._begun:
-            self._write(replace(self._start, done=step - 1))
-            self._begun = True
-        line = Line(
+        start = [] if self._begun else [replace(self._start, done=steps[0][0] - 1)]
+        self._begun = True
+        lines = [self._line(step, sums) for step, sums in steps]
+        self._file.append(*map(_to_bytes, [*start, *lines]))
+
+    def _line(self, step: int, sums: Sums) -> Line:
+        return Line(
             attempt=self._start.attempt,
             step=step,
             first=self._start.first_of(step),
             samples=int(sums.samples),
             hash=sums.hash,
         )
-        self._write(line)
 
     def sync(self) -> None:
-        """Call it before a checkpoint becomes complete, because its steps are never repeated."""
+        """Call it before a checkpoint becomes complete, because its steps are never repeated.
+
+        Raises:
+            GivenUp: as `append`.
+        """
         self._file.sync()
 
-    def _write(self, entry: Start | Line) -> None:
-        self._file.append(json.dumps(encode(entry), separators=(",", ":")).encode() + b"\n")
+    def close(self) -> None:
+        self._file.close()
+
+
+def _to_bytes(entry: Struct) -> bytes:
+    return json.dumps(encode(entry), separators=(",", ":")).encode() + b"\n"
 
 
 def sums_of(positions_N: Words, samples_N: Words) -> Sums:

@@ -62,8 +62,8 @@ class MetricsFile:
     def __init__(self, path: Path, admit: Admit = admit_all) -> None:
         self._lines = LineFile(path, admit)
 
-    def append(self, metrics: StepMetrics) -> None:
-        self._lines.append(to_line(metrics))
+    def append(self, *metrics: StepMetrics) -> None:
+        self._lines.append(*map(to_line, metrics))
 
     def close(self) -> None:
         self._lines.close()

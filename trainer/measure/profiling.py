@@ -1,11 +1,15 @@
 """Records the time and memory use of some steps with torch.profiler."""
 
 import logging
+import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from orchestrator.contract.files.profile_request import ProfileRequest, request_path, take_request
+from orchestrator.contract.messages.rank_messages import Profiled
 from orchestrator.contract.spec.train_spec import ProfileSpec
 from trainer.rank.reporter import Reporter
 
@@ -15,24 +19,45 @@ MOST_EVENTS = 200_000
 """The newest allocations and frees that a memory snapshot contains."""
 
 
-class Profiling:
-    """Profiles the steps of this rank that the configuration names.
+@dataclass(slots=True)
+class Recording:
+    first: int
+    """The first step."""
+    steps: int
+    name: str
+    """Of its files, without the suffixes."""
+    request: str = ""
+    """Id of the request; empty if the configuration named the steps."""
+    profiler: profile | None = None
 
-    It writes `rank-<r>.trace.json.gz` for Perfetto or chrome://tracing and, on a GPU,
-    `rank-<r>.memory.pickle` for pytorch.org/memory_viz. On a CPU the allocations are in the trace.
+
+class Profiling:
+    """Profiles the steps of this rank that the configuration names, and those that `ndctl profile`
+    asks for.
+
+    It writes `<name>.trace.json.gz` for Perfetto or chrome://tracing and, on a GPU,
+    `<name>.memory.pickle` for pytorch.org/memory_viz. On a CPU the allocations are in the trace.
+    The name is `rank-<r>`, and on request `rank-<r>.step-<first>`.
     """
 
     def __init__(
-        self, spec: ProfileSpec, folder: Path, device: torch.device, reporter: Reporter
+        self, spec: ProfileSpec | None, folder: Path, device: torch.device, reporter: Reporter
     ) -> None:
+        """`spec`: None if the configuration names no step of this rank."""
         self._spec = spec
         self._folder = folder
         self._cuda = device.type == "cuda"
         self._reporter = reporter
-        self._running: profile | None = None
+        self._running: Recording | None = None
+        env = reporter.env
+        # Without an agent nobody can ask. A look takes a microsecond: the folder is local.
+        self._requests = request_path(env) if env.heartbeat_socket else None
 
     def before(self, step: int) -> None:
-        if step != self._spec.at_step:
+        if self._running is not None:
+            return
+        found = self._wanted(step)
+        if found is None:
             return
         # Starting the profiler and each recorded step take long. The agent must not see a hang.
         self._reporter.profiled = True
@@ -42,13 +67,26 @@ class Profiling:
         activities = [ProfilerActivity.CPU]
         if self._cuda:
             activities.append(ProfilerActivity.CUDA)
-        self._running = profile(
+        found.profiler = profile(
             activities=activities, record_shapes=True, profile_memory=True, with_stack=True
         )
-        self._running.start()
+        found.profiler.start()
+        self._running = found
+
+    def _wanted(self, step: int) -> Recording | None:
+        name, spec = f"rank-{self._rank}", self._spec
+        if spec is not None and step == spec.at_step:
+            return Recording(step, spec.steps, name)
+        if self._requests is None or not os.access(self._requests, os.F_OK):
+            return None
+        asked: ProfileRequest | None = take_request(self._requests)
+        if asked is None:
+            return None
+        return Recording(step, asked.steps, f"{name}.step-{step}", asked.id)
 
     def after(self, step: int) -> None:
-        if self._running is not None and step >= self._spec.at_step + self._spec.steps - 1:
+        running = self._running
+        if running is not None and step >= running.first + running.steps - 1:
             self.finish()
 
     def finish(self) -> None:
@@ -58,24 +96,43 @@ class Profiling:
         recorded, self._running = self._running, None
         # Writing may take longer than many steps. The phase tells the agent that it is no hang.
         self._reporter.beat("write")
+        files, why = [], ""
         try:
-            self._write(recorded)
+            files = self._write(recorded)
+            LOG.info(
+                "rank %d: wrote the profile from step %d: %s", self._rank, recorded.first, files[0]
+            )
         except Exception as exc:  # noqa: BLE001 (a failed profile must not end the job)
-            LOG.warning("rank %d: failed to write the profile: %s", self._rank, exc)
+            why = f"failed to write the profile: {exc}"
+            LOG.warning("rank %d: %s", self._rank, why)
         self._reporter.profiled = False
         self._reporter.beat("train")
+        if recorded.request:
+            self._answer(recorded, files, why)
 
-    def _write(self, recorded: profile) -> None:
-        recorded.stop()
+    def _write(self, recorded: Recording) -> list[Path]:
+        assert recorded.profiler is not None
+        recorded.profiler.stop()
         self._folder.mkdir(parents=True, exist_ok=True)
+        trace = self._folder / f"{recorded.name}.trace.json.gz"
+        snapshot = self._folder / f"{recorded.name}.memory.pickle"
         if self._cuda:
-            snapshot = self._folder / f"rank-{self._rank}.memory.pickle"
             torch.cuda.memory._dump_snapshot(str(snapshot))
             torch.cuda.memory._record_memory_history(enabled=None)
-        trace = self._folder / f"rank-{self._rank}.trace.json.gz"
-        recorded.export_chrome_trace(str(trace))
-        LOG.info(
-            "rank %d: wrote the profile from step %d: %s", self._rank, self._spec.at_step, trace
+        recorded.profiler.export_chrome_trace(str(trace))
+        return [trace, snapshot] if self._cuda else [trace]
+
+    def _answer(self, recorded: Recording, files: list[Path], why: str) -> None:
+        env = self._reporter.env
+        self._reporter.profile_written(
+            Profiled(
+                attempt=env.attempt,
+                rank=env.rank,
+                request=recorded.request,
+                first_step=recorded.first,
+                files=tuple(map(str, files)),
+                why=why[:1_000],
+            )
         )
 
     @property

@@ -33,15 +33,17 @@ class Report:
         self._file = file
         self._writers = writers
 
-    def write(self, metrics: StepMetrics) -> None:
-        self._file.append(metrics)
-        figures = {
-            name: float(value)
-            for name, value in metrics.to_dict().items()
-            if value is not None and name not in ("step", "time")
-        }
-        for name, writer in [*self._writers.items()]:
-            self._try(name, partial(writer.write, metrics.step, figures))
+    def write(self, *steps: StepMetrics) -> None:
+        """Write the metrics of consecutive steps.
+
+        Raises:
+            GivenUp: a later attempt has started; nothing was written.
+        """
+        self._file.append(*steps)
+        for metrics in steps:
+            figures = _figures(metrics)
+            for name, writer in [*self._writers.items()]:
+                self._try(name, partial(writer.write, metrics.step, figures))
 
     def close(self) -> None:
         self._file.close()
@@ -54,6 +56,14 @@ class Report:
         except Exception as exc:  # noqa: BLE001 (foreign code may raise anything)
             LOG.warning("stopped writing metrics to %s: %s", name, exc)
             del self._writers[name]
+
+
+def _figures(metrics: StepMetrics) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in metrics.to_dict().items()
+        if value is not None and name not in ("step", "time")
+    }
 
 
 def check_writers(train: TrainSpec) -> None:

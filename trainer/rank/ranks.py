@@ -18,6 +18,7 @@ from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.errors import TrainingError
 from trainer.rank.devices import device_of
+from trainer.rank.host.numa import bind_to_node
 
 T = TypeVar("T")
 
@@ -79,12 +80,16 @@ def process_group(env: RankEnv, pause_s: float = 0.0) -> Iterator[None]:
     device = device_of(env.local_rank, hidden=env.no_gpu)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        bind_to_node(device)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=_rendezvous_store(env),
         rank=env.rank,
         world_size=env.world_size,
         timeout=_at_least(INIT_TIMEOUT, pause_s),
+        # NCCL then connects all ranks here, where a broken link fails early, and splits this one
+        # communicator for each axis of the mesh instead of connecting the ranks of each again.
+        device_id=device if device.type == "cuda" else None,
     )
     yield
     dist.destroy_process_group()

@@ -31,6 +31,7 @@ from orchestrator.contract.messages.rank_messages import (
     MAX_BYTES,
     Beat,
     Datagram,
+    Profiled,
     RankRaised,
     to_bytes,
 )
@@ -49,6 +50,8 @@ class Reporter:
         self._step = 0
         self.phase: Phase = "init"
         """The phase of the last heartbeat."""
+        self.unread = 0
+        """Steps before the present one that are queued on the device, but not known to be done."""
         self.profiled = False
         """Steps are being profiled, which makes them slower, so they have their own time limit."""
         self._nonblocking = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -114,8 +117,16 @@ class Reporter:
             self._blocking,
         )
 
+    @property
+    def computing(self) -> int:
+        """The step that is being computed, or queued on the device."""
+        return self.step + self.unread + 1
+
+    def profile_written(self, profiled: Profiled) -> None:
+        self._send(profiled, self._blocking)
+
     def raised(self, exc: BaseException) -> None:
-        self._send(raised_of(exc, self.env, self.step + 1), self._blocking)
+        self._send(raised_of(exc, self.env, self.computing), self._blocking)
 
     def close(self) -> None:
         self._nonblocking.close()

@@ -53,6 +53,10 @@ def repeated_products(
     return frozenset(reached) - stored_products(kind, linears, tp=tp, open_end=open_end)
 
 
+SKIP_ON_DEVICE = ("adamw", "adam")
+"""Optimizers whose update the device itself can skip, by a flag that their fused kernels read."""
+
+
 def chunks_of_loss(wish: int | Auto, tokens: int) -> int:
     """Number of chunks in which a rank computes the loss of a micro batch of `tokens`."""
     if wish == "auto":
@@ -173,6 +177,11 @@ class TrainSpec(Struct, frozen=True, kw_only=True):
     never exist as a whole; `auto`: at most 8 chunks, of at least 1024 tokens."""
     z_loss: Annotated[float, Above(0)] | None = None
     """Weight of the squared log of the softmax normaliser (PaLM, Chowdhery et al. 2022)."""
+    run_ahead: Annotated[int, AtLeast(0), AtMost(16)] | Auto = "auto"
+    """Steps that a rank queues on its GPU before it waits for the loss of the oldest, so that the
+    GPU does not wait for the host. Losses do not depend on it. A step that is not finite is still
+    never applied, but noticed so many steps later, as is a request to stop. `auto`: 1 on a GPU with
+    adamw or adam and without cpu_offload, else 0."""
     max_bad_steps: Count = 3
     """Number of consecutive steps with a loss or gradient that is not finite after which the job
     fails. Each such step is skipped."""
@@ -226,6 +235,16 @@ class TrainSpec(Struct, frozen=True, kw_only=True):
                     value=micro,
                     limit=f"a divisor of global_batch_size ({batch})",
                     fix=f"set micro_batch_size to {divisors[-1]}, or to auto",
+                )
+            )
+        if self.run_ahead not in ("auto", 0) and self.optimizer.name not in SKIP_ON_DEVICE:
+            problems.append(
+                Problem(
+                    path="run_ahead",
+                    value=self.run_ahead,
+                    limit=f"0 with optimizer.name={self.optimizer.name}, because only the fused"
+                    " kernels of adamw and adam can skip an update on the GPU",
+                    fix="set run_ahead to auto, or use adamw",
                 )
             )
         if problems:

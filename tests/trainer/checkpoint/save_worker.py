@@ -130,8 +130,8 @@ def failing(case: dict[str, Any], made: list[Checkpoints]) -> type[Checkpoints]:
     folder = Path(case["config"]["out"]) / "checkpoints"
 
     class FailingCheckpoints(Checkpoints):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
             made.append(self)
 
         def after_step(self, step: int, step_s: float, some_failed: bool, every: int = 0) -> None:

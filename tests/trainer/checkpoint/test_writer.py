@@ -22,13 +22,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from orchestrator.contract.files.checkpoint_names import newest_complete
 from orchestrator.contract.files.env import RankEnv
-from trainer.checkpoint.collective import write_on_all_ranks
+from trainer.checkpoint.collective import Target, write_on_all_ranks
 
 folder = Path(sys.argv[1])
 dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-group = dist.new_group(backend="gloo")
+target = Target(folder=folder, env=RankEnv(), group=dist.new_group(backend="gloo"))
 for step, size in ((1, 100_000), (2, 500_000)):
-    print(write_on_all_ranks({"a": torch.randn(size)}, folder, step, RankEnv(), group).why)
+    print(write_on_all_ranks({"a": torch.randn(size)}, step, target).why)
 print(newest_complete(folder)[0].name, sorted(path.name for path in folder.iterdir()))
 """
 

@@ -41,7 +41,7 @@ def write(
 ) -> None:
     ledger = SampleLedger(path, start(attempt=attempt, skipped=skipped))
     for step in steps:
-        ledger.append(step, read(step, ranks, skipped=skipped))
+        ledger.append((step, read(step, ranks, skipped=skipped)))
     ledger.sync()
 
 
@@ -130,8 +130,8 @@ def test_lines_of_repeated_steps_do_not_count(ledger: Path, number: int) -> None
 def test_samples_of_another_seed_are_detected(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     file = SampleLedger(path, start())
-    file.append(1, read(1))
-    file.append(2, read(2, seed=SEED + 1))
+    file.append((1, read(1)))
+    file.append((2, read(2, seed=SEED + 1)))
     mistake = check(path)
     assert mistake is not None
     assert mistake.step == 2

@@ -4,7 +4,7 @@ A training that diverges answers with the `error` that ended it, its `message`, 
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -56,13 +56,25 @@ class Watched(Stepper):
     """
 
     def run(self, step: int, *rest: Any) -> Totals:
+        before = self.prepare(step)
+        totals = super().run(step, *rest)
+        self.check(step, totals, before)
+        return totals
+
+    def queue(self, step: int, *rest: Any) -> Callable[[], Totals]:
+        before = self.prepare(step)
+        read = super().queue(step, *rest)
+        self.check(step, read(), before)  # on a CPU nothing is still being computed
+        return read
+
+    def prepare(self, step: int) -> list[bytes]:
         poisoned = POISON[0] is not None and step in POISON[0]
         step_module.local_gradients = poison if poisoned else local_gradients  # type: ignore[attr-defined, assignment]
-        before = self.bits()
-        totals = super().run(step, *rest)
+        return self.bits()
+
+    def check(self, step: int, totals: Totals, before: list[bytes]) -> None:
         assert totals.finite == (step not in (POISON[0] or ()))
         assert (before == self.bits()) == (not totals.finite)
-        return totals
 
     def bits(self) -> list[bytes]:
         parameters = [p for _, p in self.parameters]

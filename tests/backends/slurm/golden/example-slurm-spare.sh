@@ -68,6 +68,7 @@ train:
   float8: false
   deterministic: false
   loss_chunks: auto
+  run_ahead: auto
   max_bad_steps: 3
   tensorboard: false
   grad_clip: 1.0

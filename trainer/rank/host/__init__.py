@@ -1,0 +1,1 @@
+"""How the process of a rank runs on its host: on which processors, and when it collects garbage."""
