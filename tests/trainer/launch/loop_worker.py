@@ -87,7 +87,7 @@ POISON: list[Any] = [None]
 
 def bits_of(tensor: torch.Tensor) -> bytes:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.numpy().tobytes()
+    return local.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def poison(parameters: Any, stage_ranks: int, tied: Any) -> Parts:
