@@ -132,7 +132,7 @@ def test_a_job_resumes_in_one_allocation_after_another(job: Job) -> None:
     assert len(leaders) >= 2
     for attempt in range(2, len(leaders) + 1):
         job.assert_resumed_without_lost_step(attempt)
-    assert job.events_text().count("leave: time-limit (SIGUSR2)") == len(leaders) - 1
+    assert job.events_text().count("asks the job to stop: time-limit (SIGUSR2)") == len(leaders) - 1
 
 
 @pytest.mark.slow
