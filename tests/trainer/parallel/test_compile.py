@@ -4,10 +4,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch._dynamo.utils import counters
 
+from orchestrator.contract.spec.model_spec import ModelSpec
+from orchestrator.contract.spec.train_spec import Checkpointing
 from tests.trainer.launch.tiny_runs import LLAMA, tiny, work
 from tests.trainer.launch.training_worker import run_alone
 from tests.trainer.parallel.parity_cells import COMPILED, GRAD_NORM, LOSS, difference, measure
+from trainer.model.build import build_stages, read_model_config
+from trainer.model.decoder import StageSlice
+from trainer.model.init_weights import allocate
+from trainer.model.weights import first_weights
+from trainer.parallel.activation import apply_activation_checkpointing
+from trainer.parallel.compile import compile_layers
 
 pytestmark = pytest.mark.process
 ONE_LAYER = {"config": {**LLAMA, "num_hidden_layers": 1}}
@@ -57,3 +67,40 @@ def test_more_ways_to_shard_train_compiled_like_one_process(
     work(tmp_path, num_ranks, [{"config": cell} for cell in cells], timeout=2400)
     found = {name: difference(tmp_path / name, tmp_path / "one") for name in cases}
     assert {n: d for n, d in found.items() if not d.within(LOSS, GRAD_NORM)} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")
+def test_modes_by_operation_compile_to_one_graph_and_keep_less() -> None:
+    kept = {}
+    modes: tuple[Checkpointing, ...] = ("none", "elementwise", "selective", "full")
+    for mode in modes:
+        torch._dynamo.reset()
+        counters.clear()
+        kept[mode] = bytes_kept(mode)
+        assert counters["stats"]["unique_graphs"] == 1
+        assert not counters["graph_break"]
+    assert kept["full"] < kept["selective"] < kept["elementwise"] < kept["none"]
+
+
+def bytes_kept(mode: Checkpointing) -> int:
+    """Bytes that compiled layers store for the backward pass, without the weights."""
+    values = read_model_config(ModelSpec(config={**LLAMA, "num_hidden_layers": 2}))
+    (decoder,) = build_stages(values, [StageSlice(0, 2, 2)])
+    apply_activation_checkpointing(decoder, mode, None)
+    compile_layers(decoder)
+    allocate(decoder, torch.device("cpu"))
+    first_weights([decoder], None, 0, resumed=False)
+    ids = torch.arange(32).unsqueeze(0)
+    decoder.set_positions(ids)
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        decoder(ids).sum().backward()
+    weights = {parameter.untyped_storage()._cdata for parameter in decoder.parameters()}
+    return sum(size for storage, size in kept.items() if storage not in weights)
