@@ -203,7 +203,8 @@ def _by_operation(
     names = [name for name, _ in shape.products]
     stored = stored_products(kind, names, tp=tp, open_end=shape.has_open_end(lora))
     outputs = sum(outputs for at, (_, outputs) in enumerate(shape.products) if at in stored)
-    outputs += shape.query_size * (1 + ulysses)
+    # Ulysses stores what it exchanged before and after attention.
+    outputs += shape.query_size + ulysses * 2 * (shape.query_size + shape.kv_size)
     scattered = 2 * shape.hidden_size * values.hidden * (tp > 1)
     return (outputs * values.size + scattered + shape.num_heads * FLOAT32_BYTES) / tp
 
