@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from orchestrator.contract.files.trainer_config import TrainingConfig
+from orchestrator.contract.spec.train_spec import BY_OPERATION
 from trainer.loss import TokenLoss
 from trainer.measure.timing import Stopwatch
 from trainer.model.adapters import add_adapters, draw_adapters
@@ -77,8 +78,9 @@ def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
     apply_activation_checkpointing(decoder, train.recompute, train.checkpoint_every, config.mesh.tp)
     if train.compile:
         # Compiled recomputation of DTensor weights fails in torch 2.13: "expected all
-        # tensors_saved_with_vc_check to be Tensors, got ... DeviceMesh". That of `selective` works.
-        inside = config.mesh.tp > 1 and train.activation_checkpointing != "selective"
+        # tensors_saved_with_vc_check to be Tensors, got ... DeviceMesh". By operation it works.
+        by_operation = train.activation_checkpointing in BY_OPERATION
+        inside = config.mesh.tp > 1 and not by_operation
         compile_layers(decoder, inside_checkpoints=inside)
     apply_data_parallel(decoder, ranks, config.parallel, train)
 
