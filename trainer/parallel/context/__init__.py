@@ -2,6 +2,11 @@
 
 Only attention combines tokens, so the other modules need just the positions of a rank's tokens.
 Each method has its own file: `ring`, `ulysses` and `gather`.
+
+torch's own context parallel (torch.distributed.tensor.experimental) is not used. In torch 2.13 it
+has no kernel for CPUs ("aten._scaled_dot_product_flash_attention_for_cpu does not have a sharding
+strategy"), where each axis is compared with one process, and no Ulysses. It takes flash, efficient
+or cuDNN attention on GPUs; so does `kernels`.
 """
 
 import math
