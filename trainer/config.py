@@ -190,6 +190,13 @@ def _check_optimizer(config: TrainingConfig) -> None:
 
 def _check_training(config: TrainingConfig) -> None:
     _check_optimizer(config)
+    ahead = config.train.run_ahead
+    if ahead not in ("auto", 0) and config.parallel.fsdp.cpu_offload:
+        # The host computes the update, so it must know first whether the gradients are finite.
+        raise TrainingError(
+            f"train.run_ahead={ahead} with parallel.fsdp.cpu_offload: the host computes the update",
+            fix="set train.run_ahead to auto or 0",
+        )
     profile, ranks = config.train.profile, config.mesh.world_size
     if profile is not None and max(profile.ranks, default=0) >= ranks:
         raise TrainingError(

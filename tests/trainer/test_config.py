@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.contract.codec import decode
+from orchestrator.contract.codec import Invalid, decode
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.errors import TrainingError
 from tests.trainer.launch.tiny_runs import tiny
@@ -62,6 +62,11 @@ def pipeline(schedule: str, **changes: Any) -> dict[str, Any]:
         ({"optimizer": {"name": "adafactor"}}, 2, "fails on sharded parameters"),
         ({"optimizer": {"name": "adafactor"}, "dtype": "bfloat16"}, 1, "sharded parameters"),
         ({"float8": True}, 1, "which is slower than bfloat16"),
+        (
+            {"run_ahead": 2, "parallel": {"fsdp": {"cpu_offload": True}}},
+            2,
+            "the host computes the update",
+        ),
     ],
 )
 def test_unsupported_settings_are_refused(
@@ -88,3 +93,9 @@ def test_an_optimizer_that_needs_float32_is_refused_once_auto_is_decided(tmp_pat
     assert with_dtype(config, fast_bfloat16=False).train.dtype == "float32"
     with pytest.raises(TrainingError, match="sharded parameters"):
         with_dtype(config, fast_bfloat16=True)
+
+
+def test_only_fused_optimizers_can_run_ahead(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"run_ahead": 1, "optimizer": {"name": "sgd"}}
+    with pytest.raises(Invalid, match="only the fused kernels of adamw and adam can skip"):
+        decode(TrainingConfig, tiny(tmp_path / "out", **asked))
