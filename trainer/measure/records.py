@@ -89,8 +89,8 @@ class Records:
             self._raise_failure()
 
     def sync(self) -> None:
-        """Return when the ledger has the lines of all added steps on the disk. To be called before
-        a checkpoint becomes complete, by any thread.
+        """Return when the ledger has the lines of all added steps on the disk, or could not write
+        them, with a warning. To be called before a checkpoint becomes complete, by any thread.
 
         Raises:
             GivenUp: as `add`.
