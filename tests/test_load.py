@@ -128,7 +128,7 @@ BAD: list[tuple[str, str, str, str]] = [
     (
         "train.activation_checkpointing=some",
         "train.activation_checkpointing",
-        "'none' or 'selective'",
+        "'none' or 'elementwise' or 'selective'",
         "set train.activation_checkpointing",
     ),
     ("train.compile=yes", "train.compile", "true or false, got 'yes'", "set train.compile to true"),

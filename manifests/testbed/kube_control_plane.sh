@@ -40,6 +40,8 @@ CMD=$1; mkdir -p "$2"; DIR=$(cd "$2" && pwd)
 ASSETS=${KUBEBUILDER_ASSETS:-/opt/kube-envtest}
 TIMEOUT=${KUBE_TIMEOUT:-120}
 ALL="etcd kube-apiserver kube-controller-manager kube-scheduler"
+# Fewer garbage collections: the daemons take less processor time from the tests, and more memory.
+export GOGC=${GOGC:-400}
 
 # A pid file holds "pid starttime": the start time shows whether the pid was reused
 # for another process.

@@ -16,7 +16,8 @@ def trainer_config(
     """The trainer's configuration, with the plan's value for each `auto` and the model's config
     inline.
 
-    The trainer decides `auto` for data formats, module classes and the number format itself.
+    The trainer decides `auto` itself for data formats, module classes, the number format, chunks of
+    the loss and steps that run ahead.
     """
     assert plan.micro_batch_size is not None
     fsdp, limits = spec.parallel.fsdp, spec.resilience

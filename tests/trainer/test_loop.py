@@ -115,19 +115,27 @@ def test_all_ranks_skip_a_bad_gradient_and_too_many_end_the_job(
         assert "train.optimizer.lr" in answer["message"]
 
 
-def test_steps_that_run_ahead_have_the_same_bits(tmp_path: Path) -> None:
-    """Losses, norms and weights are those of a job that reads each step at once, on every mesh,
-    with updates that are skipped, evaluations, saves and a request to stop."""
-    meshes: dict[str, dict[str, Any]] = {
-        "shard2": {"parallel": {"dp_shard": 2}, "grad_clip": 0.5},
-        "tp2": {"parallel": {"tp": 2}, "grad_clip": None, "z_loss": 0.1},
-        "pp2": {"parallel": {"pp": 2}, "optimizer": {"name": "adam", "lr": 1e-2}},
-        "zero1": {"parallel": {"dp_replicate": 2, "data": "zero1"}},
-        "rounded": {
-            "parallel": {"dp_shard": 2},
-            "optimizer": {"lr": 1e-2, "state_dtype": "bfloat16"},
-        },
-    }
+RUN_AHEAD: dict[str, dict[str, Any]] = {
+    "shard2": {"parallel": {"dp_shard": 2}, "grad_clip": 0.5},
+    "tp2": {"parallel": {"tp": 2}, "grad_clip": None, "z_loss": 0.1},
+    "pp2": {"parallel": {"pp": 2}, "optimizer": {"name": "adam", "lr": 1e-2}},
+    "zero1": {"parallel": {"dp_replicate": 2, "data": "zero1"}},
+    "rounded": {
+        "parallel": {"dp_shard": 2},
+        "optimizer": {"lr": 1e-2, "state_dtype": "bfloat16"},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("shard2",), pytest.param(("tp2", "pp2", "zero1", "rounded"), marks=pytest.mark.slow)],
+    ids=", ".join,
+)
+def test_steps_that_run_ahead_have_the_same_bits(names: tuple[str, ...], tmp_path: Path) -> None:
+    """Losses, norms and weights are those of a job that reads each step at once, with updates that
+    are skipped, evaluations, saves and a request to stop."""
+    meshes = {name: RUN_AHEAD[name] for name in names}
     cases: list[dict[str, Any]] = []
     for name, mesh in meshes.items():
         for ahead in (0, 2):

@@ -217,7 +217,7 @@ def test_fixed_values_may_change_if_training_stays_the_same(tmp_path: Path) -> N
     assert found.found.plan.needs.peak_bytes <= limit
     assert found.why == found.ways[0]
     edits = edits_of(found.why)
-    assert "train.activation_checkpointing=selective" in edits
+    assert "train.activation_checkpointing=elementwise" in edits
     assert samples(found.found.plan) == samples(former)
 
 
