@@ -251,6 +251,15 @@ FILES: list[tuple[str, str, str, str]] = [
 ]
 
 
+def test_steps_cannot_run_ahead_of_an_update_on_the_host() -> None:
+    offload = "parallel.fsdp.cpu_offload=true"
+    message = refusal_of(GOOD, "train.run_ahead=2", offload)
+    assert "train.run_ahead: must be 0 with parallel.fsdp.cpu_offload" in message
+    assert "got 2" in message
+    for accepted in ("auto", "0"):
+        assert load_spec(GOOD, "job.yaml", (f"train.run_ahead={accepted}", offload))
+
+
 @pytest.mark.parametrize(("text", "place", "expected", "fix"), FILES)
 def test_a_file_that_is_no_spec_is_refused_at_its_line(
     text: str, place: str, expected: str, fix: str

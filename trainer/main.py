@@ -1,7 +1,6 @@
 """The training of one rank from start to end; read this file first."""
 
 import logging
-import os
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -112,7 +111,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Tr
         tokens_per_step=tokens_per_step(config),
         grad_clip=config.train.grad_clip,
         watch=watch,
-        update_threads=update_threads_of(config, ranks.env),
+        update_threads=update_threads_of(config, runtime.processors, runtime.env.local_world_size),
     )
     records = open_records(config, batches, ranks, done) if ranks.env.rank == 0 else None
     job = Training(
@@ -234,12 +233,12 @@ def run_ahead_of(config: TrainingConfig, device: torch.device) -> int:
     return int(device.type == "cuda" and skips and not config.parallel.fsdp.cpu_offload)
 
 
-def update_threads_of(config: TrainingConfig, env: RankEnv) -> int:
+def update_threads_of(config: TrainingConfig, processors: int, local_ranks: int) -> int:
     """Threads of the optimizer's update. On offloaded weights it runs on the host, and would take
     longer than the rest of the step on the one thread that a rank has."""
     if not config.parallel.fsdp.cpu_offload:
         return 1
-    return max(1, len(os.sched_getaffinity(0)) // env.local_world_size)
+    return max(1, processors // local_ranks)
 
 
 def nothing() -> None:

@@ -5,6 +5,7 @@ configuration before that.
 """
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -57,7 +58,16 @@ def _train(path: Path, env: RankEnv, reporter: Reporter, stop: StopRequest) -> i
     config = complete(load_config(path), env.world_size)
     drills, skip = read_drills(env.drills), read_skip(env.skip)
     clock = time.time  # noqa: TID251 (the entry point passes it on)
-    runtime = Runtime(env=env, reporter=reporter, drills=drills, stop=stop, skip=skip, clock=clock)
+    runtime = Runtime(
+        env=env,
+        reporter=reporter,
+        drills=drills,
+        stop=stop,
+        skip=skip,
+        clock=clock,
+        # Later a rank may bind itself to a part of them (`rank/host/numa.py`).
+        processors=len(os.sched_getaffinity(0)),
+    )
     from trainer.imports import train
 
     return train(config, runtime)

@@ -75,10 +75,12 @@ class ProfileRequests:
             )
         if absent := sorted(set(wish.ranks) - {*range(run.plan.world_size)}):
             raise JobError(
-                f"there is no rank {_listed(absent)}: it has {run.plan.world_size} ranks"
+                f"it has {run.plan.world_size} ranks, and none is number {_listed(absent)}"
             )
         if self.request:
-            raise JobError(f"rank {_listed(sorted(self.awaited))} is being profiled already")
+            raise JobError(
+                "another request for profiles is being served; ask again when it is done"
+            )
         return run.attempt.number
 
     def _runs(self, attempt: int) -> bool:
@@ -86,7 +88,7 @@ class ProfileRequests:
         return run.attempt.number == attempt and isinstance(run.stage, WITH_RANKS)
 
     def _answer(self, attempt: int, wish: ProfileWish) -> RankProfiles:
-        why = f"it has not done {wish.steps} steps within {wish.wait_s:.0f} s"
+        why = f"it has not done {wish.steps} steps within {wish.wait_s:g} s"
         if not self._runs(attempt):
             why = f"attempt {attempt} ended before it had done {wish.steps} steps"
         missing = {str(rank): why for rank in sorted(self.awaited)}
@@ -99,4 +101,5 @@ class ProfileRequests:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
+    *most, end = map(str, ranks)
+    return f"{', '.join(most)} or {end}" if most else end

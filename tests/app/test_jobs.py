@@ -399,7 +399,7 @@ def leader(run_dir: RunDir, secret: str, launch: int = 1) -> Iterator[list[str]]
 
     async def no_profile(wish: ProfileWish) -> RankProfiles:
         assert wish == WISH
-        raise JobError("there is no rank 5: it has 2 ranks")
+        raise JobError("it has 2 ranks, and none is number 5")
 
     async def serve() -> None:
         questions = Questions(stacks=no_ranks, profiles=no_profile)
@@ -594,10 +594,10 @@ def test_a_leader_without_ranks_and_a_leader_that_is_gone_are_told(
         rank_stacks(Found(run_dir), {})
     with (
         leader(run_dir, run_dir.token.read_text()),
-        pytest.raises(JobError, match="job e2e: there is no rank 5: it has 2 ranks"),
+        pytest.raises(JobError, match="job e2e: it has 2 ranks, and none is number 5"),
     ):
         rank_profiles(Found(run_dir), {}, WISH)
-    with pytest.raises(BackendError, match="did not answer; the job is SUBMITTED"):
+    with pytest.raises(BackendError, match="could not be reached from here; the job is SUBMITTED"):
         rank_profiles(Found(run_dir), {}, WISH)
     with pytest.raises(BackendError, match="could not be reached from here; the job is SUBMITTED"):
         rank_stacks(Found(run_dir), {})

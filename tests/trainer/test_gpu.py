@@ -3,10 +3,7 @@
 The same steps run on a CPU first where they can, so that a failure is the GPU's.
 """
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ import torch
 
 from orchestrator.diagnosis.dumps.dump import condense, parse
 from tests.diagnosis.recorder import Pg, Recorder
-from tests.trainer.launch.tiny_runs import ROOT, finish, losses_of, tiny, train
+from tests.trainer.launch.tiny_runs import finish, losses_of, run_program, tiny, train
 from tests.trainer.test_loss import inputs, loss_with, reference
 
 ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -51,19 +48,6 @@ child.start()
 child.join(60)
 print(child.exitcode, answers.get() if child.exitcode == 0 else None)
 """
-
-
-def run(program: str, *arguments: str, **env: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **env},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def trained(config: dict[str, Any], **env: str) -> dict[int, float]:
@@ -120,7 +104,7 @@ def test_the_chunked_loss_is_that_of_whole_logits(chunks: int, recompute: bool) 
 def test_nccls_flight_recorder_has_the_names_that_the_diagnosis_reads(tmp_path: Path) -> None:
     path = tmp_path / "flight-0"
     one = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}
-    run(NCCL_DUMP, str(path), TORCH_FR_BUFFER_SIZE="2000", **one)
+    run_program(NCCL_DUMP, str(path), TORCH_FR_BUFFER_SIZE="2000", **one)
     dump = parse(path.read_bytes())
     imitated = Recorder(0)
     imitated.call(Pg("0", "default_pg", (0,)))
@@ -135,4 +119,4 @@ def test_nccls_flight_recorder_has_the_names_that_the_diagnosis_reads(tmp_path: 
 @pytest.mark.gpu
 def test_a_fork_of_a_process_that_counted_gpus_can_use_one() -> None:
     """As ranks are forked from a process that has imported torch."""
-    assert run(FORK_BESIDE_NVML, PYTORCH_NVML_BASED_CUDA_CHECK="1").split() == ["0", "3.0"]
+    assert run_program(FORK_BESIDE_NVML, PYTORCH_NVML_BASED_CUDA_CHECK="1").split() == ["0", "3.0"]

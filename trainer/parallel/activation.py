@@ -55,7 +55,7 @@ def apply_activation_checkpointing(
             if mode in BY_OPERATION:
                 dropout = getattr(config, "resid_pdrop", 0) > 0
                 stored = _stored(layer, mode, tp, dropout)
-                kept["context_fn"] = partial(_contexts, stored, _rank(layer))
+                kept["context_fn"] = partial(_contexts, stored, _adapter_rank(layer))
             decoder.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=random, **kept)
 
 
@@ -80,7 +80,7 @@ def _stored(layer: nn.Module, mode: Checkpointing, tp: int, dropout: bool) -> fr
     return stored_products(mode, linears, tp=tp, open_end=open_end)
 
 
-def _rank(layer: nn.Module) -> int:
+def _adapter_rank(layer: nn.Module) -> int:
     """The largest rank of the layer's adapters; 0 without adapters."""
     downs = (module for path, module in layer.named_modules() if ".lora_A." in f"{path}.")
     return max(
@@ -88,7 +88,7 @@ def _rank(layer: nn.Module) -> int:
     )
 
 
-def _contexts(stored: Collection[int], rank: int) -> tuple[Any, Any]:
+def _contexts(stored: Collection[int], adapter_rank: int) -> tuple[Any, Any]:
     """The contexts of one forward pass and its recomputation."""
     done = 0
 
@@ -97,7 +97,7 @@ def _contexts(stored: Collection[int], rank: int) -> tuple[Any, Any]:
         if op in STORED:
             return CheckpointPolicy.MUST_SAVE
         # The narrow products of adapters cost little, so they do not count.
-        if op not in PRODUCTS or min(_weight(op, args).shape) <= rank:
+        if op not in PRODUCTS or min(_weight(op, args).shape) <= adapter_rank:
             return CheckpointPolicy.PREFER_RECOMPUTE
         done += 1
         return (

@@ -20,3 +20,5 @@ class Runtime:
     """Windows of data to skip, in addition to those that the checkpoint has skipped."""
     clock: Callable[[], float]
     """Unix time for the metrics file. Step durations are measured with `perf_counter` instead."""
+    processors: int = 1
+    """Processors of this host that the scheduler has given to its ranks together."""

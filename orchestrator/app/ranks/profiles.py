@@ -1,17 +1,14 @@
 """`ndctl profile`: has ranks of a running job profile their next steps."""
 
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
 
-from orchestrator.app.ask_leader import Request, ask_leader
+from orchestrator.app.ask_leader import Request
+from orchestrator.app.ranks.ask import Question, ask
 from orchestrator.app.remote import Found
-from orchestrator.contract.codec import Invalid, decode, encode
+from orchestrator.contract.codec import encode
 from orchestrator.contract.messages.agent_protocol import PROFILE_PATH, ProfileWish, RankProfiles
-from orchestrator.contract.read_json import read_json
-from orchestrator.errors import BackendError, JobError
-from orchestrator.journal.snapshot import replay
-from orchestrator.seams import JobCopy
+from orchestrator.errors import JobError
 
 MARGIN_S = 15.0
 """How much longer than the leader this side waits."""
@@ -26,58 +23,21 @@ def rank_profiles(found: Found, environ: Mapping[str, str], wish: ProfileWish) -
         JobError: no ranks run, they cannot be profiled, or none of them has done its steps.
         BackendError: the leader could not be asked.
     """
-    run, name = replay(found.run_dir), found.run_dir.path.name
-    if run.job is None or run.ending is not None:
-        raise JobError(
-            f"job {name} is not running: {run.state}",
-            fix="to record steps of its next run, set train.profile",
-        )
-    if found.copy is not None:
-        return _complete(_in_a_pod(found.copy, name, wish), name)
-    request = Request(
-        path=PROFILE_PATH, purpose="profile", body=encode(wish), timeout_s=wish.wait_s + MARGIN_S
+    question = Question(
+        request=Request(
+            path=PROFILE_PATH,
+            purpose="profile",
+            body=encode(wish),
+            timeout_s=wish.wait_s + MARGIN_S,
+        ),
+        in_a_pod=lambda copy: copy.profile(wish.ranks, wish.steps, wish.wait_s),
+        if_over="to record steps of its next run, set train.profile",
     )
-    answer = ask_leader(found.run_dir, run.job.launch.launch, environ, request)
-    if answer is None:
-        raise BackendError(
-            f"the leader of {name} did not answer; the job is {run.state}",
-            fix="run the command on a machine that reaches the hosts of the job",
-        )
-    if answer.status == HTTPStatus.CONFLICT:
-        raise JobError(f"job {name}: {answer.text}")
-    if answer.status != HTTPStatus.OK:
-        raise BackendError(f"the leader of {name} refused: {answer.status} {answer.text}")
-    return _complete(_decoded(answer.text, name), name)
-
-
-def _in_a_pod(copy: JobCopy, name: str, wish: ProfileWish) -> RankProfiles:
-    done = copy.profile(wish.ranks, wish.steps, wish.wait_s)
-    if done is None:
-        raise BackendError(
-            f"no pod of {name} could be asked",
-            fix="you need the right to create pods/exec in the namespace of the job",
-        )
-    if done.code:
-        raise JobError(done.err.removeprefix("error: ") or f"{name}: exit code {done.code}")
-    return _decoded(done.out, name)
-
-
-def _decoded(text: str, name: str) -> RankProfiles:
-    try:
-        body = read_json(text)
-        body.pop("schema_version", None)
-        taken: RankProfiles = decode(RankProfiles, body)
-    except (ValueError, AttributeError, Invalid) as exc:
-        raise BackendError(f"the answer of {name} is unreadable: {exc}") from exc
-    return taken
-
-
-def _complete(taken: RankProfiles, name: str) -> RankProfiles:
-    """`taken`, unless it has no profile at all."""
+    taken = ask(found, environ, question, RankProfiles)
     if not taken.ranks:
         whys = "; ".join(f"rank {rank}: {why}" for rank, why in taken.missing.items())
         raise JobError(
-            f"job {name} has no profile: {whys}",
+            f"job {found.run_dir.path.name} has no profile: {whys}",
             fix="see what its ranks do with `ndctl snapshot`, then ask again",
         )
     return taken

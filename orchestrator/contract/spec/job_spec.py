@@ -173,6 +173,13 @@ class JobSpec(CommonSpec, frozen=True, kw_only=True):
     def _problems(self) -> Iterator[Problem]:
         if self.train.eval_every is not None and self.data.validation is None:
             yield eval_without_data(self.train.eval_every)
+        if self.train.run_ahead not in ("auto", 0) and self.parallel.fsdp.cpu_offload:
+            yield Problem(
+                path="train.run_ahead",
+                value=self.train.run_ahead,
+                limit="0 with parallel.fsdp.cpu_offload, because the host computes the update",
+                fix="set train.run_ahead to auto or 0",
+            )
         yield from CommonSpec._problems(self)
 
 

@@ -14,6 +14,8 @@ MOST_CHUNKS, CHUNK_TOKENS = 8, 1024
 and writes the whole gradient of the weights."""
 ROUNDABLE = ("adamw", "adam")
 """Optimizers whose moments may be bfloat16."""
+SKIP_ON_DEVICE = ("adamw", "adam")
+"""Optimizers whose update the device itself can skip, by a flag that their fused kernels read."""
 MOST_BETA = 0.996
 """bfloat16 has 8 significant bits: a moment that shrinks by less than 1/256 in a step is rounded
 back to its value and never decays."""
@@ -51,10 +53,6 @@ def repeated_products(
     """Positions of the products that a mode of `BY_OPERATION` computes a second time."""
     reached = range(len(linears) - (not open_end))
     return frozenset(reached) - stored_products(kind, linears, tp=tp, open_end=open_end)
-
-
-SKIP_ON_DEVICE = ("adamw", "adam")
-"""Optimizers whose update the device itself can skip, by a flag that their fused kernels read."""
 
 
 def chunks_of_loss(wish: int | Auto, tokens: int) -> int:

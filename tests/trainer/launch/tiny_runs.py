@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -64,6 +66,21 @@ def tiny(out: Path, **changes: Any) -> dict[str, Any]:
         },
         "out": str(out),
     }
+
+
+def run_program(program: str, *arguments: str, **env: str) -> str:
+    """What a program of Python prints that can import the trainer, in an environment without
+    settings of the user."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def metrics_of(out: Path) -> list[dict[str, Any]]:

@@ -1,13 +1,11 @@
 """`train.deterministic`: what it sets, and that losses repeat bit by bit."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.trainer.launch.tiny_runs import ROOT, finish, losses_of, tiny, train
+from tests.trainer.launch.tiny_runs import finish, losses_of, run_program, tiny, train
 
 SETTINGS = """
 import os, torch
@@ -55,22 +53,9 @@ except RuntimeError as exc:
 """
 
 
-def run(program: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.process
 def test_all_settings_are_made_and_variables_of_the_user_stay() -> None:
-    assert run(SETTINGS).split() == [*["True"] * 8, ":4096:8", "Tree"]
+    assert run_program(SETTINGS).split() == [*["True"] * 8, ":4096:8", "Tree"]
 
 
 @pytest.mark.process
@@ -84,4 +69,4 @@ def test_on_a_cpu_the_losses_are_those_of_any_other_run(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_gradients_of_attention_and_embedding_repeat_and_others_fail() -> None:
     assert torch.cuda.is_available()
-    assert "does not have a deterministic implementation" in run(ATTENTION)
+    assert "does not have a deterministic implementation" in run_program(ATTENTION)

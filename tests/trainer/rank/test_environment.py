@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.env import RankEnv
-from tests.trainer.launch.tiny_runs import ROOT
+from tests.trainer.launch.tiny_runs import ROOT, run_program
 from trainer.rank.environment import allocator_default, torch_defaults
 from trainer.rank.ranks import INIT_TIMEOUT
 
@@ -44,15 +44,7 @@ def test_torch_uses_the_setting_that_a_rank_makes_after_torch_was_imported() -> 
         "torch.empty(1, device='cuda')\n"
         "print(torch.cuda.memory._snapshot()['allocator_settings']['expandable_segments'])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=True,
-    )
-    assert done.stdout.split() == ["True"]
+    assert run_program(program).split() == ["True"]
 
 
 @pytest.mark.process
