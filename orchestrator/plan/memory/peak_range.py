@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from orchestrator.plan.memory.reserve import CONTEXT_BYTES, MIB
 
-TRACED = (0.998, 1.0)
-"""10th and 90th percentile of traced tensors, relative to planned ones: the 50 cells of
+TRACED = (0.997, 1.002)
+"""10th and 90th percentile of traced tensors, relative to planned ones: the 68 cells of
 `benchmarks/results/memory.md`."""
 SLACKS = (0.023, 0.066)
 """10th and 90th percentile of what torch's caching allocator holds in addition to tensors: the
@@ -13,7 +13,7 @@ fullest rank of 43 runs on B200 (`benchmarks/published/kernels/allocator.csv`)."
 CONTEXTS = (CONTEXT_BYTES, 760 * MIB)
 """Memory of a process beside the allocator: the assumed context, and what a rank took on an H200
 (`benchmarks/results/gpu.md`)."""
-BASIS = "50 traced steps of the trainer, and the allocators of 43 published runs"
+BASIS = "68 traced steps of the trainer, and the allocators of 43 published runs"
 
 
 def peak_range(tensors: int, reserve: Mapping[str, int]) -> tuple[int, int]:
