@@ -25,7 +25,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from benchmarks.timing import machine
+from benchmarks.measure.timing import machine
 from orchestrator.contract.codec import decode
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.fence import Fence, write_fence

@@ -1,6 +1,6 @@
 """How quickly the command line answers, as multiples of `python -c pass` in the same run.
 
-    python benchmarks/cli.py [RUNS]
+    python -m benchmarks.cli [RUNS]
 
 Limits: `ndctl --help` 4x, `ndctl status` 8x, `ndctl plan` for 8 hosts 12x.
 """
@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.timing import machine, spread
+from benchmarks.measure.timing import machine, spread
 from orchestrator.app.planning import plans
 from orchestrator.app.submission import submit_job
 from orchestrator.contract.mesh import AXES

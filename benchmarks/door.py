@@ -19,7 +19,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from benchmarks.timing import machine
+from benchmarks.measure.timing import machine
 from orchestrator.agent.connection import Line
 from orchestrator.agent.handshake import nonce_in, proof_headers
 from orchestrator.contract.codec import encode_tagged

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from benchmarks.timing import machine
+from benchmarks.measure.timing import machine
 from orchestrator.app.planning.forecasts import Asked, forecast_spec
 from orchestrator.forecast.monte_carlo import expect
 from orchestrator.forecast.rates import DAY_S, Detected, rates_of

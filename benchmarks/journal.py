@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from benchmarks.timing import machine
+from benchmarks.measure.timing import machine
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation
 from orchestrator.contract.messages.events import (

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.timing import machine, ratio, spread
+from benchmarks.measure.timing import machine, ratio, spread
 from orchestrator.app.remote import REFRESH_S
 from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.backend import KubernetesBackend

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.jobs import redone
-from benchmarks.timing import machine
+from benchmarks.jobs.local import redone
+from benchmarks.measure.timing import machine
 from tests.e2e.job import processes_of, wait_for
 from tests.kubernetes.e2e.kube_job import KubeNdctl, job_on
 from tests.kubernetes.standins.nodes import Shape

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from benchmarks.timing import machine
+from benchmarks.measure.timing import machine
 from orchestrator.contract.files.fence import Fence, check_leader, write_fence
 from orchestrator.contract.messages.actions import Action, GatherEvidence, StartAttempt
 from orchestrator.contract.messages.agent_protocol import Digest, RankDigest, StepTimes

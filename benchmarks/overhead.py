@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.jobs import (
+from benchmarks.jobs.local import (
     metrics_of,
     script_under_ndctl,
     script_under_torchrun,
@@ -35,7 +35,7 @@ from benchmarks.jobs import (
     under_ndctl,
     under_torchrun,
 )
-from benchmarks.timing import machine, ratio, spread
+from benchmarks.measure.timing import machine, ratio, spread
 
 STEPS = 60
 WARM_UP = 15

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.timing import machine
+from benchmarks.measure.timing import machine
 from tests.trainer.parallel.parity_cells import (
     GRAD_NORM,
     GRAD_NORM_BF16,

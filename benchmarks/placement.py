@@ -1,6 +1,6 @@
 """How long placement takes as clusters grow, and how near it comes to a lower bound.
 
-    python benchmarks/placement.py [CASES]
+    python -m benchmarks.placement [CASES]
 
 Limit: 12,500 hosts x 8 devices in 10 s on one core. CASES random clusters (200) are compared with
 the lower bound of `tests/plan/placement/placement_bound.py`.
@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 
-from benchmarks.timing import machine
+from benchmarks.measure.timing import machine
 from orchestrator.contract.mesh import Mesh
 from orchestrator.inventory.generate import regular, worn
 from orchestrator.inventory.hosts import tree_of

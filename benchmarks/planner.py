@@ -1,6 +1,6 @@
 """How long a plan takes to find, how much memory that takes, and how both grow with hosts.
 
-    python benchmarks/planner.py
+    python -m benchmarks.planner
 
 Llama 3 on hosts of eight H100, everything left to the planner, each in a process of its own: CPU
 seconds (one core does all of it) of `plan(...)` after start-up, and the largest resident memory of

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from benchmarks.jobs import (
+from benchmarks.jobs.local import (
     metrics_of,
     rank_pid,
     script_under_ndctl,
@@ -30,7 +30,7 @@ from benchmarks.jobs import (
     under_ndctl,
     under_torchrun,
 )
-from benchmarks.timing import machine, ratio, spread
+from benchmarks.measure.timing import machine, ratio, spread
 
 OPTIONS = sets(
     train__steps=400,

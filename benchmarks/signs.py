@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 
 from torch._C._distributed_c10d import TCPStore
 
-from benchmarks.timing import machine
+from benchmarks.measure.timing import machine
 from orchestrator.posix.fd_limit import allow_files
 from trainer.rank.heartbeat_store import HeartbeatClient, pause, prepare, watch
 

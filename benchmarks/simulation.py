@@ -1,6 +1,6 @@
 """How fast the simulation is, against the limit of 20 minutes for 10,000 histories on two cores.
 
-python benchmarks/simulation.py [SEEDS]
+python -m benchmarks.simulation [SEEDS]
 """
 
 import os
@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 
-from benchmarks.timing import machine
+from benchmarks.measure.timing import machine
 from orchestrator.simulation.many_seeds import outcomes, summarise
 
 LIMIT_S = 1200.0

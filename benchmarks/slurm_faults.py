@@ -16,10 +16,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.jobs import metrics_of, rank_pid, redone
-from benchmarks.slurm import LOSS
-from benchmarks.slurm_jobs import SMALL, Job, nodes_of, run, under_ndctl, wait_for
-from benchmarks.timing import machine
+from benchmarks.jobs.local import metrics_of, rank_pid, redone
+from benchmarks.jobs.slurm import LOSS, SMALL, Job, nodes_of, run, under_ndctl, wait_for
+from benchmarks.measure.timing import machine
 from tests.e2e.job import processes_of
 from tests.slurm.e2e.slurm_job import DAEMONS
 from tests.slurm.testbed import SlurmTestbed, running_testbed

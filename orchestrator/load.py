@@ -1,7 +1,7 @@
 """Loads a YAML job spec, with `--set` overrides; every problem has its place.
 
 The contract's codec interprets the values. pydantic is not used, because importing it takes most of
-the time that `ndctl plan` may take (benchmarks/cli.py).
+the time that `ndctl plan` may take (`python -m benchmarks.cli`).
 """
 
 from collections.abc import Iterable, Sequence

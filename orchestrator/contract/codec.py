@@ -5,7 +5,7 @@ programs are read by msgspec (`messages/wire.py`), and here only if msgspec cann
 
 The codec knows structs, unions (told apart by a tag or by type), `Literal`, enums (by name),
 tuples, mappings and `Annotated` limits. pydantic is not used, because importing it takes most of
-the time that `ndctl plan` may take (benchmarks/cli.py).
+the time that `ndctl plan` may take (`python -m benchmarks.cli`).
 """
 
 import functools

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from benchmarks.timing import interval
+from benchmarks.measure.timing import interval
 
 
 @pytest.mark.parametrize(

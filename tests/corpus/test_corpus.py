@@ -10,24 +10,23 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from benchmarks import corpus
-from benchmarks.corpus import (
+from benchmarks.corpus import __main__ as command
+from benchmarks.corpus.cases import (
     CORPUS,
     ROUNDS,
     Case,
     DumpCase,
+    part_of,
+    read_cases,
+    read_dump_cases,
+)
+from benchmarks.corpus.report import misses, passes, report
+from benchmarks.corpus.score import (
     Grade,
     Outcome,
     dump_outcome,
     grade,
-    main,
-    misses,
     outcome,
-    part_of,
-    passes,
-    read_cases,
-    read_dump_cases,
-    report,
     run_cases,
     run_dump_cases,
 )
@@ -252,8 +251,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for file in ("development/a.yaml", f"{ROUNDS}/1.yaml", f"{ROUNDS}/2.yaml"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(yaml.safe_dump({"cases": [case]}))
-    monkeypatch.setattr(corpus, "read_cases", lambda part: read_cases(part, root=tmp_path))
-    monkeypatch.setattr(corpus, "read_dump_cases", lambda part: ())
+    monkeypatch.setattr(command, "read_cases", lambda part: read_cases(part, root=tmp_path))
+    monkeypatch.setattr(command, "read_dump_cases", lambda part: ())
     return tmp_path
 
 
@@ -261,10 +260,10 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_exit_code_says_whether_the_limits_hold(
     small: Path, part: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([]) == 0
+    assert command.main([]) == 0
     assert "FAIL" not in capsys.readouterr().out
     (small / part).write_text((small / part).read_text().replace("python-exception", "disk-full"))
-    assert main(["--misses"]) == 1
+    assert command.main(["--misses"]) == 1
     shown = capsys.readouterr().out
     assert f"{part} a: wrong" in shown
     assert shown.count("FAIL") == 1
@@ -294,5 +293,5 @@ def test_misses_of_held_out_cases_need_their_own_flag(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["--heldout", "--misses"])
+        command.main(["--heldout", "--misses"])
     assert "--heldout-misses" in capsys.readouterr().err

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.diagnosis import Score, score
+from benchmarks.diagnosis.score import Score, score
 from orchestrator.diagnosis.hang.analyse import analyse
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence
 

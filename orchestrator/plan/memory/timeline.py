@@ -2,7 +2,7 @@
 
 Between two of these points memory grows or shrinks monotonically, layer by layer, so the peak is at
 one of them. Order and lifetimes follow torch 2.13's FSDP2 (`_fully_shard/_fsdp_param_group.py`) and
-the trainer's buckets, as traced by `benchmarks/memory.py`.
+the trainer's buckets, as traced by `python -m benchmarks.memory`.
 """
 
 import math

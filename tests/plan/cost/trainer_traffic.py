@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.traced import fake_world, laid_out, ready
+from benchmarks.traced.step import fake_world, laid_out, ready
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.mesh import AXES, Mesh

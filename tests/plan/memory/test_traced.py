@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.memory import CELLS, Cell, compare
+from benchmarks.memory.cells import CELLS, Cell, compare
 
 FEW = [
     "8b, 8 ranks",

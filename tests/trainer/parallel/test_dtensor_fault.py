@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from benchmarks.traced import fake_world
+from benchmarks.traced.step import fake_world
 from tests.trainer.launch.tiny_runs import LLAMA
 from tests.trainer.model.test_build import build, materialise
 from trainer.parallel.activation import apply_activation_checkpointing

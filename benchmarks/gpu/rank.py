@@ -1,4 +1,4 @@
-"""One rank of `benchmarks/gpu.py`: trains a few steps of each case with the bundled trainer."""
+"""One rank of `python -m benchmarks.gpu`: the bundled trainer runs a few steps of each case."""
 
 import gc
 import json

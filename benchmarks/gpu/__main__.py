@@ -7,7 +7,7 @@ float8, the loss in one chunk and in several, micro batches, and deterministic k
 more GPUs, FSDP, tensor and context parallel over them as well. The most important cases come first,
 and no case begins when the budget (in seconds) is used up.
 
-Cases run one after another in one process (`benchmarks/gpu_rank.py`), so that imports cost once. A
+Cases run one after another in one process (`benchmarks/gpu/rank.py`), so that imports cost once. A
 case that fails or takes too long costs its row, and the process if that is needed. `--out` keeps
 the rows as JSON and a trace of each model for Perfetto. `--tiny` runs a tiny model the same way on
 a CPU.
@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from benchmarks.timing import machine
+from benchmarks.measure.timing import machine
 from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.job_spec import JobSpec
@@ -166,7 +166,7 @@ class Work:
 
 
 Row = dict[str, Any]
-"""What `benchmarks/gpu_rank.py` measured, or an `error`."""
+"""What `benchmarks/gpu/rank.py` measured, or an `error`."""
 
 
 def main(chosen: Sequence[Case], steps: int, length: int, budget_s: float, out: Path) -> int:
@@ -233,7 +233,7 @@ def rows_of(works: Sequence[Work], steps: int, deadline: float, out: Path) -> It
         ]
         (folder / "cases.json").write_text(json.dumps({"steps": steps, "cases": asked}))
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={gpus}", "-m", "benchmarks.gpu_rank", str(folder)]
+        command += [f"--nproc-per-node={gpus}", "-m", "benchmarks.gpu.rank", str(folder)]
         with (folder / "log").open("w") as log:
             # A session of its own, so that all ranks can be ended with it.
             ranks = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)

@@ -6,14 +6,11 @@ the processor time of a step says more than how long it took.
 """
 
 import argparse
-import importlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
-from typing import Any
 
 RANKS = 2
 LIMIT_S = 300.0
@@ -62,7 +59,7 @@ def _measured(size: str, port: int, steps: int) -> dict[str, float]:
             "MASTER_PORT": str(port),
             "OMP_NUM_THREADS": "1",
         }
-        argv = [sys.executable, "-m", "benchmarks.flight_recorder_rank", str(steps)]
+        argv = [sys.executable, "-m", "benchmarks.flight_recorder.rank", str(steps)]
         children.append(subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True))
     try:
         said = [child.communicate(timeout=LIMIT_S)[0] for child in children]
@@ -77,46 +74,6 @@ def _measured(size: str, port: int, steps: int) -> dict[str, float]:
         raise SystemExit(f"a rank failed: {[child.returncode for child in children]}")
     first: dict[str, float] = json.loads(said[0].splitlines()[-1])
     return first
-
-
-def rank(steps: int) -> None:
-    """One rank: trains, then prints what it measured."""
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.distributed.fsdp import fully_shard
-
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    layers = [nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)) for _ in range(4)]
-    model = nn.Sequential(*layers)
-    for layer in layers:
-        fully_shard(layer)
-    fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    x, took = torch.randn(32, 256), []
-    first, worked = steps // 3, 0.0
-    for number in range(steps):
-        if number == first:
-            worked = time.process_time()
-        begun = time.perf_counter()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        dist.all_reduce(loss.detach())
-        took.append(time.perf_counter() - begun)
-    work_s = (time.process_time() - worked) / (steps - first)
-    begun = time.perf_counter()
-    recorder: Any = importlib.import_module("torch._C._distributed_c10d")
-    dump = recorder._dump_fr_trace(True, False, False)
-    dump_s = time.perf_counter() - begun
-    import pickle
-
-    ops = len(pickle.loads(dump).get("entries", ()))
-    found = {"step_s": statistics.median(took[first:]), "work_s": work_s, "dump_s": dump_s}
-    print(json.dumps({**found, "bytes": len(dump), "ops": ops}), flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
-from benchmarks.allocations import Allocations
+from benchmarks.traced.allocations import Allocations
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from trainer.data.batches import MicroBatch

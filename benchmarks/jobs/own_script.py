@@ -1,7 +1,7 @@
 """A user's training script for the benchmarks: a llama with DDP and the whole contract of
 `import ndctl`, on GPUs if there are any.
 
-    torchrun --nproc-per-node 2 benchmarks/own_script.py --out FOLDER
+    torchrun --nproc-per-node 2 benchmarks/jobs/own_script.py --out FOLDER
 
 Rank 0 appends a line per step to FOLDER/steps.jsonl; each rank writes its process id there.
 """

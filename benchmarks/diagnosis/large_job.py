@@ -1,92 +1,21 @@
-"""How often `ndctl diagnose` names the right rank, and how long it takes at 100,000 ranks.
-
-    python -m benchmarks.diagnosis [FAULTS] [RANKS]
-
-Faults are simulated (`tests/diagnosis/simulated_hang.py`): hangs, skipped, misordered and
-mismatched operations over meshes of all axes, by seeds that the analysis was not made with. Limits:
-the right rank first in 98 of 100, in 95 where a quarter of the dumps is missing, and at most one
-wrong host in 100; 100,000 ranks in 60 s and 4 GiB.
-"""
+"""Dumps of a large job with one stuck rank: is it named, in what time and memory?"""
 
 import pickle
 import random
 import resource
-import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing import machine
 from orchestrator.diagnosis.dumps.load_evidence import read_folder
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence
-from tests.diagnosis.simulated_hang import (
-    FAULTS,
-    JUDGED,
-    MESHES,
-    STOPS,
-    Job,
-    make_job,
-    random_hang,
-)
+from tests.diagnosis.simulated_hang import Job, make_job
 
 OPERATIONS = 40
 """In each dump of the large job: the last ones."""
 LAST = OPERATIONS // 4
 """Of a group's collectives there, the one that the culprit did not call."""
-
-
-def main(faults: int, ranks: int) -> int:
-    print(machine())
-    fine = True
-    for lost, limit in ((0.0, 0.98), (0.25, 0.95)):
-        fine &= score(faults, lost).within(limit)
-    score(faults, 0.0, evaluator=True)
-    return 0 if large(ranks) and fine else 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    faults: int
-    right: int
-    """Whose culprit was named first."""
-    wrong: int
-    """For which hosts would be left out, and not the culprit's."""
-
-    def within(self, limit: float) -> bool:
-        return self.right >= limit * self.faults and 100 * self.wrong <= self.faults
-
-
-def score(
-    faults: int,
-    lost: float,
-    evaluator: bool = False,
-    judge: Callable[[HangEvidence], Diagnosis] = analyse,
-) -> Score:
-    right: Counter[str] = Counter()
-    all_: Counter[str] = Counter()
-    named = wrong = 0
-    for seed in JUDGED[:faults]:
-        found = random_hang(seed, FAULTS[seed % len(FAULTS)], lost, evaluator)
-        verdict = judge(found.scene)
-        all_[found.fault] += 1
-        right[found.fault] += verdict.ranks[:1] == (found.culprit,)
-        named += bool(verdict.hosts)
-        mine = None if found.culprit is None else found.scene.host(found.culprit)
-        wrong += bool(verdict.hosts) and mine not in verdict.hosts
-    share = right.total() / all_.total()
-    stops = sum(right[fault] for fault in STOPS) / sum(all_[fault] for fault in STOPS)
-    beside = " and a rank that evaluates" if evaluator else ""
-    print(f"{faults} faults on {len(MESHES)} meshes{beside}, {lost:.0%} of the dumps missing:")
-    print(f"  right rank first {share:.1%}; of ranks that stopped {stops:.1%}")
-    print(f"  hosts left out {named}, wrong ones {wrong}")
-    for fault in FAULTS:
-        print(f"    {fault:<12}{right[fault]:>4} of {all_[fault]}")
-    return Score(faults=all_.total(), right=right.total(), wrong=wrong)
 
 
 def large(ranks: int) -> bool:
@@ -214,8 +143,3 @@ def _entry(
         "timeout_ms": 600000,
         "is_p2p": talks,
     }
-
-
-if __name__ == "__main__":
-    arguments = [int(argument) for argument in sys.argv[1:]]
-    sys.exit(main(*(arguments + [600, 100_000][len(arguments) :])))

@@ -1,23 +1,13 @@
-"""The planner's memory against what the trainer itself allocates, cell by cell.
+"""Cells of the memory table: planned, and traced by one real step with fake tensors
+(`benchmarks/traced`)."""
 
-    python -m benchmarks.memory [--cells 8b-8 ...]
-
-The trainer's own model is built as one rank of a fake world and does one real step with fake
-tensors (`benchmarks/traced.py`): Llama 3 8B on 64 ranks needs neither a GPU nor the memory of one.
-"""
-
-import argparse
-import sys
-import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
 
-from benchmarks.timing import machine
-from benchmarks.traced import Traced, traced
+from benchmarks.traced.step import Traced, traced
 from orchestrator.contract.codec import decode
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.mesh import AXES
@@ -30,7 +20,6 @@ from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.setup import Setup, setup_of
 from orchestrator.plan.stages import stage_ranks
 
-MIB = 1 << 20
 STATES = ("parameters", "gradients", "optimizer")
 
 
@@ -289,30 +278,3 @@ def compare(cell: Cell) -> Outcome:
     ranks = stage_ranks(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
     states = states_of(setup, ranks[stage], units_of(setup, ranks[stage]))
     return Outcome(planned, states, traced(cell.config, stage * mesh.world_size // mesh.pp))
-
-
-def main(names: list[str]) -> int:
-    print(machine())
-    print("| cell, MiB | planned | traced | error | states exact |")
-    print("|---|---|---|---|---|")
-    worst = 0.0
-    for name in names:
-        begun = time.perf_counter()
-        found = compare(CELLS[name])
-        worst = max(worst, abs(found.error))
-        planned, peak = (round(b / MIB) for b in (found.planned.peak_bytes, found.traced.peak))
-        print(
-            f"| {name} | {planned} | {peak}"
-            f" | {found.error:+.1%} | {'yes' if found.has_exact_states else 'no'} |"
-            f" {time.perf_counter() - begun:.0f} s",
-            flush=True,
-        )
-    print(f"largest error {worst:.1%}")
-    return 0
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Planned memory against the trainer's own.")
-    parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS))
-    warnings.simplefilter("ignore")
-    sys.exit(main(parser.parse_args().cells))

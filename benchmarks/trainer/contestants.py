@@ -1,4 +1,4 @@
-"""One rank of `benchmarks/trainer.py`: every contestant, a few steps each in turn."""
+"""One rank of `python -m benchmarks.trainer`: every contestant, a few steps each in turn."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.allocations import Allocations
+from benchmarks.traced.allocations import Allocations
 from orchestrator.contract.codec import decode
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.trainer_config import TrainingConfig

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing import interval, machine, pairs
+from benchmarks.measure.timing import interval, machine, pairs
 
 STEPS = 3
 """That one contestant trains before it is the next one's turn."""
@@ -64,7 +64,7 @@ def run(alternations: int) -> dict[str, Any]:
     """Rates by contestant, one for each alternation, and peak memory in bytes."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={RANKS}", "-m", "benchmarks.contestants"]
+        command += [f"--nproc-per-node={RANKS}", "-m", "benchmarks.trainer.contestants"]
         subprocess.run(
             [*command, folder, str(alternations), str(STEPS)],
             check=True,

@@ -1,0 +1,1 @@
+"""How often `ndctl diagnose` names the right rank: `python -m benchmarks.diagnosis`."""

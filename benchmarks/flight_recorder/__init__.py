@@ -1,0 +1,1 @@
+"""What the flight recorder costs: `python -m benchmarks.flight_recorder`."""

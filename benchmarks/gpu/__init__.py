@@ -1,0 +1,1 @@
+"""What GPUs show: `python -m benchmarks.gpu`."""

@@ -1,0 +1,1 @@
+"""Jobs that benchmarks run: under ndctl, under bare torchrun, and under plain Slurm."""

@@ -1,0 +1,1 @@
+"""Shared by all benchmarks: timing, medians and their intervals, the machine."""

@@ -1,0 +1,1 @@
+"""The planner's memory against the trainer's allocations: `python -m benchmarks.memory`."""

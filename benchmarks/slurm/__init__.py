@@ -1,0 +1,1 @@
+"""ndctl on Slurm against plain sbatch and srun: `python -m benchmarks.slurm`."""

@@ -1,0 +1,1 @@
+"""The bundled trainer against its peers: `python -m benchmarks.trainer`."""
