@@ -39,6 +39,9 @@ class Metric(Struct, frozen=True, kw_only=True):
     """Of rank 0."""
     gpu_utilization: float | None = None
     """0 to 1, of rank 0."""
+    mfu: float | None = None
+    checkpoint_s: float | None = None
+    """Seconds for which saves paused training since the line before."""
     time: float | None = None
     """Unix seconds at the end of the step."""
 
@@ -88,6 +91,8 @@ _OPTIONAL = (
     "step_s",
     "peak_memory_bytes",
     "gpu_utilization",
+    "mfu",
+    "checkpoint_s",
 )
 
 

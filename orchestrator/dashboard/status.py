@@ -10,6 +10,8 @@ from orchestrator.contract.mesh import AXES
 from orchestrator.dashboard import format
 from orchestrator.dashboard.next_steps import log_command, next_step
 from orchestrator.dashboard.snapshot import Snapshot
+from orchestrator.dashboard.time_spent.account import TimeSpent
+from orchestrator.dashboard.time_spent.read import time_spent
 from orchestrator.dashboard.view import (
     UNHEALTHY,
     CheckpointView,
@@ -43,6 +45,7 @@ def status_json(snapshot: Snapshot) -> dict[str, Any]:
         "loss": last.loss if last else None,
         "tokens_per_second": last.tokens_per_second if last else None,
         "eta_s": shown.eta_s,
+        "time": time_json(time_spent(snapshot)),
         "hosts": list(run.attempt.placement or run.plan.hosts),
         "world_size": run.plan.world_size,
         "mesh": dict(zip(AXES, run.plan.mesh.degrees, strict=True)),
@@ -55,6 +58,15 @@ def status_json(snapshot: Snapshot) -> dict[str, Any]:
         "submitted_at": job.at,
         "updated_at": snapshot.heard_at,
         "run_dir": str(snapshot.run_dir.path),
+    }
+
+
+def time_json(time: TimeSpent) -> dict[str, Any]:
+    return {
+        "elapsed_s": time.elapsed_s,
+        "effective_s": time.effective_s,
+        "effective_ratio": time.ratio,
+        "lost_s": dict(time.lost_s),
     }
 
 
@@ -92,6 +104,7 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None, *, described: bool = Fa
         *scheduler(snapshot, zone),
         *(row("excluded", f"{host} {why}") for host, why in snapshot.excluded.items()),
         row("progress", _progress(shown)),
+        *_effective(time_spent(snapshot)),
         row("where", where(snapshot)),
         row("restarts", restarts(snapshot)),
         row("checkpoint", checkpoint_text(shown.checkpoint, shown)),
@@ -152,6 +165,16 @@ def _progress(shown: View) -> str:
     if shown.eta_s is not None:
         parts.append(f"about {format.duration(shown.eta_s)} left")
     return ", ".join(parts)
+
+
+def _effective(time: TimeSpent) -> Iterator[str]:
+    """The share of time that is training, and the causes of lost time, the largest first."""
+    if time.ratio is None or not time.effective_s:
+        return
+    causes = sorted(time.lost_s.items(), key=lambda pair: -pair[1])
+    named = [f"{cause.replace('_', ' ')} {format.duration(s)}" for cause, s in causes if s >= 0.05]
+    lost = f"; lost: {', '.join(named)}" if named else ""
+    yield row("effective", f"{time.ratio:.1%} of {format.duration(time.elapsed_s)}{lost}")
 
 
 def where(snapshot: Snapshot) -> str:

@@ -1,0 +1,1 @@
+"""Where the time of a job goes: training that counts, and six causes of lost time."""

@@ -1,0 +1,288 @@
+"""Divides the time of a job among training and the causes of lost time, from its journal.
+
+The journal tells when the job waited, started, trained and stopped. How much of the training is
+lost is known when the next attempt resumes: everything after the step that it resumes from. The
+time for which saves paused training is in `metrics.jsonl` (`pauses.py`).
+
+Each second has exactly one use, so the uses add up to the elapsed time.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from msgspec import Struct, field
+
+from orchestrator.contract.messages.actions import (
+    Action,
+    EndJob,
+    Requeue,
+    StartAttempt,
+    StopAttempt,
+)
+from orchestrator.contract.messages.events import (
+    AgentLost,
+    Event,
+    HangDetected,
+    HangOver,
+    JobSubmitted,
+    LeaderStarted,
+    RankExited,
+    StepReached,
+    StragglerFound,
+    StragglerGone,
+    TrainingResumed,
+)
+from orchestrator.dashboard.time_spent.pauses import Pause
+from orchestrator.journal.journal import Entry
+
+Cause = Literal["detection", "restart", "lost_work", "checkpoint", "queue", "slow"]
+"""`detection`: from a failure until ndctl stops the ranks. `restart`: from there, or from the grant
+of the hosts, to the first step. `lost_work`: training after the checkpoint that the next attempt
+resumed from. `checkpoint`: saves that paused training. `queue`: the scheduler had no hosts for the
+job. `slow`: all ranks waited for a straggler."""
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+KINDS: tuple[type[Event] | type[Action], ...] = (
+    JobSubmitted,
+    LeaderStarted,
+    TrainingResumed,
+    StepReached,
+    RankExited,
+    AgentLost,
+    HangDetected,
+    HangOver,
+    StragglerFound,
+    StragglerGone,
+    StartAttempt,
+    StopAttempt,
+    Requeue,
+    EndJob,
+)
+"""The account needs only journal entries with one of these; the others may be left out."""
+MOST_SLOW = 0.95
+"""Largest share of a step that counts as caused by a straggler."""
+
+
+class TimeSpent(Struct, frozen=True, kw_only=True):
+    elapsed_s: float = 0.0
+    """From submission to the end, or until now; without the time between the end of a launch and
+    its next submission."""
+    lost_s: Mapping[Cause, float] = field(default_factory=dict)
+    """Every cause of lost time -> seconds."""
+
+    @property
+    def effective_s(self) -> float:
+        """Seconds of training that count."""
+        return max(0.0, self.elapsed_s - sum(self.lost_s.values()))
+
+    @property
+    def ratio(self) -> float | None:
+        """Effective time divided by elapsed time; None before any time has passed."""
+        return self.effective_s / self.elapsed_s if self.elapsed_s > 0 else None
+
+
+@dataclass(slots=True)
+class _Span:
+    """Training of one attempt, as far as it counts."""
+
+    first: int
+    """Step that was done when the span began."""
+    last: int
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Attempt `attempt` resumed from `step`."""
+
+    attempt: int
+    step: int
+
+
+class TimeAccount:
+    """Takes in the journal's entries in order."""
+
+    def __init__(self) -> None:
+        self.lost: dict[Cause, float] = dict.fromkeys(CAUSES, 0.0)
+        self.elapsed = 0.0
+        self.at = 0.0
+        self.use: Cause | Literal["training", "none"] = "none"
+        """What the time since `at` is used for."""
+        self.spans: list[_Span] = []
+        self.cuts: list[_Cut] = []
+        self.attempt = 0
+        self.stopping = False
+        self.trains_since = 0.0
+        self.failed_at: float | None = None
+        """When the failure happened for which the ranks will probably be stopped."""
+        self.hosts: frozenset[str] = frozenset()
+        self.slow: dict[int, float] = {}
+        """Straggler -> share of each step that it costs all."""
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self._event(entry.event)
+            for action in entry.actions:
+                self._action(action)
+
+    def spent(self, pauses: Iterable[Pause] = (), until: float | None = None) -> TimeSpent:
+        """The account up to the Unix time `until`; None: up to the last entry.
+
+        Args:
+            pauses: all saves so far that paused training.
+        """
+        lost = dict(self.lost)
+        more_s = max(0.0, (until or 0.0) - self.at) if self.use != "none" else 0.0
+        if self.use == "training":
+            lost["slow"] += more_s * self._slow_share()
+        elif self.use != "none":
+            lost[self.use] += more_s
+        paused = {True: 0.0, False: 0.0}
+        for pause in pauses:
+            paused[self._is_lost(pause)] += pause.seconds
+        # The pauses of training that is lost count as pauses only.
+        lost["lost_work"] = max(0.0, lost["lost_work"] - paused[True])
+        lost["checkpoint"] = min(
+            paused[True] + paused[False], self.elapsed + more_s - sum(lost.values())
+        )
+        return TimeSpent(elapsed_s=self.elapsed + more_s, lost_s=lost)
+
+    def _is_lost(self, pause: Pause) -> bool:
+        return any(cut.attempt > pause.attempt and pause.step > cut.step for cut in self.cuts)
+
+    def _event(self, event: Event) -> None:
+        match event:
+            case JobSubmitted():
+                # Between two launches the job does not exist, so that time is nobody's loss.
+                self.at, self.slow, self.failed_at = event.at, {}, None
+                self._turn_to("restart" if event.backend == "local" else "queue", event.at)
+            case LeaderStarted():
+                self._leader_started(event)
+            case AgentLost() if event.host in self.hosts:
+                self._failed(event.at - event.silent_s)
+            # Late news of an earlier attempt changes nothing.
+            case _ if getattr(event, "attempt", None) == self.attempt:
+                self._of_attempt(event)
+            case _:
+                pass
+        # A failure has the time at which it happened, and its actions follow when it was detected.
+        self._accrue(event.at + getattr(event, "detected_after_s", 0.0))
+
+    def _of_attempt(self, event: Event) -> None:
+        match event:
+            case TrainingResumed(step=step):
+                self._cut(step)
+            case StepReached():
+                self._stepped(event)
+            case RankExited(stopped=False):
+                self._rank_exited(event)
+            case HangDetected():
+                self._failed(event.at - event.stalled_s)
+            case HangOver():
+                self._accrue(event.at)
+                self._detected()
+            case StragglerFound():
+                self._accrue(event.at)
+                share = (event.own_s - event.peers_s) / event.step_s if event.step_s > 0 else 0.0
+                self.slow[event.rank] = min(MOST_SLOW, max(0.0, share))
+            case StragglerGone():
+                self._accrue(event.at)
+                self.slow.pop(event.rank, None)
+            case _:
+                pass
+
+    def _action(self, action: Action) -> None:
+        match action:
+            case StartAttempt():
+                self._turn_to("restart", self.at)
+                self.attempt, self.hosts = action.attempt, frozenset(action.hosts)
+                self.stopping = False
+            case StopAttempt() if action.attempt == self.attempt and self.use == "training":
+                self._turn_to("restart", self.at)
+                self.stopping = True
+            case StopAttempt() if action.attempt == self.attempt:
+                self.stopping = True
+            case Requeue():
+                self._turn_to("queue", self.at)
+            case EndJob():
+                self._turn_to("none", self.at)
+            case _:
+                pass
+
+    def _leader_started(self, event: LeaderStarted) -> None:
+        reached = event.reached
+        if self.use == "training" and reached is not None and reached.attempt == self.attempt:
+            self._accrue(min(reached.at, event.at))
+            self.spans[-1].last = max(self.spans[-1].last, reached.step)
+        if event.former or event.allocation is None:  # the hosts stayed
+            self._turn_to("detection" if self.use == "training" else "restart", self.at)
+        else:  # the scheduler granted hosts
+            self._turn_to("queue", self.at)
+        self._turn_to("restart", event.at)
+
+    def _rank_exited(self, event: RankExited) -> None:
+        if self.use == "training":
+            self.spans[-1].last = max(self.spans[-1].last, event.step)
+        # A program may let a rank end while the others go on: that is no failure.
+        if event.exit_code != 0:
+            self._failed(event.at)
+
+    def _stepped(self, event: StepReached) -> None:
+        if self.stopping or self.use in ("none", "queue"):
+            return
+        if self.use != "training":
+            self._turn_to("training", event.at)
+            self.trains_since = event.at
+            self.spans.append(_Span(event.step, event.step))
+        self.spans[-1].last = max(self.spans[-1].last, event.step)
+
+    def _failed(self, at: float) -> None:
+        if self.use == "training" and self.failed_at is None:
+            self.failed_at = max(at, self.trains_since)
+
+    def _turn_to(self, use: Cause | Literal["training", "none"], at: float) -> None:
+        self._accrue(at)
+        self._detected()
+        self.use, self.slow = use, {}
+
+    def _accrue(self, to: float) -> None:
+        passed_s = to - self.at
+        if passed_s <= 0:
+            return
+        self.at = to
+        if self.use == "none":
+            return
+        self.elapsed += passed_s
+        if self.use != "training":
+            self.lost[self.use] += passed_s
+            return
+        slow_s = passed_s * self._slow_share()
+        self.lost["slow"] += slow_s
+        self.spans[-1].seconds += passed_s - slow_s
+
+    def _slow_share(self) -> float:
+        return max(self.slow.values(), default=0.0)
+
+    def _detected(self) -> None:
+        """The time since the failure was no training."""
+        if self.failed_at is None or self.use != "training":
+            self.failed_at = None
+            return
+        span = self.spans[-1]
+        moved_s = min(span.seconds, max(0.0, self.at - self.failed_at))
+        span.seconds -= moved_s
+        self.lost["detection"] += moved_s
+        self.failed_at = None
+
+    def _cut(self, step: int) -> None:
+        """All training after `step` is lost."""
+        self.cuts.append(_Cut(self.attempt, step))
+        while self.spans and self.spans[-1].last > step:
+            span = self.spans[-1]
+            steps = span.last - span.first
+            share = 1.0 if span.first >= step else (span.last - step) / steps
+            self.lost["lost_work"] += span.seconds * share
+            if span.first < step:
+                span.seconds, span.last = span.seconds * (1 - share), step
+                return
+            self.spans.pop()
