@@ -153,7 +153,7 @@ class TimeAccount:
     def _event(self, event: Event) -> None:
         match event:
             case JobSubmitted():
-                # Between two launches the job does not exist, so that time is nobody's loss.
+                # Between two launches the job does not exist, so that time does not count.
                 self.at, self.slow, self.failed_at = event.at, {}, None
                 self._turn_to("restart" if event.backend == "local" else "queue", event.at)
             case LeaderStarted():
