@@ -1,6 +1,6 @@
 """Saves that paused training, from `metrics.jsonl`.
 
-The file may have a million lines, of which few name a pause. The others are not decoded.
+The file may have a million lines, and few name a pause. The others are not decoded.
 """
 
 import contextlib
