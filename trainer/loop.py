@@ -12,6 +12,7 @@ from orchestrator.contract.files.trainer_config import TrainingConfig
 from trainer.checkpoint.save import Checkpoints
 from trainer.evaluate import Evaluator
 from trainer.guard import Skips, Spikes, loss_spike_error, not_finite_error
+from trainer.measure.fullest import Fullest
 from trainer.measure.metrics import StepMetrics
 from trainer.measure.profiling import Profiling
 from trainer.measure.records import Records, StepRecord
@@ -38,6 +39,7 @@ class Training:
     checkpoints: Checkpoints
     evaluator: Evaluator | None
     profiling: Profiling
+    fullest: Fullest
     records: Records | None
     """None except on rank 0."""
     peak_tokens_per_second: float | None
@@ -148,6 +150,9 @@ def _finish(job: Training, ahead: Ahead) -> None:
     newest = ahead.queued[-1].step if ahead.queued else step
     job.checkpoints.after_step(newest, step_s, totals.save_failed, totals.every)
     _count_skips(job, step, totals)
+    if job.fullest.is_due(step):
+        with job.stepper.watch.not_own_work():
+            job.fullest.compare()
     seconds = job.stepper.watch.take()
     metrics = _measure(job, step, totals, step_s, seconds)
     _fail_if_hopeless(job, metrics, totals)
@@ -199,6 +204,8 @@ def _measure(
         backward_s=seconds.get("backward"),
         optimizer_s=seconds.get("optimizer", 0.0),
         checkpoint_s=seconds.get("checkpoint", 0.0),
+        fullest_memory_bytes=job.fullest.memory_bytes,
+        fullest_rank=job.fullest.rank,
         skipped=job.skips.total,
         time=job.runtime.clock(),
     )

@@ -26,6 +26,7 @@ from trainer.data.open_data import open_sequences
 from trainer.evaluate import Evaluator
 from trainer.loop import Training, log_step, train
 from trainer.loss import TokenLoss
+from trainer.measure.fullest import Fullest
 from trainer.measure.flops import flops_per_token, job_peak
 from trainer.measure.oom_snapshot import write_if_out_of_memory
 from trainer.measure.profiling import Profiling
@@ -131,6 +132,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Tr
         ),
         evaluator=evaluator_of(config, batches, passes, stages, runtime),
         profiling=profiling_of(config, ranks, runtime),
+        fullest=Fullest(ranks.device, done, config.train.steps),
         records=records,
         peak_tokens_per_second=peak_tokens_per_second(config, stages, ranks),
         runtime=runtime,

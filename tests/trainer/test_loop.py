@@ -246,6 +246,12 @@ def test_a_step_is_measured_and_recorded(tmp_path: Path) -> None:
             lines[0]["mfu"] / (lines[0]["tokens_per_second"])
         )
         assert line["peak_memory_bytes"] > 100 * 2**20
+    # The ranks compare after steps 2, 4 and the last one.
+    fullest = [line["fullest_memory_bytes"] for line in lines]
+    assert fullest[0] is None
+    assert fullest[1] == fullest[2] <= fullest[3] <= fullest[4]
+    assert all(line["fullest_rank"] in (0, 1) for line in lines[1:])
+    assert fullest[4] >= lines[4]["peak_memory_bytes"]
     assert [line["checkpoint_s"] > 0 for line in lines] == [False, False, True, False, True]
     assert metrics_of(tmp_path / "other")[0]["mfu"] is None
     assert steps_recorded(out, 1) == 2

@@ -42,6 +42,10 @@ class StepMetrics:
     """Time that saves paused training since the previous line."""
     peak_memory_bytes: int = 0
     """Of rank 0 so far: of the GPU's allocator, or of the process on a CPU."""
+    fullest_memory_bytes: int | None = None
+    """The same, of the rank that has the most, when the ranks last compared (`fullest.py`); None:
+    not yet in this attempt."""
+    fullest_rank: int | None = None
     skipped: int = 0
     """Updates skipped so far: no token to learn, or a loss or gradient that is not finite."""
     eval_loss: float | None = None
