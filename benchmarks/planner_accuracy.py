@@ -22,7 +22,6 @@ from orchestrator.inventory.profiles import CALIBRATIONS
 from orchestrator.plan.accuracy import LENGTHS, axes_of, length_of
 from orchestrator.plan.cost.step import step_time
 from orchestrator.plan.memory.peak_memory import memory_of
-from orchestrator.plan.memory.reserve import RESERVE
 
 LEAST_RUNS, LEAST_SOURCES = 8, 2
 """A range rests on at least so many runs and sources; else on runs that have less in common."""
@@ -86,7 +85,7 @@ def compare(some: Iterable[Run]) -> list[Compared]:
 
 def _allocated(run: Run) -> int:
     memory = memory_of(run.setup, run.fabric)
-    return memory.peak_bytes - sum(memory.items[item] for item in RESERVE)
+    return memory.tensor_bytes
 
 
 def report(found: Sequence[Compared], *, rows: bool) -> str:

@@ -41,7 +41,6 @@ from orchestrator.errors import NdctlError
 from orchestrator.inventory.hosts import Inventory
 from orchestrator.inventory.local import this_machine
 from orchestrator.plan.figures import show_bytes
-from orchestrator.plan.memory.reserve import RESERVE
 from orchestrator.plan.planner import plan
 from orchestrator.plan.training import trainer_config
 
@@ -292,8 +291,7 @@ def show(row: Row, planned: Plan | None) -> str:
     mfu = f"{rate / peak_rate:.1%}" if peak_rate else "not known"
     speed = f"{step_s / planned.time.step_s:.2f}" if planned.time else "not planned"
     # torch's figure is the allocator's, which knows nothing of the rest.
-    memory = planned.needs
-    tensors = memory.peak_bytes - sum(memory.items.get(item, 0) for item in RESERVE)
+    tensors = planned.needs.tensor_bytes
     peak = row["peak_memory_bytes"]
     return (
         f"{rate:.0f} | {mfu} | {speed} | {show_bytes(peak)} | {tensors / peak:.2f}"

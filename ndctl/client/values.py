@@ -97,6 +97,31 @@ class DrillStatus(Struct, frozen=True, kw_only=True):
     fired: bool
 
 
+class Measured(Struct, frozen=True, kw_only=True):
+    """What a job measured of its own steps, beside its plan."""
+
+    steps: int
+    """Steady steps, on which the other numbers rest."""
+    step_s: float
+    """Their median."""
+    step_s_range: tuple[float, float]
+    """10th and 90th percentile of single steps."""
+    data_share: float
+    """Share of a step in which rank 0 waited for data."""
+    planned_step_s: float | None
+    planned_step_s_range: tuple[float, float] | None
+    calibrated: bool
+    """False: the constants of the device are guesses, so `slower` is None."""
+    slower: float | None
+    """0.05: a step takes 5 % longer than planned."""
+    memory_bytes: int | None
+    """Peak memory of the fullest rank."""
+    memory_rank: int | None
+    planned_memory_bytes: int | None
+    memory_above: float | None
+    """0.05: the peak is 5 % above the planned one."""
+
+
 class Status(Struct, frozen=True, kw_only=True):
     """A job at one time, as `ndctl status --json` prints it. Times are Unix seconds."""
 
@@ -126,6 +151,8 @@ class Status(Struct, frozen=True, kw_only=True):
     loss: float | None
     tokens_per_second: float | None
     eta_s: float | None
+    measured: Measured | None
+    """None: too few steps, or your own program, which has no plan."""
     hosts: tuple[str, ...]
     world_size: int
     mesh: Mapping[str, int]

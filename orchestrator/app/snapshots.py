@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from orchestrator.app.commands import commands_for
 from orchestrator.app.remote import Found
+from orchestrator.dashboard.measured.steady import attempts_of_plan, read_steady
 from orchestrator.dashboard.scheduler_status import Ask, is_quiet
 from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
 from orchestrator.errors import JobError
@@ -32,13 +33,22 @@ def snapshots_of(
     for found, is_named in jobs:
         snapshot = read_snapshot(found.run_dir, clock.now(), commands_for(found, environ))
         if snapshot is not None:
-            seen.append((found, snapshot))
+            seen.append((found, _with_steady(snapshot)))
         elif is_named:
             name = found.run_dir.path.name
             raise JobError(
                 f"the submission of job {name} did not finish", fix="submit it again with --new"
             )
     return with_scheduler(seen, environ, clock)
+
+
+def _with_steady(snapshot: Snapshot) -> Snapshot:
+    """With the measured steps, which only the views of single jobs show."""
+    run = snapshot.seen.run
+    if run.plan.is_own:
+        return snapshot
+    steady = read_steady(snapshot.run_dir.metrics, attempts_of_plan(run))
+    return replace(snapshot, steady=steady)
 
 
 def with_scheduler(

@@ -10,6 +10,10 @@ from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.contract.spec.train_spec import Checkpointing
 
 
+RESERVE = ("communication", "context", "slack")
+"""Items of memory that torch.cuda.max_memory_allocated does not count."""
+
+
 class Memory(Struct, frozen=True, kw_only=True):
     """Estimated bytes that a rank needs, by purpose; by default of the fullest rank."""
 
@@ -23,6 +27,11 @@ class Memory(Struct, frozen=True, kw_only=True):
     """10th and 90th percentile; None: unknown."""
     host: Mapping[str, int] = field(default_factory=dict)
     """What is offloaded to host memory; not part of `items`."""
+
+    @property
+    def tensor_bytes(self) -> int:
+        """The part of the peak that a GPU's allocator reports; all of it on a CPU."""
+        return self.peak_bytes - sum(self.items.get(item, 0) for item in RESERVE)
 
 
 class Traffic(Struct, frozen=True, kw_only=True):
@@ -62,6 +71,8 @@ class StepTime(Struct, frozen=True, kw_only=True):
     tokens_per_second_per_device_range: tuple[float, float] | None = None
     """10th and 90th percentile of published runs, relative to what the planner predicts for them;
     None: unknown."""
+    certainty: Literal["measured", "derived", "guessed"] | None = None
+    """Where the least certain constant of the device comes from; None: a plan of an older ndctl."""
 
 
 class Choice(Struct, frozen=True, kw_only=True):

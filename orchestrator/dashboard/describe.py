@@ -8,6 +8,7 @@ from datetime import tzinfo
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard import format
+from orchestrator.dashboard.measured.against_plan import describe_rows
 from orchestrator.dashboard.next_steps import incident_log_command
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.status import (
@@ -113,6 +114,7 @@ def _training(snapshot: Snapshot) -> Iterator[str]:
     if snapshot.progress.step_s is not None:
         step_s = format.duration(snapshot.progress.step_s)
         yield row("speed", f"{step_s} per step, {format.rate(last.tokens_per_second)}")
+    yield from (row(*said) for said in describe_rows(snapshot.seen.run.plan, snapshot.steady))
     yield row("elapsed", format.duration(snapshot.view.elapsed_s))
 
 

@@ -42,6 +42,10 @@ class Metric(Struct, frozen=True, kw_only=True):
     mfu: float | None = None
     checkpoint_s: float | None = None
     """Seconds for which saves paused training since the line before."""
+    data_s: float | None = None
+    fullest_memory_bytes: float | None = None
+    """Peak memory of the rank that has the most, when the ranks last compared."""
+    fullest_rank: float | None = None
     time: float | None = None
     """Unix seconds at the end of the step."""
 
@@ -93,6 +97,9 @@ _OPTIONAL = (
     "gpu_utilization",
     "mfu",
     "checkpoint_s",
+    "data_s",
+    "fullest_memory_bytes",
+    "fullest_rank",
 )
 
 

@@ -8,6 +8,7 @@ from msgspec import Struct, field
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.dashboard.cluster_report import apply_report
 from orchestrator.dashboard.command_hints import Commands
+from orchestrator.dashboard.measured.steady import Steady
 from orchestrator.dashboard.metrics import Progress, read_ends
 from orchestrator.dashboard.replay import read_state
 from orchestrator.dashboard.view import ReplayedJob, Standing, View, effective_state, heard_at, view
@@ -26,6 +27,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     """The scheduler's name of the job and, while the job has no leader, its state there."""
     excluded: Mapping[str, str] = field(default_factory=dict)
     """For a pending job: excluded hosts, each with the reason and the command that allows it."""
+    steady: Steady | None = None
+    """What the job measured with its present plan; None: too few steps, or not read."""
     known_by: Commands | None = None
     """Commands that find the job from the user's folder, if its name alone is not enough."""
 

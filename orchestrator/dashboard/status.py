@@ -8,6 +8,7 @@ from typing import Any
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import AXES
 from orchestrator.dashboard import format
+from orchestrator.dashboard.measured.against_plan import measured_json, measured_rows
 from orchestrator.dashboard.next_steps import log_command, next_step
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.time_spent.account import TimeSpent
@@ -46,6 +47,7 @@ def status_json(snapshot: Snapshot) -> dict[str, Any]:
         "tokens_per_second": last.tokens_per_second if last else None,
         "eta_s": shown.eta_s,
         "time": time_json(time_spent(snapshot)),
+        "measured": measured_json(run.plan, snapshot.steady),
         "hosts": list(run.attempt.placement or run.plan.hosts),
         "world_size": run.plan.world_size,
         "mesh": dict(zip(AXES, run.plan.mesh.degrees, strict=True)),
@@ -105,6 +107,7 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None, *, described: bool = Fa
         *(row("excluded", f"{host} {why}") for host, why in snapshot.excluded.items()),
         row("progress", _progress(shown)),
         *_effective(time_spent(snapshot)),
+        *(row(*said) for said in measured_rows(snapshot.seen.run.plan, snapshot.steady)),
         row("where", where(snapshot)),
         row("restarts", restarts(snapshot)),
         row("checkpoint", checkpoint_text(shown.checkpoint, shown)),

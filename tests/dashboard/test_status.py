@@ -148,6 +148,7 @@ def test_status_json_has_all_documented_keys() -> None:
         "reason",
         "run_dir",
         "since",
+        "measured",
     } <= set(body)
     assert (body["name"], body["state"], body["attempt"], body["restarts"]) == (
         "quickstart",

@@ -24,4 +24,5 @@ def step_time(setup: Setup, fabric: Fabric) -> StepTime:
         parts=parts,
         tokens_per_second_per_device_range=(speed * found.low, speed * found.high),
         confidence=found.basis,
+        certainty=machine.calibration.certainty,
     )

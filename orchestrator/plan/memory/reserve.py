@@ -18,8 +18,6 @@ SLACK = 0.03
 """Share of the tensors' bytes that the caching allocator holds but cannot use: blocks are rounded
 to 2 MiB and cut from segments (PyTorch notes on CUDA semantics, memory management). An
 assumption."""
-RESERVE = ("communication", "context", "slack")
-"""Items that torch.cuda.max_memory_allocated does not count."""
 
 
 def reserve_bytes(mesh: Mesh, tensors: int, fabric: Fabric | None) -> Mapping[str, int]:
