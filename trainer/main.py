@@ -26,8 +26,8 @@ from trainer.data.open_data import open_sequences
 from trainer.evaluate import Evaluator
 from trainer.loop import Training, log_step, train
 from trainer.loss import TokenLoss
-from trainer.measure.fullest import Fullest
 from trainer.measure.flops import flops_per_token, job_peak
+from trainer.measure.fullest import Fullest
 from trainer.measure.oom_snapshot import write_if_out_of_memory
 from trainer.measure.profiling import Profiling
 from trainer.measure.records import Records

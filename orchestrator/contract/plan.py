@@ -9,7 +9,6 @@ from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.contract.spec.train_spec import Checkpointing
 
-
 RESERVE = ("communication", "context", "slack")
 """Items of memory that torch.cuda.max_memory_allocated does not count."""
 

@@ -1,4 +1,4 @@
-"""Which rank uses the most memory. Its peak is what a plan predicts, and only rank 0 writes metrics.
+"""Finds the rank that uses the most memory: plans predict its peak, and only rank 0 writes metrics.
 
 The ranks compare their peaks after steps 2, 4, 8, … of an attempt and after the last one, because a
 peak rarely grows later, and a comparison makes the ranks wait for each other.

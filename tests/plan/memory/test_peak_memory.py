@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.plan import RESERVE
 from orchestrator.inventory.profile import Fabric
 from orchestrator.inventory.profiles import load_profile
 from orchestrator.plan.memory.peak_memory import memories_of, memory_of, min_peak_bytes
-from orchestrator.plan.memory.reserve import RESERVE
 from orchestrator.plan.memory.states import states_of, update_bytes
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.setup import Setup

@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from trainer.measure.fullest import RANK_BITS, Fullest
 
@@ -15,7 +16,7 @@ def test_ranks_compare_after_2_4_8_steps_of_an_attempt_and_after_the_last_step()
 def test_one_maximum_finds_the_bytes_and_the_rank() -> None:
     terabyte, rank = 1 << 40, (1 << RANK_BITS) - 1
     assert (terabyte << RANK_BITS | rank) < torch.iinfo(torch.int64).max
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         fullest = Fullest(torch.device("cpu"), done=0, last=9)
         fullest.compare()
