@@ -10,6 +10,7 @@ import click
 
 from orchestrator.cli import (
     controlling,
+    fleet,
     forecasting,
     inside,
     jobs,
@@ -48,7 +49,7 @@ for _command in (
     launch.submit,
     launch.render,
     inside.agent,
-    jobs.list_jobs,
+    fleet.list_jobs,
     jobs.status,
     jobs.describe,
     jobs.diagnose,

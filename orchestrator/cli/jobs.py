@@ -1,4 +1,4 @@
-"""Commands for existing jobs: `list`, `status`, `describe`, `diagnose`, `logs`, `events`,
+"""Commands for one existing job or a few: `status`, `describe`, `diagnose`, `logs`, `events`,
 `dashboard`, `cancel`."""
 
 import contextlib
@@ -29,46 +29,6 @@ if TYPE_CHECKING:
 
 MOST_MISSING = 4
 """Maximum number of warnings about logs that could not be read."""
-
-
-@click.command("list", epilog="Example: ndctl list 'sweep-*' --json")
-@click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
-@root_option
-@place_options
-@json_option
-def list_jobs(
-    patterns: tuple[str, ...], run_root: str | None, place: "Place | None", as_json: bool
-) -> None:
-    """List the jobs in the run root and the known jobs in clusters.
-
-    With PATTERN, only the jobs whose names match.
-    """
-    from orchestrator.app import remote
-    from orchestrator.app.snapshots import with_scheduler
-    from orchestrator.dashboard.snapshot import read_snapshot
-    from orchestrator.dashboard.status import list_rows, list_text, stale_reasons
-    from orchestrator.job_paths import run_root_of
-    from orchestrator.system import SystemClock
-
-    clock = SystemClock()
-    root = run_root_of(run_root, os.environ)
-    if patterns:
-        jobs = [found for found, _ in find_all(patterns, run_root, place, warns=False)]
-    else:
-        jobs = remote.every(root, place, os.environ, clock)
-        remote.refresh_all(jobs)
-    seen = [(found, read_snapshot(found.run_dir, clock.now())) for found in jobs]
-    known = [(found, one) for found, one in seen if one is not None]
-    shown = with_scheduler(known, os.environ, clock)
-    unseen = [found.stale.message for found, one in seen if one is None and found.stale is not None]
-    for warning in dict.fromkeys([*stale_reasons(shown), *unseen]):
-        warn(warning)
-    rows = list_rows(shown)
-    if as_json:
-        print_json({"jobs": rows})
-    else:
-        where = f"in {root.absolute()}" if place is None else "in that namespace"
-        say(list_text(rows, None, clock.now()) if rows else f"no jobs {where}")
 
 
 @click.command(epilog="Example: ndctl status quickstart --json   or: ndctl status 'sweep-*'")

@@ -3,7 +3,7 @@
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -34,7 +34,13 @@ def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     from pathlib import Path
 
     root = Path(ctx.params.get("run_root") or os.environ.get("NDCTL_RUN_ROOT") or "ndctl-runs")
-    return [p.parent.name for p in root.glob(f"{incomplete}*/journal.jsonl")]
+    names = [p.parent.name for p in root.glob(f"{incomplete}*/journal.jsonl")]
+    if ctx.params.get("run_root"):
+        return names
+    from orchestrator.registry.store import own_entries
+
+    registered = (one.entry.name for one in own_entries(os.environ))
+    return sorted({*names, *(name for name in registered if name.startswith(incomplete))})
 
 
 spec_argument = click.argument("spec")
@@ -163,17 +169,37 @@ def find_all(
 def find(name: str, run_root: str | None, place: "Place | None", *, warns: bool = True) -> "Found":
     """The job `name`, refreshed. `warns`: print a warning if it cannot be refreshed."""
     from orchestrator.app import remote
-    from orchestrator.job_paths import run_root_of
     from orchestrator.journal.journal import damaged_end
-    from orchestrator.system import SystemClock
 
-    found = remote.find(run_root_of(run_root, os.environ), name, place, os.environ, SystemClock())
+    found = _find(name, run_root, place)
     remote.refresh(found)
     if found.stale is not None and warns:
         warn(f"{found.stale.message}; showing the last known state")
     if lost := damaged_end(found.run_dir.journal):
         warn(lost)
     return found
+
+
+def _find(name: str, run_root: str | None, place: "Place | None") -> "Found":
+    """The job in the run root, else the registered one of that name."""
+    from orchestrator.app import remote
+    from orchestrator.errors import JobError
+    from orchestrator.job_paths import run_root_of
+    from orchestrator.system import SystemClock
+
+    clock = SystemClock()
+    try:
+        return remote.find(run_root_of(run_root, os.environ), name, place, os.environ, clock)
+    except JobError as exc:
+        if run_root is not None or place is not None:
+            raise
+        from orchestrator.app.fleet.known_jobs import gone_words, locate
+
+        if (found := locate(name, os.environ, clock)) is not None:
+            return found
+        if words := gone_words(name, os.environ, clock):
+            raise JobError(f"{exc.message}; registered: {words}", fix=exc.fix) from exc
+        raise
 
 
 def say(text: str, *, label: str = "", err: bool = False, **style: Any) -> None:
@@ -183,7 +209,18 @@ def say(text: str, *, label: str = "", err: bool = False, **style: Any) -> None:
     characters. Only `label` has colours, and only on a terminal.
     """
     prefix = click.style(visible(label), **style) if label else ""
-    click.echo(f"{prefix}{visible(text, keep=KEPT)}", err=err)
+    click.echo(f"{prefix}{visible(text, keep=KEPT)}", err=err, color=colour())
+
+
+def say_line(pieces: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    """Print one line of pieces, each with its look. Text is made visible as by `say`."""
+    line = "".join(click.style(visible(text), **look) for text, look in pieces)
+    click.echo(line, color=colour())
+
+
+def colour() -> bool | None:
+    """False if the user wants no colours (https://no-color.org). None: only on a terminal."""
+    return False if os.environ.get("NO_COLOR") else None
 
 
 def warn(text: str) -> None:

@@ -38,6 +38,34 @@ def duration(seconds: float) -> str:
     return f"{whole // 86_400} d {whole % 86_400 // 3600:02} h"
 
 
+def short_duration(seconds: float) -> str:
+    """`12s`, `3m`, `2h`, `4d`: for a column, where the order of magnitude is enough."""
+    seconds = max(0.0, seconds)
+    if seconds < 99.5:
+        return f"{seconds:.0f}s"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.0f}m"
+    return f"{seconds / 3600:.0f}h" if seconds < 47.5 * 3600 else f"{seconds / 86_400:.0f}d"
+
+
+def cells(text: str) -> int:
+    """Number of terminal cells of a line; Chinese characters take two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def clip(text: str, most: int) -> str:
+    """`text` cut to at most `most` cells, with `…` at its end if it was cut."""
+    if cells(text) <= most:
+        return text
+    while text and cells(text) >= most:
+        text = text[:-1]
+    return f"{text}…" if most > 0 else ""
+
+
 def health_text(health: str) -> str:
     return HEALTH_TEXT.get(health, health)
 

@@ -1,7 +1,7 @@
-"""`ndctl status` and `ndctl list`, as text and as JSON."""
+"""`ndctl status`, as text and as JSON."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import tzinfo
 from typing import Any
 
@@ -280,49 +280,3 @@ def stale_reasons(snapshots: Iterable[Snapshot]) -> list[str]:
         f"{reason}; {format.count(count, 'job')} shown with the last known state"
         for reason, count in counts.items()
     ]
-
-
-def list_rows(snapshots: Iterable[Snapshot]) -> list[dict[str, Any]]:
-    """`ndctl list --json`: the most recently updated job first."""
-    keys = (
-        "name",
-        "state",
-        "step",
-        "steps",
-        "attempt",
-        "restarts",
-        "loss",
-        "updated_at",
-        "scheduler",
-        "as_of",
-        "reason",
-    )
-    rows = [{key: body[key] for key in keys} for body in map(status_json, snapshots)]
-    return sorted(rows, key=lambda row: -float(row["updated_at"]))
-
-
-def list_text(rows: Sequence[Mapping[str, Any]], zone: tzinfo | None, now: float) -> str:
-    head = ("NAME", "STATE", "STEP", "ATTEMPT", "RESTARTS", "LOSS", "UPDATED", "SCHEDULER")
-    table = [head, *(_cells(body, zone, now) for body in rows)]
-    if not any(body["scheduler"] for body in rows):
-        table = [cells[:-1] for cells in table]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-        for cells in table
-    )
-
-
-def _cells(body: Mapping[str, Any], zone: tzinfo | None, now: float) -> tuple[str, ...]:
-    as_of = body["as_of"]
-    age = "" if as_of is None else f" {format.duration(now - as_of)} ago"
-    return (
-        body["name"],
-        body["state"] + age,
-        f"{body['step']}/{body['steps']}",
-        str(body["attempt"]),
-        str(body["restarts"]),
-        format.loss(body["loss"]),
-        format.date_time(body["updated_at"], zone),
-        (body["scheduler"] or "-").split(":")[0],
-    )

@@ -41,6 +41,7 @@ from orchestrator.journal.run_dir_init import (
     unknown_run,
     write_files,
 )
+from orchestrator.registry.submitted import register_job
 from orchestrator.seams import Clock, ExistingJob, JobCopy, RemoteScheduler, SubmittingScheduler
 
 log = logging.getLogger(__name__)
@@ -250,7 +251,7 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     notes = tuple(words_of_finding(one) for one in said if one.verdict == "note")
     if isinstance(backend, RemoteScheduler):
         submitted = _submit_remotely(submission, backend, first, environ, clock)
-        return replace(submitted, warnings=warnings, notes=notes)
+        return replace(submitted, warnings=(*warnings, *submitted.warnings), notes=notes)
     with _writable(), submission_lock(run_dir):
         before = look(run_dir, _admit(submission, environ, clock))
         end = _journal_end(run_dir, clock)
@@ -261,6 +262,10 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
         except (OSError, Refused):
             restore(before, end, clock)
             raise
+        except BackendError:  # something may run
+            register_job(first, run_dir.path, clock.now(), environ)
+            raise
+    warnings += register_job(first, run_dir.path, clock.now(), environ)
     return Submitted(run_dir=run_dir, known=end.lines, warnings=warnings, notes=notes)
 
 
@@ -281,7 +286,10 @@ def begin_inside(
         _admit(submission, environ, clock)
         lines = _journal_end(submission.run_dir, clock).lines
         with access_umask(access_of(launch_of(submission, 0))):
-            return _begin(submission, (), clock).launch, lines
+            job = _begin(submission, (), clock).job
+    for warning in register_job(job, submission.run_dir.path, job.at, environ):
+        log.warning("%s", warning)
+    return job.launch, lines
 
 
 @contextmanager
@@ -344,12 +352,15 @@ def _submit_remotely(
     try:
         backend.submit(handover)
     except Unsettled:
-        raise  # the job may run, so keep the copy for list, status and cancel
+        # The job may run, so keep the copy for list, status and cancel.
+        register_job(job, copy.run_dir.path, at, environ)
+        raise
     except BaseException:
         copy.forget()
         raise
     copy.keep()
-    return Submitted(run_dir=copy.run_dir, known=0, copy=copy, at=at)
+    unregistered = register_job(job, copy.run_dir.path, at, environ)
+    return Submitted(run_dir=copy.run_dir, known=0, copy=copy, at=at, warnings=unregistered)
 
 
 def _admit_remotely(

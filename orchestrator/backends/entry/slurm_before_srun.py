@@ -30,6 +30,7 @@ from orchestrator.journal.run_dir_init import ARCHIVE, begin, is_same_launch
 from orchestrator.journal.snapshot import replay
 from orchestrator.posix.locks import try_lock
 from orchestrator.posix.retry_io import retry_io
+from orchestrator.registry.submitted import register_job
 from orchestrator.seams import Clock, Shell
 from orchestrator.system import SystemClock, log_to_stderr, run_command
 
@@ -105,6 +106,8 @@ def begin_here(handover: Handover, environ: Mapping[str, str], clock: Clock, she
                 program_copy.look(launch, handover.job.run, clock)
                 beginning = partial(begin, run_dir, handover, clock, token=True)
                 retry_io(beginning, "failed to create the run directory", clock)
+                for warning in register_job(handover.job, run_dir.path, clock.now(), environ):
+                    log.warning("%s", warning)
                 backend.record(launch)
                 log.info("starting job %s in %s", launch.job, run_dir.path)
     making = partial(backend.make_folder, launch)

@@ -1,0 +1,166 @@
+"""Every job that ndctl knows from here: of the run root, registered ones, and archived ones."""
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from msgspec import Struct
+
+from orchestrator.app import remote
+from orchestrator.app.remote import Found, Place
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.errors import JobError, NdctlError
+from orchestrator.job_paths import run_root_of
+from orchestrator.journal.run_dir_init import ARCHIVE
+from orchestrator.registry.entry import Entry
+from orchestrator.registry.store import Registered, own_entries, shared_entries
+from orchestrator.registry.submitted import user_name
+from orchestrator.seams import Clock
+
+MIRROR = ".kubernetes"
+
+
+class Scope(Struct, frozen=True, kw_only=True):
+    """Which jobs are meant."""
+
+    patterns: tuple[str, ...] = ()
+    """Names, or patterns such as `sweep-*`; empty: all."""
+    run_root: str | None = None
+    """Only jobs in this folder. None: all that are known."""
+    place: Place | None = None
+    """Only jobs in this cluster."""
+    user: str | None = None
+    archived: bool = False
+    """Also runs that `submit --new` moved away."""
+
+
+class KnownJob(Struct, frozen=True, kw_only=True):
+    path: Path
+    """The run directory, or its copy here."""
+    user: str
+    found: Found | None = None
+    """None: it cannot be read; `problem` says why."""
+    entry: Entry | None = None
+    problem: str = ""
+    gone: bool = False
+    archived: bool = False
+
+
+def known_jobs(scope: Scope, environ: Mapping[str, str], clock: Clock) -> list[KnownJob]:
+    """Each run directory once.
+
+    Raises:
+        JobError: the shared index cannot be read.
+    """
+    jobs: dict[str, KnownJob] = {}
+    root = run_root_of(scope.run_root, environ)
+    for found in remote.every(root, scope.place, environ, clock):
+        _add(jobs, KnownJob(path=found.run_dir.path, user=_owner(found.run_dir), found=found))
+    if scope.run_root is None and scope.place is None:
+        for one in _registered(scope, environ):
+            if one.entry.run_dir not in jobs or jobs[one.entry.run_dir].gone:
+                _add(jobs, _of(one, environ, clock))
+    if scope.archived:
+        roots = {str(root.absolute()), *(str(job.path.parent) for job in jobs.values())}
+        for run_dir in _archived(sorted(roots)):
+            found = Found(run_dir)
+            job = KnownJob(path=run_dir.path, user=_owner(run_dir), found=found, archived=True)
+            _add(jobs, job)
+    return [job for job in jobs.values() if _is_meant(job, scope)]
+
+
+def _add(jobs: dict[str, KnownJob], job: KnownJob) -> None:
+    jobs[str(job.path)] = job
+
+
+def _is_meant(job: KnownJob, scope: Scope) -> bool:
+    if scope.user not in (None, job.user):
+        return False
+    return not scope.patterns or any(fnmatchcase(job.path.name, one) for one in scope.patterns)
+
+
+def _registered(scope: Scope, environ: Mapping[str, str]) -> Iterator[Registered]:
+    """One's own entries first. Of entries of one folder by several machines, this machine's last,
+    so that it replaces one that is gone."""
+    here = os.uname().nodename
+    found = [*own_entries(environ), *shared_entries(environ, scope.user)]
+    yield from sorted(found, key=lambda one: one.entry.machine == here)
+
+
+def _of(one: Registered, environ: Mapping[str, str], clock: Clock) -> KnownJob:
+    """The job of an entry, without trust: another user may have written it."""
+    path, entry, user = Path(one.entry.run_dir), one.entry, user_name(one.owner)
+    known = KnownJob(path=path, user=user, entry=entry)
+    try:
+        seen = (path / "journal.jsonl").stat()
+    except PermissionError:
+        return _with_problem(known, f"the run directory belongs to {user}, and you have no access")
+    except OSError as exc:
+        return _missing(known, exc)
+    # A pipe would block the reader, and a journal of somebody else says nothing about this job.
+    if not stat.S_ISREG(seen.st_mode) or (one.shared and seen.st_uid != one.owner):
+        return _with_problem(known, f"its journal is not a file of {user}")
+    if not os.access(path / "journal.jsonl", os.R_OK, effective_ids=True):
+        return _with_problem(known, f"its journal belongs to {user}, and you have no access")
+    try:
+        return KnownJob(path=path, user=user, entry=entry, found=remote.at(path, environ, clock))
+    except NdctlError as exc:
+        return _with_problem(known, exc.message)
+
+
+def _with_problem(job: KnownJob, problem: str, *, gone: bool = False) -> KnownJob:
+    return KnownJob(path=job.path, user=job.user, entry=job.entry, problem=problem, gone=gone)
+
+
+def _missing(job: KnownJob, exc: OSError) -> KnownJob:
+    assert job.entry is not None
+    if not isinstance(exc, FileNotFoundError | NotADirectoryError):
+        return _with_problem(job, str(exc))
+    machine = job.entry.machine
+    if machine != os.uname().nodename:
+        words = f"{job.path} does not exist on this machine; it was submitted on {machine}"
+    else:
+        words = f"{job.path} does not exist: it was removed, or its file system is not mounted"
+    return _with_problem(job, words, gone=True)
+
+
+def _owner(run_dir: RunDir) -> str:
+    try:
+        return user_name(run_dir.journal.stat().st_uid)
+    except OSError:
+        return ""
+
+
+def _archived(roots: list[str]) -> Iterator[RunDir]:
+    for root in roots:
+        for journal in sorted(Path(root, ARCHIVE).glob("*/journal.jsonl")):
+            yield RunDir(journal.parent.absolute())
+
+
+def locate(name: str, environ: Mapping[str, str], clock: Clock) -> Found | None:
+    """The registered job of this name; None if there is none. A job of the user comes before jobs
+    of others.
+
+    Raises:
+        JobError: there are several.
+    """
+    jobs = known_jobs(Scope(), environ, clock)
+    named = [job for job in jobs if job.path.name == name and job.found is not None]
+    own = [job for job in named if job.user == user_name(os.geteuid())]
+    chosen = own or named
+    if len(chosen) > 1:
+        from shlex import quote
+
+        places = "; ".join(
+            f"`--run-root {quote(str(job.path.parent))}` (user {job.user})" for job in chosen
+        )
+        raise JobError(f"{len(chosen)} jobs are named {name}", fix=f"choose one with {places}")
+    return chosen[0].found if chosen else None
+
+
+def gone_words(name: str, environ: Mapping[str, str], clock: Clock) -> str:
+    """What is known of a registered job that cannot be read; empty if there is none."""
+    jobs = known_jobs(Scope(), environ, clock)
+    return "; ".join(job.problem for job in jobs if job.path.name == name and job.problem)

@@ -1,0 +1,190 @@
+"""Commands about all jobs of a user or a site: `list`."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.cli.options import (
+    complete_job,
+    json_option,
+    place_options,
+    print_json,
+    root_option,
+    say,
+    say_line,
+    warn,
+)
+
+if TYPE_CHECKING:
+    from orchestrator.app.fleet.known_jobs import Scope
+    from orchestrator.app.fleet.summaries import Reader
+    from orchestrator.app.remote import Place
+    from orchestrator.dashboard.fleet.row import JobRow
+
+WATCH_S = 2.0
+"""Seconds between two looks of `--watch`."""
+
+
+class _States(click.ParamType):
+    """States of jobs in any case, several separated by commas."""
+
+    name = "STATE"
+
+    def convert(
+        self, value: str, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        from orchestrator.dashboard.fleet.row import ROW_STATES
+
+        states = tuple(one.strip().upper() for one in value.split(","))
+        for state in states:
+            if state not in ROW_STATES:
+                self.fail(f"{state} is not one of {', '.join(ROW_STATES)}.", param, ctx)
+        return states
+
+
+state_option = click.option(
+    "--state",
+    "states",
+    type=_States(),
+    multiple=True,
+    help="Only jobs in this state; several: RUNNING,FAILED.",
+)
+user_option = click.option("--user", metavar="NAME", help="Only jobs of this user.")
+
+
+@click.command("list", epilog="Example: ndctl list 'sweep-*' --state RUNNING,FAILED --watch")
+@click.argument("patterns", metavar="[PATTERN]...", nargs=-1, shell_complete=complete_job)
+@state_option
+@user_option
+@click.option(
+    "--all", "with_all", is_flag=True, help="Also archived runs, and jobs that ended long ago."
+)
+@click.option("--watch", is_flag=True, help="Show the table again every 2 s until Ctrl-C.")
+@root_option
+@place_options
+@json_option
+def list_jobs(  # noqa: PLR0913 - click hands over one argument for each option
+    patterns: tuple[str, ...],
+    states: tuple[tuple[str, ...], ...],
+    user: str | None,
+    with_all: bool,
+    watch: bool,
+    run_root: str | None,
+    place: "Place | None",
+    as_json: bool,
+) -> None:
+    """List jobs: yours from everywhere, and those of the site's index.
+
+    Trouble comes first. With PATTERN, only the jobs whose names match; with --run-root, only the
+    jobs in that folder.
+    """
+    from orchestrator.app.fleet.known_jobs import Scope
+    from orchestrator.app.fleet.summaries import Reader
+    from orchestrator.system import SystemClock
+
+    if watch and (as_json or not sys.stdout.isatty()):
+        raise click.UsageError("--watch needs a terminal, and cannot be combined with --json")
+    scope = Scope(patterns=patterns, run_root=run_root, place=place, user=user, archived=with_all)
+    clock = SystemClock()
+    reader = Reader(os.environ, clock)
+    wanted = frozenset(state for given in states for state in given)
+    if watch:
+        _watch(scope, wanted, reader)
+        return
+    rows = _rows(scope, wanted, reader)
+    if as_json:
+        from orchestrator.dashboard.fleet.row import row_json
+
+        print_json({"jobs": [row_json(row, clock.now()) for row in rows]})
+        return
+    everything = with_all or bool(wanted or patterns)
+    shown = rows if everything else _without_old(rows, clock.now())
+    if not shown:
+        say(_none(scope))
+    else:
+        _print(shown, clock.now(), sys.maxsize)
+    _say_hidden(rows, shown, clock.now())
+
+
+def _rows(scope: "Scope", states: frozenset[str], reader: "Reader") -> "list[JobRow]":
+    """The rows in order. Prints a warning for each cluster that could not be asked."""
+    from orchestrator.app import remote
+    from orchestrator.app.fleet.known_jobs import known_jobs
+    from orchestrator.dashboard.fleet.row import in_order
+    from orchestrator.dashboard.status import stale_reasons
+
+    jobs = known_jobs(scope, reader.environ, reader.clock)
+    remote.refresh_all([job.found for job in jobs if job.found is not None])
+    rows, read = reader.rows(jobs)
+    lost = [job.found.stale.message for job in jobs if job.found and job.found.stale]
+    seen = {str(one.run_dir.path) for one in read}
+    unseen = [] if seen else lost
+    for warning in dict.fromkeys([*stale_reasons(read), *unseen]):
+        warn(warning)
+    return in_order((row for row in rows if not states or row.state in states), reader.clock.now())
+
+
+def _without_old(rows: "Sequence[JobRow]", now: float) -> "list[JobRow]":
+    from orchestrator.dashboard.fleet.row import is_old
+
+    return [row for row in rows if not row.gone and not is_old(row, now)]
+
+
+def _none(scope: "Scope") -> str:
+    from orchestrator.job_paths import run_root_of
+
+    if scope.place is not None:
+        return "no jobs in that namespace"
+    if scope.run_root is None:
+        return "no jobs; `ndctl list --all` also shows old and archived ones"
+    return f"no jobs in {run_root_of(scope.run_root, os.environ).absolute()}"
+
+
+def _say_hidden(rows: "Sequence[JobRow]", shown: "Sequence[JobRow]", now: float) -> None:
+    hidden = [row for row in rows if row not in shown]
+    gone = [row.name for row in hidden if row.gone]
+    older = len(hidden) - len(gone)
+    if older:
+        say(f"note: {older:,} that ended more than 7 days ago: `ndctl list --all`", err=True)
+    if gone:
+        names = ", ".join(gone[:5]) + (f" and {len(gone) - 5:,} more" if len(gone) > 5 else "")
+        say(
+            f"note: {len(gone):,} registered without a run directory here: {names};"
+            " `ndctl list --state GONE` says why",
+            err=True,
+        )
+
+
+def _width() -> int | None:
+    """Cells of the terminal; None if the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _print(rows: "Iterable[JobRow]", now: float, height: int) -> None:
+    from orchestrator.dashboard.fleet.table import table
+
+    lines = table(list(rows), now, _width())
+    for line in lines[:height]:
+        say_line((piece.text, piece.look) for piece in line)
+    if len(lines) > height:
+        say(f"… and {len(lines) - height:,} more", label="", dim=True)
+
+
+def _watch(scope: "Scope", states: frozenset[str], reader: "Reader") -> None:
+    from orchestrator.dashboard.format import date_time
+
+    try:
+        while True:
+            rows = _rows(scope, states, reader)
+            now = reader.clock.now()
+            shown = rows if scope.archived else _without_old(rows, now)
+            click.clear()
+            say(f"{len(shown):,} jobs, {date_time(now, None)}; Ctrl-C ends")
+            _print(shown, now, shutil.get_terminal_size().lines - 3)
+            reader.clock.sleep(WATCH_S)
+    except KeyboardInterrupt:
+        sys.exit(130)

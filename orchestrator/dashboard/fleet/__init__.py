@@ -1,0 +1,1 @@
+"""All jobs at once, one row each."""

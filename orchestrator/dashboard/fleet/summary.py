@@ -1,0 +1,135 @@
+"""What a row about a job is made of: a few facts that do not change while its files do not."""
+
+from msgspec import Struct
+
+from orchestrator.dashboard import format
+from orchestrator.dashboard.snapshot import Snapshot
+from orchestrator.dashboard.view import last_step
+from orchestrator.job.hosts.straggler_replacement import why_slow
+from orchestrator.job.stage import ENDED, State
+from orchestrator.job.state import Run
+
+
+class JobSummary(Struct, frozen=True, kw_only=True):
+    name: str
+    state: State
+    reason: str
+    """Why the job is in that state, as recorded."""
+    note: str
+    """What a person should know: why it is not training, or what slows it down. May be empty."""
+    since: float
+    as_of: float | None
+    """When the state was last known. None: it is current."""
+    backend: str
+    scheduler: str | None
+    attempt: int
+    restarts: int
+    step: int
+    steps: int
+    """0: unknown."""
+    loss: float | None
+    tokens_per_second: float | None
+    step_s: float | None
+    stepped_at: float | None
+    """Unix time of the last step; None: there was no step, or its time is unknown."""
+    training_since: float | None
+    """Unix time of the first step."""
+    trained_s: float
+    """Seconds of training in all attempts."""
+    trained_until: float
+    """Up to which time `trained_s` counts."""
+    lost_steps: int
+    """Steps that were done and had to be repeated, or will be."""
+    hosts: int
+    gpus: int
+    """Devices with a rank."""
+    placement: tuple[str, ...]
+    """Its hosts, while it is not over."""
+    submitted_at: float
+    updated_at: float
+    leader_alive: bool
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ENDED
+
+
+def summary_of(snapshot: Snapshot) -> JobSummary:
+    run, job, last = snapshot.seen.run, snapshot.seen.run.job, snapshot.progress.last
+    assert job is not None
+    standing, first = snapshot.standing, snapshot.progress.first
+    over = standing.state in ENDED
+    names = run.attempt.placement or run.plan.hosts
+    training = standing.state == "RUNNING" and standing.as_of is None
+    return JobSummary(
+        name=job.launch.job,
+        state=standing.state,
+        reason=standing.reason,
+        note=_note(snapshot),
+        since=standing.since,
+        as_of=standing.as_of,
+        backend=job.backend,
+        scheduler=snapshot.scheduler,
+        attempt=snapshot.seen.attempt,
+        restarts=run.history.restarts,
+        step=last_step(run, snapshot.progress),
+        steps=job.steps,
+        loss=last.loss if last else None,
+        tokens_per_second=last.tokens_per_second if last else None,
+        step_s=snapshot.progress.step_s,
+        stepped_at=last.time if last else None,
+        training_since=first.time if first else None,
+        trained_s=run.progress.trained_s,
+        trained_until=run.progress.stepped_at if training else standing.since,
+        lost_steps=_lost_steps(run),
+        hosts=len(names),
+        gpus=run.plan.world_size,
+        placement=() if over else tuple(names),
+        submitted_at=job.at,
+        updated_at=snapshot.heard_at,
+        leader_alive=snapshot.leader_alive,
+    )
+
+
+def _lost_steps(run: Run) -> int:
+    return sum(
+        max(0, incident.step - incident.saved)
+        for incident in run.history.incidents
+        if incident.saved is not None
+    )
+
+
+def _note(snapshot: Snapshot) -> str:
+    standing, run = snapshot.standing, snapshot.seen.run
+    if standing.as_of is not None or standing.state not in ("RUNNING", "SUCCEEDED"):
+        return format.split_fix(standing.reason)[0]
+    if standing.state == "SUCCEEDED":
+        return ""
+    failed = snapshot.seen.checkpoint.failed
+    if failed is not None:
+        return f"saving checkpoints fails since step {failed.step:,}"
+    slow = sorted(run.attempt.stragglers.values(), key=lambda found: found.peers_s - found.own_s)
+    return f"straggler on {slow[0].host}: {why_slow(slow[0])}" if slow else ""
+
+
+def eta_s(job: JobSummary, now: float) -> float | None:
+    """Seconds until the last step, if the job trains."""
+    if job.state != "RUNNING" or job.as_of is not None or not job.steps or job.step_s is None:
+        return None
+    quiet = 0.0 if job.stepped_at is None else max(0.0, now - job.stepped_at)
+    return max(0.0, (job.steps - job.step) * job.step_s - min(quiet, job.step_s))
+
+
+def effective_time(job: JobSummary, now: float) -> float | None:
+    """Share of the time since the first step that went into steps which still count, 0 to 1.
+
+    Lost: detection, restarts, waiting for hosts, and steps after the last checkpoint of a failed
+    attempt. None: no two steps yet.
+    """
+    if job.training_since is None or job.trained_s <= 0:
+        return None
+    until = job.trained_until if job.state == "RUNNING" or job.is_over else now
+    whole = max(until - job.training_since, job.trained_s)
+    done = job.step + job.lost_steps
+    kept = job.step / done if done else 1.0
+    return min(1.0, job.trained_s * kept / whole)
