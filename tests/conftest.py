@@ -1,8 +1,12 @@
 """Settings of all tests: their order, their grouping into workers, and hypothesis."""
 
+import atexit
 import gc
+import itertools
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -35,6 +39,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # end. Garbage collection would look at them again and again.
 gc.disable()
 
+# Jobs that tests submit must not appear in the list of the person who runs the tests.
+STATE_HOME = Path(tempfile.mkdtemp(prefix="ndctl-tests-"))
+atexit.register(shutil.rmtree, STATE_HOME, ignore_errors=True)
+os.environ["XDG_STATE_HOME"] = str(STATE_HOME)
+os.environ.pop("NDCTL_INDEX", None)
+
 LONGEST_FIRST = (
     "slurm",
     "e2e",
@@ -48,6 +58,17 @@ LONGEST_FIRST = (
 )
 """Paths below tests/ that take minutes. They run first, so that no worker runs one alone at the
 end. Slurm comes before Kubernetes, because the control plane of Kubernetes is built meanwhile."""
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def state_home(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A state folder for each test, so that none lists the jobs of another."""
+    folder = STATE_HOME / str(next(_numbers))
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+    return folder
 
 
 @pytest.hookimpl(tryfirst=True)

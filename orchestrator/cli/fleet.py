@@ -29,28 +29,23 @@ WATCH_S = 2.0
 """Seconds between two looks of `--watch`."""
 
 
-class _States(click.ParamType):
-    """States of jobs in any case, several separated by commas."""
+def _states(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> frozenset[str]:
+    if not texts:
+        return frozenset()
+    from orchestrator.dashboard.fleet.row import ROW_STATES
 
-    name = "STATE"
-
-    def convert(
-        self, value: str, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        from orchestrator.dashboard.fleet.row import ROW_STATES
-
-        states = tuple(one.strip().upper() for one in value.split(","))
-        for state in states:
-            if state not in ROW_STATES:
-                self.fail(f"{state} is not one of {', '.join(ROW_STATES)}.", param, ctx)
-        return states
+    states = frozenset(one.strip().upper() for text in texts for one in text.split(","))
+    for state in sorted(states - {*ROW_STATES}):
+        raise click.BadParameter(f"{state} is not one of {', '.join(ROW_STATES)}")
+    return states
 
 
 state_option = click.option(
     "--state",
     "states",
-    type=_States(),
     multiple=True,
+    callback=_states,
+    metavar="STATE",
     help="Only jobs in this state; several: RUNNING,FAILED.",
 )
 user_option = click.option("--user", metavar="NAME", help="Only jobs of this user.")
@@ -69,7 +64,7 @@ user_option = click.option("--user", metavar="NAME", help="Only jobs of this use
 @json_option
 def list_jobs(  # noqa: PLR0913 - click hands over one argument for each option
     patterns: tuple[str, ...],
-    states: tuple[tuple[str, ...], ...],
+    states: frozenset[str],
     user: str | None,
     with_all: bool,
     watch: bool,
@@ -91,17 +86,16 @@ def list_jobs(  # noqa: PLR0913 - click hands over one argument for each option
     scope = Scope(patterns=patterns, run_root=run_root, place=place, user=user, archived=with_all)
     clock = SystemClock()
     reader = Reader(os.environ, clock)
-    wanted = frozenset(state for given in states for state in given)
     if watch:
-        _watch(scope, wanted, reader)
+        _watch(scope, states, reader)
         return
-    rows = _rows(scope, wanted, reader)
+    rows = _rows(scope, states, reader)
     if as_json:
         from orchestrator.dashboard.fleet.row import row_json
 
         print_json({"jobs": [row_json(row, clock.now()) for row in rows]})
         return
-    everything = with_all or bool(wanted or patterns)
+    everything = with_all or bool(states or patterns)
     shown = rows if everything else _without_old(rows, clock.now())
     if not shown:
         say(_none(scope))
@@ -145,9 +139,10 @@ def _none(scope: "Scope") -> str:
 
 
 def _say_hidden(rows: "Sequence[JobRow]", shown: "Sequence[JobRow]", now: float) -> None:
-    hidden = [row for row in rows if row not in shown]
-    gone = [row.name for row in hidden if row.gone]
-    older = len(hidden) - len(gone)
+    if len(shown) == len(rows):
+        return
+    gone = [row.name for row in rows if row.gone]
+    older = len(rows) - len(shown) - len(gone)
     if older:
         say(f"note: {older:,} that ended more than 7 days ago: `ndctl list --all`", err=True)
     if gone:

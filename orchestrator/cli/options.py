@@ -147,8 +147,7 @@ def find_all(
         JobError: a name or pattern matches no job.
     """
     from orchestrator.app import remote
-    from orchestrator.job_paths import is_pattern, run_root_of
-    from orchestrator.system import SystemClock
+    from orchestrator.job_paths import is_pattern
 
     found: dict[str, tuple[Found, bool]] = {}
     for name in names:
@@ -156,14 +155,32 @@ def find_all(
             one = find(name, run_root, place, warns=warns)
             found[str(one.run_dir.path)] = (one, True)
             continue
-        root = run_root_of(run_root, os.environ)
-        matching = remote.matching(root, name, place, os.environ, SystemClock())
+        matching = _matching(name, run_root, place)
         remote.refresh_all(matching)
         for why in dict.fromkeys(one.stale.message for one in matching if one.stale and warns):
             warn(why)
         for one in matching:
             found.setdefault(str(one.run_dir.path), (one, False))
     return list(found.values())
+
+
+def _matching(pattern: str, run_root: str | None, place: "Place | None") -> "list[Found]":
+    """Jobs in the run root, else the user's registered ones: a pattern never means jobs of others,
+    because it may be given to `cancel`."""
+    from orchestrator.app import remote
+    from orchestrator.errors import JobError
+    from orchestrator.job_paths import run_root_of
+    from orchestrator.system import SystemClock
+
+    root, clock = run_root_of(run_root, os.environ), SystemClock()
+    try:
+        return remote.matching(root, pattern, place, os.environ, clock)
+    except JobError:
+        if run_root is not None or place is not None:
+            raise
+        from orchestrator.app.fleet.known_jobs import own_matching
+
+        return own_matching(pattern, os.environ, clock)
 
 
 def find(name: str, run_root: str | None, place: "Place | None", *, warns: bool = True) -> "Found":

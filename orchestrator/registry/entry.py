@@ -4,13 +4,11 @@ It says where the run directory is, and nothing that only the job's owner may kn
 no settings, no text that a program printed.
 """
 
-import json
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
-from orchestrator.contract.codec import Invalid, decode, encode
-from orchestrator.contract.read_json import read_json
 from orchestrator.contract.times import check_time
 
 VERSION = 1
@@ -35,19 +33,15 @@ class Entry(Struct, frozen=True, kw_only=True):
 
 
 def to_bytes(entry: Entry) -> bytes:
-    return json.dumps(encode(entry), separators=(",", ":")).encode() + b"\n"
+    return msgspec.json.encode(entry) + b"\n"
 
 
 def from_bytes(data: bytes) -> Entry:
     """Raises ValueError. Keys that a newer ndctl added are ignored."""
-    body = read_json(data, most=MOST_BYTES)
-    if not isinstance(body, dict):
-        raise ValueError("it is not an object")
-    known = {key: value for key, value in body.items() if key in Entry.__struct_fields__}
     try:
-        entry: Entry = decode(Entry, known)
-    except Invalid as exc:
-        raise ValueError(str(exc).partition("\n")[0]) from exc
+        entry = msgspec.json.decode(data, type=Entry)
+    except RecursionError as exc:
+        raise ValueError("it is nested too deep") from exc
     check_time(entry.at)
     if not Path(entry.run_dir).is_absolute() or "\0" in entry.run_dir:
         raise ValueError("its run_dir is no absolute path")

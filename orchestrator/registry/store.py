@@ -32,23 +32,19 @@ class Registered(Struct, frozen=True):
 
 
 def state_folder(environ: Mapping[str, str]) -> Path | None:
-    """The folder of the user's own entries; None if the environment names no home folder."""
-    return _below_home(environ, "XDG_STATE_HOME", ".local/state", "jobs")
-
-
-def cache_folder(environ: Mapping[str, str]) -> Path | None:
-    """The folder of files that ndctl can write again at any time; None as for `state_folder`."""
-    return _below_home(environ, "XDG_CACHE_HOME", ".cache", "")
-
-
-def _below_home(environ: Mapping[str, str], name: str, default: str, last: str) -> Path | None:
-    base = Path(environ.get(name, ""))
+    """The user's folder of ndctl; None if the environment names no home folder."""
+    base = Path(environ.get("XDG_STATE_HOME", ""))
     if not base.is_absolute():  # the XDG specification: a relative path is invalid and ignored
         home = Path(environ.get("HOME", ""))
         if not home.is_absolute():
             return None
-        base = home / default
-    return base / "ndctl" / last
+        base = home / ".local" / "state"
+    return base / "ndctl"
+
+
+def _own_folder(environ: Mapping[str, str]) -> Path | None:
+    folder = state_folder(environ)
+    return None if folder is None else folder / "jobs"
 
 
 def shared_folder(environ: Mapping[str, str]) -> Path | None:
@@ -70,7 +66,7 @@ def register(entry: Entry, environ: Mapping[str, str]) -> tuple[str, ...]:
     Returns a warning for each folder that cannot be written: a job is not refused for that.
     """
     warnings = []
-    if (own := state_folder(environ)) is not None:
+    if (own := _own_folder(environ)) is not None:
         try:
             own.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(_file(own, entry), to_bytes(entry))
@@ -114,7 +110,7 @@ def _file(folder: Path, entry: Entry) -> Path:
 
 
 def own_entries(environ: Mapping[str, str]) -> Iterator[Registered]:
-    folder = state_folder(environ)
+    folder = _own_folder(environ)
     if folder is not None:
         yield from _entries(folder, shared=False)
 

@@ -1,5 +1,6 @@
 """Registers a job that was just submitted."""
 
+import functools
 import os
 import pwd
 from collections.abc import Mapping
@@ -33,6 +34,7 @@ def register_job(
     return register(entry, environ)
 
 
+@functools.cache
 def user_name(number: int) -> str:
     """The name of a user; the number if this machine does not know the name."""
     try:

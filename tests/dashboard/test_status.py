@@ -76,8 +76,6 @@ from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
 from orchestrator.dashboard.screen.screen import draw
 from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
 from orchestrator.dashboard.status import (
-    list_rows,
-    list_text,
     stale_reasons,
     status_json,
     status_text,
@@ -624,15 +622,6 @@ def test_checkpoints_are_in_the_copied_run_directory_if_it_has_them(tmp_path: Pa
     assert copy.checkpoints == tmp_path / "checkpoints"
 
 
-def test_list_shows_the_newest_first() -> None:
-    rows = list_rows([snapshot(started(), metrics(1, 3)), snapshot(finished(), metrics(1, 60))])
-    assert [row["state"] for row in rows] == ["SUCCEEDED", "RUNNING"]
-    head, first, second = list_text(rows, UTC, START).splitlines()
-    assert head.split() == ["NAME", "STATE", "STEP", "ATTEMPT", "RESTARTS", "LOSS", "UPDATED"]
-    assert "60/60" in first
-    assert "3/60" in second
-
-
 def test_a_snapshot_is_read_from_a_run_directory(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     assert read_snapshot(run_dir, START) is None
@@ -833,9 +822,6 @@ def test_a_queued_job_is_pending_with_the_reason() -> None:
     text = status_text(waiting, UTC)
     assert words in text.splitlines()[0]
     assert "scontrol release 12" in text
-    head, row = list_text(list_rows([waiting]), UTC, START).splitlines()
-    assert head.endswith("SCHEDULER")
-    assert row.endswith("Slurm job 12 is PENDING (JobHeldUser)")
 
 
 UNREACHABLE = LaunchStatus(
@@ -864,8 +850,6 @@ def test_a_job_of_an_unreachable_cluster_shows_its_last_known_state() -> None:
     assert text.endswith("is up\n              to ask again: ndctl status quickstart")
     body = status_json(away)
     assert (body["state"], body["as_of"], body["leader_alive"]) == ("RUNNING", START + 40, None)
-    _, row = list_text(list_rows([away]), UTC, START + 240).splitlines()
-    assert "RUNNING 3 min 20 s ago" in row
     assert stale_reasons([away, away]) == [
         f"{UNREACHABLE.unknown}; 2 jobs shown with the last known state"
     ]

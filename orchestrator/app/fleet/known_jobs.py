@@ -2,7 +2,7 @@
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from orchestrator.registry.store import Registered, own_entries, shared_entries
 from orchestrator.registry.submitted import user_name
 from orchestrator.seams import Clock
 
-MIRROR = ".kubernetes"
+MOST_NAMES = 20
+"""Names of existing jobs in an error."""
 
 
 class Scope(Struct, frozen=True, kw_only=True):
@@ -52,7 +53,7 @@ def known_jobs(scope: Scope, environ: Mapping[str, str], clock: Clock) -> list[K
     """Each run directory once.
 
     Raises:
-        JobError: the shared index cannot be read.
+        JobError: the shared index cannot be read, or a pattern matches no job.
     """
     jobs: dict[str, KnownJob] = {}
     root = run_root_of(scope.run_root, environ)
@@ -68,7 +69,20 @@ def known_jobs(scope: Scope, environ: Mapping[str, str], clock: Clock) -> list[K
             found = Found(run_dir)
             job = KnownJob(path=run_dir.path, user=_owner(run_dir), found=found, archived=True)
             _add(jobs, job)
+    for pattern in scope.patterns:
+        if not any(fnmatchcase(job.path.name, pattern) for job in jobs.values()):
+            raise _no_match(pattern, root, jobs.values())
     return [job for job in jobs.values() if _is_meant(job, scope)]
+
+
+def _no_match(pattern: str, root: Path, jobs: Iterable[KnownJob]) -> JobError:
+    names = sorted({job.path.name for job in jobs})
+    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+    there = ", ".join(names[:MOST_NAMES]) or "none"
+    return JobError(
+        f"no job matches {pattern!r} in {root.absolute()}; jobs: {there}{more}",
+        fix="check the pattern, and --run-root or NDCTL_RUN_ROOT",
+    )
 
 
 def _add(jobs: dict[str, KnownJob], job: KnownJob) -> None:
@@ -158,6 +172,12 @@ def locate(name: str, environ: Mapping[str, str], clock: Clock) -> Found | None:
         )
         raise JobError(f"{len(chosen)} jobs are named {name}", fix=f"choose one with {places}")
     return chosen[0].found if chosen else None
+
+
+def own_matching(pattern: str, environ: Mapping[str, str], clock: Clock) -> list[Found]:
+    """The user's own registered jobs that match. Raises JobError if none does."""
+    scope = Scope(patterns=(pattern,), user=user_name(os.geteuid()))
+    return [job.found for job in known_jobs(scope, environ, clock) if job.found is not None]
 
 
 def gone_words(name: str, environ: Mapping[str, str], clock: Clock) -> str:

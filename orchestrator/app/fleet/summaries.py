@@ -1,7 +1,7 @@
 """A summary of each job, quickly: a journal is read again only if it has changed.
 
 A site has thousands of jobs that ended long ago. Their summaries are kept in one file in the user's
-cache folder, with the sizes and times of the files that they were made from. The file can be
+state folder, with the sizes and times of the files that they were made from. The file can be
 removed at any time.
 """
 
@@ -24,7 +24,7 @@ from orchestrator.dashboard.scheduler_status import is_quiet
 from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
 from orchestrator.errors import NdctlError
 from orchestrator.journal.journal import has_writer
-from orchestrator.registry.store import cache_folder
+from orchestrator.registry.store import state_folder
 from orchestrator.seams import Clock
 
 VERSION = 1
@@ -52,7 +52,7 @@ class Reader:
 
     def __init__(self, environ: Mapping[str, str], clock: Clock) -> None:
         self.environ, self.clock = environ, clock
-        folder = cache_folder(environ)
+        folder = state_folder(environ)
         self._path = None if folder is None else folder / FILE
         self._known = dict(_load(self._path).jobs)
         self._changed = False

@@ -1,0 +1,1 @@
+"""Use cases about all jobs."""

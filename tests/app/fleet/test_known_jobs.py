@@ -1,0 +1,201 @@
+"""Jobs that are found from any folder: by the list, by name, by pattern."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from orchestrator.app.fleet.summaries import Reader
+from orchestrator.contract.files import env, exit_codes
+from orchestrator.contract.messages.events import CancelRequested
+from orchestrator.registry.store import own_entries
+from tests.agent.world import TurnedClock
+from tests.cli.test_verbs import another_user, ndctl, ndctl_json
+from tests.jobs_on_disk import JOB, SPEC, NoCluster, cluster, lead
+
+__all__ = ["cluster"]
+
+
+@pytest.fixture
+def elsewhere(cluster: NoCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder without jobs, while `JOB` runs in the run root that is returned."""
+    monkeypatch.delenv("NDCTL_RUN_ROOT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "project" / "runs"
+    assert ndctl("submit", str(SPEC), "--run-root", str(root)).exit_code == 0
+    return root
+
+
+def names(*arguments: str) -> list[str]:
+    return [row["name"] for row in ndctl_json("list", *arguments)["jobs"]]
+
+
+def test_a_job_is_listed_and_found_by_name_from_any_folder(elsewhere: Path) -> None:
+    assert names() == [JOB]
+    assert names("--run-root", str(elsewhere.parent)) == []
+    assert ndctl_json("status", JOB)["run_dir"] == str(elsewhere / JOB)
+    for verb in ("describe", "events"):
+        assert ndctl(verb, JOB).exit_code == 0, verb
+    assert f"{JOB}: SUBMITTED" in ndctl("status", "e2*").output
+    assert ndctl("status", JOB, "--run-root", "other").exit_code == exit_codes.BAD_JOB_STATE
+    assert ndctl("cancel", "e2*", "--no-wait").exit_code == 0
+
+
+def test_the_printed_commands_work_from_the_folder_where_they_are_printed(elsewhere: Path) -> None:
+    assert f"ndctl logs {JOB} --run-root {elsewhere}" in ndctl("status", JOB).output
+
+
+def test_two_jobs_of_one_name_are_listed_with_what_to_type(elsewhere: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other project"
+    assert ndctl("submit", str(SPEC), "--run-root", str(other)).exit_code == 0
+    assert names() == [JOB, JOB]
+    done = ndctl("status", JOB)
+    assert done.exit_code == exit_codes.BAD_JOB_STATE
+    assert f"2 jobs are named {JOB}" in done.stderr
+    assert f"`--run-root {elsewhere}`" in done.stderr
+    assert f"`--run-root '{other}'`" in done.stderr
+    assert ndctl("status", JOB, "--run-root", str(other)).exit_code == 0
+
+
+def test_a_removed_run_directory_is_reported(elsewhere: Path) -> None:
+    shutil.rmtree(elsewhere)
+    done = ndctl("list")
+    assert done.exit_code == 0, done.output
+    assert f"1 registered without a run directory here: {JOB}" in done.stderr
+    (row,) = ndctl_json("list")["jobs"]
+    assert (row["state"], row["step"]) == ("GONE", None)
+    assert "was removed, or its file system is not mounted" in row["reason"]
+    assert f"{elsewhere / JOB} does not exist" in ndctl("status", JOB).stderr
+    assert "does not exist" in ndctl("list", "--state", "gone").stdout
+
+
+def test_a_job_of_another_machine_says_where_it_was_submitted(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = own_entries(os.environ)
+    one.path.write_bytes(
+        one.path.read_bytes()
+        .replace(one.entry.machine.encode(), b"login-2")
+        .replace(b"/runs/", b"/gone/")
+    )
+    rows = ndctl_json("list")["jobs"]
+    assert ["it was submitted on login-2" in row["reason"] for row in rows] == [True]
+
+
+def test_filters_of_state_and_user(elsewhere: Path) -> None:
+    assert names("--state", "submitted,failed") == [JOB]
+    assert names("--state", "running") == []
+    assert names("--user", "nobody-of-this-name") == []
+    (row,) = ndctl_json("list")["jobs"]
+    assert names("--user", row["user"]) == [JOB]
+    done = ndctl("list", "--state", "runing")
+    assert done.exit_code == exit_codes.USAGE
+    assert "RUNNING" in done.stderr
+
+
+def test_an_archived_run_is_listed_on_request(elsewhere: Path) -> None:
+    lead(elsewhere, CancelRequested(at=TurnedClock().now(), by="alice"))
+    assert ndctl("submit", str(SPEC), "--run-root", str(elsewhere), "--new").exit_code == 0
+    assert names() == [JOB]
+    archived = [row for row in ndctl_json("list", "--all")["jobs"] if row["archived"]]
+    assert [row["name"].startswith(f"{JOB}-20") for row in archived] == [True]
+    assert "archived" in ndctl("list", "--all").output
+
+
+def test_a_summary_is_kept_until_the_files_change(elsewhere: Path, state_home: Path) -> None:
+    lead(elsewhere, CancelRequested(at=TurnedClock().now(), by="alice"))
+    assert ndctl_json("list")["jobs"][0]["state"] == "CANCELLED"
+    kept = state_home / "ndctl" / "summaries.json"
+    body = json.loads(kept.read_text())
+    (one,) = body["jobs"].values()
+    one["summary"]["attempt"] = 77  # recognizable
+    kept.write_text(json.dumps(body))
+    assert ndctl_json("list")["jobs"][0]["attempt"] == 77
+    with (elsewhere / JOB / "metrics.jsonl").open("a") as file:
+        file.write("\n")
+    assert ndctl_json("list")["jobs"][0]["attempt"] != 77
+    for damaged in (
+        "",
+        "[" * 10_000,
+        "{}",
+        '{"v": 99, "jobs": {}}',
+        '{"v":1,"jobs":{"a":[[],{}]}}',
+    ):
+        kept.write_text(damaged)
+        assert ndctl_json("list")["jobs"][0]["state"] == "CANCELLED"
+
+
+def test_a_damaged_job_does_not_hide_the_others(elsewhere: Path) -> None:
+    assert (
+        ndctl("submit", str(SPEC), "--run-root", str(elsewhere), "--set", "name=bad").exit_code == 0
+    )
+    journal = elsewhere / "bad" / "journal.jsonl"
+    journal.write_text("no journal\n" + journal.read_text())
+    rows = {row["name"]: row for row in ndctl_json("list")["jobs"]}
+    assert rows[JOB]["state"] == "SUBMITTED"
+    assert rows["bad"]["state"] == "UNKNOWN"
+    assert "journal line 1 cannot be read" in rows["bad"]["reason"]
+
+
+def test_the_index_shows_jobs_of_others_without_trust(
+    elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's entry may point anywhere: to a pipe, to my files, to a private folder."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to write as another user")
+    index = tmp_path / "index"
+    index.mkdir()
+    index.chmod(0o1777)
+    monkeypatch.setenv(env.INDEX, str(index))
+    (own,) = own_entries(os.environ)
+    folder = index / "mallory"
+    folder.mkdir()
+    pipe = tmp_path / "pipe"
+    pipe.mkdir()
+    os.mkfifo(pipe / "journal.jsonl")
+    for name, path in (("pipe", pipe), (JOB, elsewhere / JOB), ("gone", tmp_path / "gone")):
+        text = own.path.read_text().replace(f'"{elsewhere / JOB}"', f'"{path}"')
+        (folder / f"{name}.json").write_text(text.replace(f'"name":"{JOB}"', f'"name":"{name}"'))
+    for one in (folder, *folder.iterdir()):
+        os.chown(one, 65534, 65534)
+    shutil.rmtree(own.path.parent)  # so that only the entry of the other user names the job
+    rows = {row["name"]: row for row in ndctl_json("list")["jobs"]}
+    assert {row["user"] for row in rows.values()} == {"nobody"}
+    assert "not a file of nobody" in rows["pipe"]["reason"]
+    assert "not a file of nobody" in rows[JOB]["reason"]
+    assert rows["gone"]["state"] == "GONE"
+    assert ndctl("status", JOB).exit_code == exit_codes.BAD_JOB_STATE
+
+
+def test_a_private_run_directory_of_another_user_is_named(elsewhere: Path, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    index = tmp_path / "index"
+    index.mkdir()
+    index.chmod(0o1777)
+    told = {env.INDEX: str(index), "HOME": "/nonexistent"}
+    (own,) = own_entries(os.environ)
+    (index / "root").mkdir()
+    shutil.copy(own.path, index / "root")
+    for above in (*elsewhere.parents, elsewhere):
+        if above.is_relative_to("/tmp") and above != Path("/tmp"):
+            above.chmod(above.stat().st_mode | 0o755)
+    from orchestrator.app.fleet.known_jobs import Scope, known_jobs
+
+    reader = Reader(told, TurnedClock())
+    with another_user(elsewhere / JOB):
+        jobs = known_jobs(Scope(), told, TurnedClock())
+        (row,), _ = reader.rows(jobs)
+    assert (row.state, row.user) == ("UNKNOWN", "root")
+    assert "you have no access" in row.note
+
+
+def test_completion_knows_registered_jobs(elsewhere: Path) -> None:
+    from click.shell_completion import ShellComplete
+
+    from orchestrator.cli import cli
+
+    items = ShellComplete(cli, {}, "ndctl", "_C").get_completions(["status"], "e")
+    assert [item.value for item in items] == [JOB]

@@ -1,0 +1,135 @@
+"""The rows of all jobs: order, columns at each width, and how much of the time was effective."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from orchestrator.contract.messages.events import StepReached
+from orchestrator.dashboard import format
+from orchestrator.dashboard.fleet.row import JobRow, in_order, is_old, is_trouble, row_json
+from orchestrator.dashboard.fleet.summary import JobSummary, effective_time, eta_s, summary_of
+from orchestrator.dashboard.fleet.table import table, text_of
+from orchestrator.seams import LaunchStatus
+from tests.dashboard.dashboard_story import START, broken, finished, metrics, recovered, started
+from tests.dashboard.test_status import snapshot
+
+NOW = START + 40
+LONG = "no host of partition a100 is free; 12 jobs are ahead, the first ends in 3 h (资源不足)"
+
+
+def row(job: JobSummary | None, name: str = "quickstart", **more: object) -> JobRow:
+    known = {"user": "alice", "backend": "local", "hosts": 2, "gpus": 4, "submitted_at": START}
+    known |= {"name": name, "run_dir": f"/scratch/alice/experiments/runs/{name}", "job": job}
+    return JobRow(**(known | more))  # type: ignore[arg-type]
+
+
+RUNNING = summary_of(snapshot(started(), metrics(1, 3)))
+FAILED = replace(RUNNING, state="FAILED", note="out of memory", since=START + 20)
+
+
+def some_rows() -> list[JobRow]:
+    waiting = replace(RUNNING, state="PENDING", note=LONG, scheduler=f"Slurm job 12: {LONG}")
+    recovering = summary_of(snapshot(broken(), metrics(1, 3)))
+    done = summary_of(snapshot(finished(), metrics(1, 60)))
+    return [
+        row(done, "done"),
+        row(RUNNING, "runs", hosts=512, gpus=4096),
+        row(waiting, "sweep-train.optimizer.lr-0.0003-train.seed-17-warmup-2000"),
+        row(FAILED, "broke"),
+        row(recovering, "recovers"),
+        row(None, "gone", problem="/scratch/x does not exist", gone=True),
+    ]
+
+
+def lines(width: int | None) -> list[str]:
+    return text_of(table(in_order(some_rows(), NOW), NOW, width)).splitlines()
+
+
+def test_trouble_comes_first_and_ended_jobs_last() -> None:
+    names = [one.name[:5] for one in in_order(some_rows(), NOW)]
+    assert names == ["recov", "broke", "runs", "sweep", "done", "gone"]
+
+
+def test_a_failure_is_trouble_for_a_day_and_old_after_a_week() -> None:
+    broke = row(FAILED)
+    assert is_trouble(broke, START + 3600)
+    assert not is_trouble(broke, START + 2 * 86_400)
+    assert not is_trouble(replace(broke, archived=True), START + 3600)
+    assert not is_old(broke, START + 6 * 86_400)
+    assert is_old(broke, START + 8 * 86_400)
+    assert not is_old(row(RUNNING), START + 800 * 86_400)
+
+
+def test_a_pipe_gets_every_column_in_full() -> None:
+    head, *rows = lines(None)
+    assert head.split("  ")[0] == "NAME"
+    for title in ("USER", "STATE", "BACKEND", "SIZE", "STEP", "ETA", "EFFECTIVE", "RESTARTS"):
+        assert title in head
+    assert "AGE" in head
+    assert "SCHEDULER" in head
+    assert any(LONG in one and "/runs/sweep-train" in one for one in rows)
+    assert any("512x8" in one and "3/60" in one for one in rows)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 160, 200, 300])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    for line in lines(width):
+        assert format.cells(line) <= width, line
+
+
+def test_what_is_dropped_first_is_what_status_shows_anyway() -> None:
+    assert lines(80)[0].split() == ["NAME", "STATE", "STEP", "ETA", "AGE", "NOTE"]
+    assert lines(120)[0].split()[-1] == "NOTE"
+    assert "RUN DIR" not in lines(120)[0]
+    assert "EFFECTIVE" in lines(160)[0]
+    assert "RUN DIR" in lines(300)[0]
+
+
+def test_the_scheduler_and_the_note_have_no_column_if_no_job_has_one() -> None:
+    (head, _) = text_of(table([row(RUNNING)], NOW, None)).splitlines()
+    assert head.split()[-2:] == ["RUN", "DIR"]
+    assert "SCHEDULER" not in head
+
+
+def test_an_unreachable_job_shows_the_age_of_its_state() -> None:
+    words = LaunchStatus("PyTorchJob x", held=True, unknown="prod is unreachable", at=START + 10)
+    job = summary_of(replace(snapshot(started(), alive=False), launch_status=words))
+    (_, line) = text_of(table([row(job)], NOW, None)).splitlines()
+    assert "RUNNING 30s ago" in line
+    assert "prod is unreachable" in line
+
+
+def test_only_a_running_job_has_a_remaining_time() -> None:
+    assert eta_s(RUNNING, NOW) is not None
+    assert eta_s(replace(RUNNING, state="RECOVERING"), NOW) is None
+    assert eta_s(replace(RUNNING, steps=0), NOW) is None
+    assert eta_s(replace(RUNNING, as_of=START), NOW) is None
+
+
+def test_the_effective_time_leaves_out_pauses_and_lost_steps() -> None:
+    job = replace(RUNNING, training_since=START, trained_s=80.0, trained_until=START + 100, step=60)
+    assert effective_time(job, NOW) == pytest.approx(0.8)
+    assert effective_time(replace(job, lost_steps=20), NOW) == pytest.approx(0.8 * 60 / 80)
+    # While it recovers, time passes without training.
+    recovering = replace(job, state="RECOVERING")
+    assert effective_time(recovering, START + 200) == pytest.approx(0.4)
+    assert effective_time(replace(job, trained_s=0.0), NOW) is None
+    assert effective_time(replace(job, training_since=None), NOW) is None
+
+
+def test_the_effective_time_of_a_story() -> None:
+    events = recovered()
+    more = [StepReached(at=events[-1].at + 30, attempt=2, step=30, loss=2.0, tokens_per_second=1e3)]
+    seen = summary_of(snapshot([*events, *more], metrics(1, 30), now=events[-1].at + 31))
+    share = effective_time(seen, events[-1].at + 31)
+    assert seen.restarts == 1
+    assert share is not None
+    assert 0 < share < 1
+
+
+def test_json_has_the_same_keys_for_every_row() -> None:
+    bodies = [row_json(one, NOW) for one in some_rows()]
+    assert {tuple(sorted(body)) for body in bodies} == {tuple(sorted(bodies[0]))}
+    assert [body["state"] for body in bodies if body["name"] == "gone"] == ["GONE"]
+    assert bodies[1]["run_dir"] == str(Path("/scratch/alice/experiments/runs/runs"))
