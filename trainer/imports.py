@@ -2,9 +2,12 @@
 once in a fork server instead of once per rank."""
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from trainer.import_cache import remembered_names, user_cache
 
 
 @contextmanager
@@ -27,7 +30,7 @@ def hidden(package: str) -> Iterator[None]:
 # The imports load thousands of modules and leave no garbage. Garbage collection would make them one
 # sixth slower, and would later write to memory pages that forked ranks share.
 gc.disable()
-with hidden("torchao"):
+with hidden("torchao"), remembered_names(user_cache(os.environ)):  # noqa: TID251 (an entry point)
     from trainer.main import main
 gc.freeze()
 gc.enable()
