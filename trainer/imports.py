@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainer.import_cache import remembered_names, user_cache
+from trainer.model.known_names import remembered_names, user_cache
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers.utils import import_utils
 
-from trainer.import_cache import remembering, user_cache
+from trainer.model.known_names import remembering, user_cache
 from trainer.imports import hidden
 
 # Without its own memory, because transformers changes the answer that it remembers.
@@ -18,7 +18,7 @@ MODELS = Path(sys.modules["transformers"].__file__ or "").parent / "models"
 PROGRAM = """
 import sys
 from pathlib import Path
-from trainer.import_cache import remembered_names
+from trainer.model.known_names import remembered_names
 with remembered_names(Path(sys.argv[1])):
     import transformers
     import transformers.models
