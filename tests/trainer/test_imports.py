@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from transformers.utils import import_utils
 
-from trainer.model.known_names import remembering, user_cache
 from trainer.imports import hidden
+from trainer.model.known_names import remembering, user_cache
 
 # Without its own memory, because transformers changes the answer that it remembers.
 define_import_structure = import_utils.define_import_structure.__wrapped__
