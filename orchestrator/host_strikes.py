@@ -15,13 +15,10 @@ one (`leader/strike_compaction.py`).
 """
 
 import contextlib
-import errno
-import fcntl
 import functools
 import json
 import logging
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +28,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from orchestrator.contract.codec import decode, encode
+from orchestrator.contract.files.shared_lines import append
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.spec.failures import Remedy, Scope
 from orchestrator.contract.times import check_time
@@ -187,74 +185,12 @@ def weight(failure: Failure) -> float:
 def record(path: Path, line: Line) -> None:
     """Append a line. Many processes may do so at once. Raises OSError if the disk does not accept
     it."""
-    data = to_line(line)
-    fd = _open_shared(path)
-    try:
-        size = os.fstat(fd).st_size
-        if size and os.pread(fd, 1, size - 1) != b"\n":
-            data = b"\n" + data  # an incomplete last line must not merge with this one
-        if os.write(fd, data) != len(data):
-            raise OSError(errno.ENOSPC, "only part of a line was written", str(path))
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    append(path, to_line(line))
 
 
 def to_line(line: Line) -> bytes:
     body = {type(line).__name__.lower(): encode(line)}
     return json.dumps(body, separators=(",", ":")).encode() + b"\n"
-
-
-def _open_shared(path: Path) -> int:
-    """A descriptor with the shared lock, so that no process replaces the file until it is
-    closed."""
-    while True:
-        fd = _open(path)
-        try:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(fd, fcntl.LOCK_SH)
-            if is_there(fd, path):
-                return fd
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
-
-
-def is_there(fd: int, path: Path) -> bool:
-    """Whether the open file still has that name."""
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _open(path: Path) -> int:
-    """A descriptor to append. The first writer creates the file for all users of the run root."""
-    flags = os.O_RDWR | os.O_APPEND
-    try:
-        # Without O_CREAT, because Linux forbids it for a file of another user in a sticky folder.
-        return os.open(path, flags)
-    except FileNotFoundError:
-        folder = path.parent
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(parents=True)
-        share(folder, folder.parent, 0o7777)
-    try:
-        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o664)
-    except FileExistsError:
-        return os.open(path, flags)
-    share(path, folder.parent, 0o666)
-    return fd
-
-
-def share(path: Path, run_root: Path, most: int) -> None:
-    """Give the file the group and permissions of the run root, whatever this user's umask."""
-    like = run_root.stat()
-    with contextlib.suppress(OSError):  # this user is not a member of the group
-        os.chown(path, -1, like.st_gid)
-    with contextlib.suppress(OSError):  # the file system has no permissions
-        path.chmod(like.st_mode & most)
 
 
 def recall(path: Path) -> tuple[Line, ...]:

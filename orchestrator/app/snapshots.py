@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from orchestrator.app.commands import commands_for
+from orchestrator.app.planning.copied_speeds import remember_speed
 from orchestrator.app.remote import Found
 from orchestrator.dashboard.measured.steady import attempts_of_plan, read_steady
 from orchestrator.dashboard.scheduler_status import Ask, is_quiet
@@ -33,6 +34,7 @@ def snapshots_of(
     for found, is_named in jobs:
         snapshot = read_snapshot(found.run_dir, clock.now(), commands_for(found, environ))
         if snapshot is not None:
+            remember_speed(found, snapshot, environ)
             seen.append((found, _with_steady(snapshot)))
         elif is_named:
             name = found.run_dir.path.name

@@ -26,6 +26,7 @@ from orchestrator.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from orchestrator.app.planning.planned_hosts import Purpose
     from orchestrator.contract.codec import Problem
 
 
@@ -125,6 +126,11 @@ def schema() -> None:
     is_flag=True,
     help="Show the memory that ZeRO stages 0 to 3 need on the same number of devices.",
 )
+@click.option(
+    "--no-history",
+    is_flag=True,
+    help="Predict the speed without what earlier jobs in the run root measured.",
+)
 def plan(  # noqa: PLR0913 - click hands over one argument for each option
     spec: str,
     overrides: tuple[str, ...],
@@ -133,6 +139,7 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
     backend: str | None,
     compare: tuple[str, ...],
     zero: bool,
+    no_history: bool,
 ) -> None:
     """Show the best way to split a job over ranks, its memory, its speed, and the reasons."""
     from pathlib import Path
@@ -147,14 +154,15 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
     if backend is not None:
         overrides = (*overrides, f"cluster.backend={backend}")
     hosts = None if inventory is None else Path(inventory)
+    purpose: Purpose = "predict" if no_history else "look"
     if compare:
-        found = plans.compare_plans(Path(spec), overrides, os.environ, hosts, compare)
+        found = plans.compare_plans(Path(spec), overrides, os.environ, hosts, compare, purpose)
         print_as(as_json, found, compared.compared_json, compared.describe_compared)
     elif zero:
         table = plans.zero_of(Path(spec), overrides, os.environ, hosts)
         print_as(as_json, table, zero_json, describe_zero)
     else:
-        planned = plan_for(spec, overrides, inventory)
+        planned = plan_for(spec, overrides, inventory, purpose=purpose)
         print_as(as_json, planned.plan, explain.plan_json, explain.describe_plan)
 
 

@@ -55,6 +55,18 @@ class Traffic(Struct, frozen=True, kw_only=True):
     """Part of `seconds` that no computation hides."""
 
 
+class SpeedCorrection(Struct, frozen=True, kw_only=True):
+    """By how much the measured speed of earlier jobs changed a prediction."""
+
+    factor: float
+    """All times were divided by it; 0.93: earlier jobs were slower than predicted."""
+    jobs: int
+    family: str
+    """`model_type` of the jobs."""
+    profile: str
+    """Hardware profile of the jobs."""
+
+
 class StepTime(Struct, frozen=True, kw_only=True):
     """Predicted time of one optimizer step."""
 
@@ -72,6 +84,8 @@ class StepTime(Struct, frozen=True, kw_only=True):
     None: unknown."""
     certainty: Literal["measured", "derived", "guessed"] | None = None
     """Where the least certain constant of the device comes from; None: a plan of an older ndctl."""
+    correction: SpeedCorrection | None = None
+    """None: no comparable job was measured, or none was asked for."""
 
 
 class Choice(Struct, frozen=True, kw_only=True):

@@ -87,6 +87,8 @@ log = logging.getLogger(__name__)
 
 FAREWELL_S = 5.0
 """Limit for the agents to exit when the job is over."""
+RECORD_S = 10.0
+"""Limit for recording the speed of the job at its end."""
 DETECT_S = 0.25
 """Interval of the detectors."""
 LAST_WORDS_S = 2.0
@@ -294,6 +296,8 @@ class Leader:
                 tasks.append(asyncio.create_task(self.backend_calls.hear_notices()))
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             ending = _ending_of(deciding, done)
+            if isinstance(ending, EndJob):
+                await self._record_speed()
             # The agents exit before the hosts are released, because the release kills what still
             # runs there.
             await self._farewell(ending)
@@ -601,6 +605,17 @@ class Leader:
         # it.
         if await self.backend_calls.requeue(action):
             self.ending = action
+
+    async def _record_speed(self) -> None:
+        """Before the agents exit, because this host's one then ends this process."""
+        # After a loss of the run directory another job's directory may be in its place.
+        if self.storage.watch.lost is not None:
+            return
+        recording = self.worker(self.storage.record_speed, self.supervisor.run)
+        try:
+            await asyncio.wait_for(recording, RECORD_S)
+        except TimeoutError:
+            log.warning("storage hangs, so later plans cannot use the speed of this job")
 
     async def _farewell(self, ending: EndJob | Requeue) -> None:
         """Order all agents to exit, and wait until they have."""

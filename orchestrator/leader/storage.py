@@ -13,6 +13,7 @@ from orchestrator.contract.files.leader_file import Term, announce, announce_end
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.failover.run_dir_watch import Loss, RunDirWatch
 from orchestrator.host_strikes import Strike
+from orchestrator.job.state import Run
 from orchestrator.journal import snapshot
 from orchestrator.journal.supervisor import Folded
 from orchestrator.leader.records.strike_writer import record
@@ -54,6 +55,9 @@ class LeaderStorage(Protocol):
     def record_strike(self, path: Path, strike: Strike) -> None:
         """Called when a host caused an incident. Raises nothing."""
 
+    def record_speed(self, run: Run) -> None:
+        """Called once when the job has ended. Raises nothing that storage can cause."""
+
 
 class LeaderFiles:
     def __init__(self, run_dir: RunDir, clock: Clock) -> None:
@@ -80,3 +84,9 @@ class LeaderFiles:
 
     def record_strike(self, path: Path, strike: Strike) -> None:
         record(path, strike)
+
+    def record_speed(self, run: Run) -> None:
+        # It imports the planner, which takes long.
+        from orchestrator.leader.records.speed_writer import write_speed
+
+        write_speed(self.run_dir, run)

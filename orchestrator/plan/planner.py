@@ -1,6 +1,6 @@
 """Plans a job: from its spec, the inventory and the model's config to one plan with its reasons."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,6 +15,8 @@ from orchestrator.inventory.hosts import Inventory, tree_of
 from orchestrator.inventory.profile import Fabric
 from orchestrator.plan.cost.traffic import traffic_of
 from orchestrator.plan.figures import show_bytes
+from orchestrator.plan.history.correction import corrected
+from orchestrator.plan.history.record import SpeedRecord
 from orchestrator.plan.memory.peak_memory import memories_of
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.shape import ModelShape
@@ -31,8 +33,17 @@ from orchestrator.plan.show.methods import methods_of
 from orchestrator.plan.show.notes import dtype_notes, notes_of
 
 
-def plan(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Plan:
+def plan(
+    spec: JobSpec,
+    inventory: Inventory,
+    config: Mapping[str, Any],
+    earlier: Sequence[SpeedRecord] = (),
+) -> Plan:
     """The plan for `spec` on `inventory`; `config` holds the values of the model's config.json.
+
+    Args:
+        earlier: what earlier jobs measured, the newest last. It changes the predicted times, and
+            not the choice.
 
     Raises:
         PlanError: no plan; it lists every broken rule and the nearest specs that have a plan.
@@ -46,6 +57,7 @@ def plan(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Plan
     if not found.options:
         raise _too_large(space, inventory, found)
     made = _plan_of(space, inventory, found)
+    made = corrected(made, found.options[0].setup, space.fabric, earlier)
     return replace(made, notes=(*made.notes, *dtype_notes(spec, space)))
 
 

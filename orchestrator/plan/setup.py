@@ -5,6 +5,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.contract.spec.model_spec import LoraSpec
@@ -75,7 +76,7 @@ def every(setup: Setup) -> int:
 
 
 def setup_of(
-    spec: JobSpec,
+    spec: JobSpec | TrainingConfig,
     shape: ModelShape,
     mesh: Mesh,
     micro: int,

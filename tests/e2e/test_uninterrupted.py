@@ -32,6 +32,18 @@ def test_status_as_json_has_the_keys_that_scripts_read(reference: Ndctl) -> None
     assert status["loss"] == reference.losses()[24]
 
 
+def test_status_compares_the_plan_with_what_was_measured(reference: Ndctl) -> None:
+    measured = reference.status()["measured"]
+    # 24 steps without the first 5, and without the two after the saves at 8 and 16.
+    assert measured["steps"] == 17
+    assert measured["step_s"] > 0
+    assert measured["planned_step_s"] > 0
+    assert (measured["calibrated"], measured["slower"]) == (False, None), "the profile of CPUs"
+    assert measured["memory_bytes"] > 100 << 20
+    assert measured["memory_rank"] in range(4)
+    assert "the constants of cpu are guesses" in " ".join(reference("status", "e2e").out.split())
+
+
 def test_every_step_is_a_line_of_metrics(reference: Ndctl) -> None:
     lines = (reference.run_dir / "metrics.jsonl").read_text().splitlines()
     first = json.loads(lines[0])

@@ -22,10 +22,15 @@ if TYPE_CHECKING:
     from orchestrator.backends.slurm.commands import Slurm
     from orchestrator.backends.slurm.inventory import HostsFor as SlurmHosts
     from orchestrator.inventory.hosts import Inventory
+    from orchestrator.plan.history.record import SpeedRecord
 
-Purpose = Literal["look", "render", "submit"]
-"""Why a plan is made. `look`: to show it. `render`: to print manifests that must not depend on the
-machine, so no Kubernetes cluster is asked. `submit`: to run it now."""
+    Earlier = Sequence[SpeedRecord]
+
+Purpose = Literal["look", "predict", "render", "submit"]
+"""Why a plan is made. `look`: to show it. `predict`: the same, without what earlier jobs measured.
+`render`: to print manifests that must not depend on the machine, so no Kubernetes cluster is asked,
+and no earlier job counts. `submit`: to run it now."""
+SHOWN: tuple[Purpose, ...] = ("look", "predict")
 
 
 class Found(Struct, frozen=True):
@@ -56,24 +61,48 @@ def planned_hosts(
     from orchestrator.inventory.described import described_device
 
     backend = spec.cluster.backend
+    earlier = _earlier(spec, environ, inventory, purpose, run_root)
     described = inventory is not None or described_device(spec.cluster) is not None
     # A job that will run on Slurm is planned for the nodes of Slurm even if the spec describes
     # them, because their topology goes into the request.
-    if backend == "slurm" and inventory is None and (purpose != "look" or not described):
-        return _planned_on_slurm(spec, config, environ, run_root)
+    if backend == "slurm" and inventory is None and (purpose not in SHOWN or not described):
+        return _planned_on_slurm(spec, config, environ, run_root, earlier)
     if backend != "kubernetes":
-        return _planned_on(spec, config, inventory_for(spec, environ, inventory))
+        return _planned_on(spec, config, inventory_for(spec, environ, inventory), earlier)
     gang = _gang(spec, environ) if purpose == "submit" else None
     spec = _with(spec, gang.spec) if gang is not None else spec
     if described:
         kueue = gang.kueue if gang is not None else None
-        found = _planned_on(spec, config, inventory_for(spec, environ, inventory), kueue)
+        found = _planned_on(spec, config, inventory_for(spec, environ, inventory), earlier, kueue)
     else:
-        found = _planned_on_kubernetes(spec, config, environ)
+        found = _planned_on_kubernetes(spec, config, environ, earlier)
     return replace(found, notes=(*found.notes, gang.note)) if gang and gang.note else found
 
 
-def _plan(spec: CommonSpec, hosts: "Inventory", config: Mapping[str, Any]) -> Plan:
+def _earlier(
+    spec: CommonSpec,
+    environ: Mapping[str, str],
+    inventory: Path | None,
+    purpose: Purpose,
+    run_root: Path | None,
+) -> "Earlier":
+    """What jobs in the run root measured. Jobs of this machine ran beside other programs, so they
+    count only for plans of this machine."""
+    if purpose not in ("look", "submit") or isinstance(spec, ScriptSpec):
+        return ()
+    from orchestrator.job_paths import run_root_of
+    from orchestrator.speed_history import path_of, recall
+
+    # The run root of a job on Kubernetes is in its pods. Here are the copies of such jobs.
+    folder = "" if spec.cluster.backend == "kubernetes" else spec.run_root
+    found = recall(path_of(run_root or run_root_of(None, environ, folder)))
+    here = spec.cluster.backend == "local" and inventory is None and spec.cluster.gpu is None
+    return tuple(one for one in found if (one.backend == "local") == here)
+
+
+def _plan(
+    spec: CommonSpec, hosts: "Inventory", config: Mapping[str, Any], earlier: "Earlier"
+) -> Plan:
     if isinstance(spec, ScriptSpec):
         from orchestrator.plan.program import plan_program
 
@@ -81,7 +110,7 @@ def _plan(spec: CommonSpec, hosts: "Inventory", config: Mapping[str, Any]) -> Pl
     from orchestrator.plan.planner import plan
 
     assert isinstance(spec, JobSpec)
-    return plan(spec, hosts, config)
+    return plan(spec, hosts, config, earlier)
 
 
 class Given(Struct, frozen=True, kw_only=True):
@@ -107,7 +136,7 @@ def planned_as_given(
             fix=f"--set cluster.hosts={count}, or request an allocation of {cluster.hosts} nodes",
         )
     inventory = hosts_given(slurm(), gpu_table(environ), cluster, given.nodes)
-    found = _plan(spec, inventory, config)
+    found = _plan(spec, inventory, config, _earlier(spec, environ, None, "submit", None))
     cluster = replace(cluster, spare_hosts=count - cluster.hosts)
     return Found(replace(spec, cluster=cluster), found)
 
@@ -186,10 +215,11 @@ def _planned_on(
     spec: CommonSpec,
     config: Mapping[str, Any],
     hosts: "Inventory",
+    earlier: "Earlier",
     kueue: Collection[str] | None = None,
 ) -> Found:
     """Plan on given hosts. `kueue`: topology levels that Kueue supports."""
-    found = _plan(spec, hosts, config)
+    found = _plan(spec, hosts, config, earlier)
     if spec.cluster.backend != "kubernetes":
         return Found(spec, found)
     from orchestrator.inventory.kubernetes.request import request_of_spec, requested
@@ -205,7 +235,11 @@ def _with(spec: CommonSpec, kubernetes: KubernetesSpec) -> CommonSpec:
 
 
 def _planned_on_slurm(
-    spec: CommonSpec, config: Mapping[str, Any], environ: Mapping[str, str], run_root: Path | None
+    spec: CommonSpec,
+    config: Mapping[str, Any],
+    environ: Mapping[str, str],
+    run_root: Path | None,
+    earlier: "Earlier",
 ) -> Found:
     """Plan on the nodes of Slurm, and add the topology request to the spec."""
     from orchestrator.inventory.slurm.request import request_of, requested
@@ -215,7 +249,7 @@ def _planned_on_slurm(
     would_do = {host.name for host in hosts.inventory.hosts if host.state == "excluded"}
     undo = [f"to use {host.name}: {host.undo}" for host in excluded if host.name in would_do]
     try:
-        found = _plan(spec, hosts.inventory, config)
+        found = _plan(spec, hosts.inventory, config, earlier)
     except PlanError as exc:
         raise PlanError(exc.message, fix="\n    ".join([exc.fix, *undo])) from exc
     found = replace(found, notes=(*found.notes, *undo, *hosts.notes))
@@ -257,7 +291,7 @@ def slurm() -> "Slurm":
 
 
 def _planned_on_kubernetes(
-    spec: CommonSpec, config: Mapping[str, Any], environ: Mapping[str, str]
+    spec: CommonSpec, config: Mapping[str, Any], environ: Mapping[str, str], earlier: "Earlier"
 ) -> Found:
     """Plan on the nodes of the cluster, and add the placement of the pods to the spec.
 
@@ -272,10 +306,10 @@ def _planned_on_kubernetes(
     if hosts.to_come is not None:
         to_come = described_hosts(replace(spec.cluster, gpu=hosts.to_come))
         assert to_come is not None, "the kind is known"
-        come = _planned_on(spec, config, to_come, hosts.kueue)
+        come = _planned_on(spec, config, to_come, earlier, hosts.kueue)
         return replace(come, plan=replace(come.plan, notes=(*come.plan.notes, *hosts.notes)))
     try:
-        found = _plan(spec, hosts.inventory, config)
+        found = _plan(spec, hosts.inventory, config, earlier)
     except PlanError as exc:
         raise PlanError(exc.message, fix=exc.fix + hosts.advice) from exc
     asks = request_of(

@@ -291,6 +291,7 @@ def compare_plans(
     environ: Mapping[str, str],
     inventory: Path | None,
     compare: Sequence[str],
+    purpose: Purpose = "look",
 ) -> "list[Compared]":
     """A plan for each combination of values. `compare`: items like `KEY=VALUE,VALUE`."""
     from orchestrator.app.submission.combinations import combinations
@@ -300,7 +301,7 @@ def compare_plans(
     for values in combinations(compare):
         said = " ".join(values)
         try:
-            planned = plan_spec(path, (*overrides, *values), environ, inventory)
+            planned = plan_spec(path, (*overrides, *values), environ, inventory, purpose=purpose)
         except PlanError as exc:
             found.append(Compared(values=said, plan=None, refusal=exc.message))
         else:

@@ -31,7 +31,8 @@ from orchestrator.seams import AllocationBackend, Clock
 from orchestrator.system import run_command
 
 Switches = Mapping[str, tuple[str, ...]]
-PLANNING = "orchestrator.app.planning.replan"
+LATE_IMPORTS = ("orchestrator.app.planning.replan", "orchestrator.leader.records.speed_writer")
+"""Modules that a leader may need only after weeks."""
 
 
 async def lead(
@@ -104,13 +105,18 @@ def _records(run_dir: RunDir, clock: Clock, backend: AllocationBackend) -> HostR
 @asynccontextmanager
 async def _while_leading(run_dir: RunDir, leader: Leader) -> AsyncIterator[None]:
     # Imported now and not when it is needed: an upgrade until then could mix two versions.
-    planning = asyncio.create_task(asyncio.to_thread(import_module, PLANNING))
+    importing = asyncio.create_task(asyncio.to_thread(_import_late))
     guard = partial(leader.storage.check_leader, leader.name)
     try:
         with _reporting(leader.backend, leader.supervisor, run_dir, guard):
             yield
     finally:
-        await planning
+        await importing
+
+
+def _import_late() -> None:
+    for name in LATE_IMPORTS:
+        import_module(name)
 
 
 @contextmanager

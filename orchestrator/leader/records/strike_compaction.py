@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from orchestrator.contract.files.atomic_write import written_beside
+from orchestrator.contract.files.shared_lines import is_there, share
 from orchestrator.contract.read_json import read_json
 from orchestrator.host_strikes import (
     HALF_LIFE_S,
@@ -21,9 +22,7 @@ from orchestrator.host_strikes import (
     Strike,
     Unpinned,
     fold,
-    is_there,
     lines_in,
-    share,
 )
 
 LARGE_BYTES = 256 << 10

@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.plan import Choice, Plan, StepTime, Traffic, places
+from orchestrator.contract.plan import Choice, Plan, SpeedCorrection, StepTime, Traffic, places
 from orchestrator.plan.figures import show_bytes, show_seconds, show_traffic, three_digits
 from orchestrator.plan.memory.peak_range import BASIS
 from orchestrator.plan.show.bars import bars
@@ -110,6 +110,7 @@ def _speed(plan: Plan) -> list[str]:
     return [
         *labelled("speed", head),
         *labelled("accuracy", _accuracy(time)),
+        *(labelled("history", _history(time.correction)) if time.correction else ()),
         *(f"{line:<38}{row[3]}".rstrip() for line, row in zip(lines, rows, strict=True)),
     ]
 
@@ -119,6 +120,14 @@ def _accuracy(time: StepTime) -> str:
         return time.confidence
     low, high = map(three_digits, time.tokens_per_second_per_device_range)
     return f"{low} to {high} tokens/s per device: {time.confidence}"
+
+
+def _history(used: SpeedCorrection) -> str:
+    jobs = f"{used.jobs} earlier job{'s' if used.jobs > 1 else ''}"
+    return (
+        f"measured speed of {jobs} of {used.family} on {used.profile}: planned"
+        f" x{used.factor:.2f}; the range follows; without it: --no-history"
+    )
 
 
 def _bar(share: float) -> str:

@@ -17,6 +17,7 @@ from orchestrator.failover.journal_watch import Seen, seen_by
 from orchestrator.failover.run_dir_watch import Loss
 from orchestrator.failover.turns import TURN_S
 from orchestrator.host_strikes import Strike
+from orchestrator.job.state import Run
 from orchestrator.journal.supervisor import Folded
 from orchestrator.leader.storage import Watch
 from orchestrator.simulation.world.storage import LeaderRecord, StoredJournal
@@ -98,6 +99,9 @@ class StoredRunDir:
 
     def record_strike(self, path: Path, strike: Strike) -> None:
         self.process.world.strikes.append(strike)
+
+    def record_speed(self, run: Run) -> None:
+        pass
 
     # Failover
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def planned(spec: str, *settings: str) -> Plan:
-    return plan_spec(ROOT / "examples" / spec, settings, {}).plan
+    return plan_spec(ROOT / "examples" / spec, settings, {}, purpose="predict").plan
 
 
 @pytest.fixture(scope="module")

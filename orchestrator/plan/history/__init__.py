@@ -1,0 +1,1 @@
+"""What earlier jobs measured, and what follows from it for the speed of a plan."""
