@@ -146,7 +146,7 @@ def test_a_combination_of_values_that_no_plan_has_is_ignored(its_setup: Setup) -
     odd = [
         replace(its_setup, shape=replace(its_setup.shape, num_heads=0, head_dim=0)),
         replace(its_setup, optimizer="unheard-of"),
-        replace(its_setup, dtype="bfloat16", reduce_dtype="int3"),  # type: ignore[arg-type]
+        replace(its_setup, dtype="bfloat16", reduce_dtype="int3"),
     ]
     made = [record(its_setup, 1.0, number, setup=one) for number, one in enumerate(odd)]
     for one in made:
