@@ -12,8 +12,8 @@ from msgspec import Struct
 from orchestrator.contract.times import check_time
 
 VERSION = 1
-MOST_BYTES = 16 << 10
-"""Largest file that is read; ndctl writes less than 1 KB."""
+MOST_BYTES = 256 << 10
+"""Largest file that is read. ndctl writes 1 KB, and the names of the job's hosts."""
 
 
 class Entry(Struct, frozen=True, kw_only=True):
@@ -30,6 +30,8 @@ class Entry(Struct, frozen=True, kw_only=True):
     hosts: int = 0
     gpus: int = 0
     """Devices of all hosts, as requested."""
+    report: msgspec.Raw = msgspec.Raw(b"null")
+    """In the shared index: the leader's last summary of the job, a `JobSummary` in JSON."""
 
 
 def to_bytes(entry: Entry) -> bytes:

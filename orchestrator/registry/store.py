@@ -88,6 +88,16 @@ def register(entry: Entry, environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(warnings)
 
 
+def publish(entry: Entry, environ: Mapping[str, str]) -> None:
+    """Write the entry to the shared index, if there is one. Raises OSError and ValueError."""
+    try:
+        shared = shared_folder(environ)
+    except JobError as exc:
+        raise ValueError(exc.message) from exc
+    if shared is not None:
+        _share(shared, entry)
+
+
 def _share(index: Path, entry: Entry) -> None:
     """Raises OSError. The index itself is not created: a typo must not create folders, and its
     permissions are the site's decision."""

@@ -20,8 +20,12 @@ def register_job(
         run_dir: the run directory as this machine sees it, or its copy here.
         at: time of the submission in Unix seconds.
     """
+    return register(entry_of(job, run_dir, at), environ)
+
+
+def entry_of(job: JobSubmitted, run_dir: Path, at: float) -> Entry:
     launch = job.launch
-    entry = Entry(
+    return Entry(
         name=run_dir.name,
         run_dir=str(run_dir.absolute()),
         user=user_name(os.geteuid()),
@@ -31,7 +35,6 @@ def register_job(
         hosts=len(job.plan.hosts),
         gpus=len(job.plan.hosts) * launch.devices_per_host,
     )
-    return register(entry, environ)
 
 
 @functools.cache

@@ -6,11 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.app import remote
 from orchestrator.app.remote import Found, Place
 from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.dashboard.fleet.summary import JobSummary
 from orchestrator.errors import JobError, NdctlError
 from orchestrator.job_paths import run_root_of
 from orchestrator.journal.run_dir_init import ARCHIVE
@@ -47,6 +50,8 @@ class KnownJob(Struct, frozen=True, kw_only=True):
     problem: str = ""
     gone: bool = False
     archived: bool = False
+    report: JobSummary | None = None
+    """The last report of its leader to the shared index."""
 
 
 def known_jobs(scope: Scope, environ: Mapping[str, str], clock: Clock) -> list[KnownJob]:
@@ -96,17 +101,40 @@ def _is_meant(job: KnownJob, scope: Scope) -> bool:
 
 
 def _registered(scope: Scope, environ: Mapping[str, str]) -> Iterator[Registered]:
-    """One's own entries first. Of entries of one folder by several machines, this machine's last,
-    so that it replaces one that is gone."""
+    """One entry for each run directory and owner. Submitters and leaders on several machines may
+    have written one each: the newest report counts, and this machine knows best what is here."""
     here = os.uname().nodename
-    found = [*own_entries(environ), *shared_entries(environ, scope.user)]
-    yield from sorted(found, key=lambda one: one.entry.machine == here)
+    found: dict[tuple[str, int], Registered] = {}
+    for one in sorted(
+        [*own_entries(environ), *shared_entries(environ, scope.user)],
+        key=lambda one: (one.entry.machine == here, one.entry.at),
+    ):
+        key = (one.entry.run_dir, one.owner)
+        former = found.get(key)
+        if former is not None and _reported_at(former) > _reported_at(one):
+            one = replace(one, entry=replace(one.entry, report=former.entry.report))
+        found[key] = one
+    yield from found.values()
+
+
+def _reported_at(one: Registered) -> float:
+    report = _report(one)
+    return -1.0 if report is None else report.updated_at
+
+
+def _report(one: Registered) -> JobSummary | None:
+    if bytes(one.entry.report) == b"null":
+        return None
+    try:
+        return msgspec.json.decode(one.entry.report, type=JobSummary)
+    except (ValueError, RecursionError):  # of another ndctl, or damaged
+        return None
 
 
 def _of(one: Registered, environ: Mapping[str, str], clock: Clock) -> KnownJob:
     """The job of an entry, without trust: another user may have written it."""
     path, entry, user = Path(one.entry.run_dir), one.entry, user_name(one.owner)
-    known = KnownJob(path=path, user=user, entry=entry)
+    known = KnownJob(path=path, user=user, entry=entry, report=_report(one))
     try:
         seen = (path / "journal.jsonl").stat()
     except PermissionError:
@@ -125,7 +153,7 @@ def _of(one: Registered, environ: Mapping[str, str], clock: Clock) -> KnownJob:
 
 
 def _with_problem(job: KnownJob, problem: str, *, gone: bool = False) -> KnownJob:
-    return KnownJob(path=job.path, user=job.user, entry=job.entry, problem=problem, gone=gone)
+    return replace(job, problem=problem, gone=gone)
 
 
 def _missing(job: KnownJob, exc: OSError) -> KnownJob:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from orchestrator.app.fleet.known_jobs import KnownJob
 from orchestrator.app.remote import Found
@@ -31,6 +32,9 @@ VERSION = 1
 """Raised when a summary of the same files would differ."""
 FILE = "summaries.json"
 MOST_BYTES = 64 << 20
+
+REPORTS_S = 60.0
+"""A leader reports every 10 s. After so long without a report, the state is shown with its age."""
 
 Stamp = tuple[int, ...]
 """Sizes and times of the files of a job."""
@@ -80,6 +84,13 @@ class Reader:
             summaries[at] = summary_of(seen)
             self._keep(found, stamps[at], summaries[at])
         self._save()
+        now = self.clock.now()
+        for at, job in enumerate(jobs):
+            if at not in summaries and job.report is not None:
+                summary = _reported(job.report, now)
+                # A folder that does not exist here may exist where the job runs.
+                if not job.gone or not (summary.is_over or summary.as_of):
+                    summaries[at] = summary
         rows = [_row(job, summaries.get(at), problems.get(at, "")) for at, job in enumerate(jobs)]
         return [row for row in rows if row is not None], asked
 
@@ -112,6 +123,12 @@ class Reader:
         with contextlib.suppress(OSError):  # the next command reads the journals again
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self._path, msgspec.json.encode(Summaries(jobs=there)))
+
+
+def _reported(report: JobSummary, now: float) -> JobSummary:
+    """A job that only its leader's reports tell about. They stop when the leader dies."""
+    fresh = report.is_over or now - report.updated_at <= REPORTS_S
+    return replace(report, as_of=None if fresh else report.updated_at)
 
 
 def _load(path: Path | None) -> Summaries:

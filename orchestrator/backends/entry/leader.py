@@ -27,6 +27,7 @@ from orchestrator.leader import leader_main
 from orchestrator.leader.backend_calls import Planners
 from orchestrator.leader.leader import Leader
 from orchestrator.leader.leader_main import HostRecords, LeadingSeams, Listening
+from orchestrator.leader.records.index_writer import publishing
 from orchestrator.seams import AllocationBackend, Clock
 from orchestrator.system import run_command
 
@@ -84,7 +85,7 @@ def _seams(config: AgentConfig, environ: Mapping[str, str], clock: Clock) -> Lea
         records=partial(_records, run_dir, clock),
         planners=_planners(run_dir, environ),
         clock=clock,
-        while_leading=partial(_while_leading, run_dir),
+        while_leading=partial(_while_leading, run_dir, environ, clock),
     )
 
 
@@ -103,13 +104,16 @@ def _records(run_dir: RunDir, clock: Clock, backend: AllocationBackend) -> HostR
 
 
 @asynccontextmanager
-async def _while_leading(run_dir: RunDir, leader: Leader) -> AsyncIterator[None]:
+async def _while_leading(
+    run_dir: RunDir, environ: Mapping[str, str], clock: Clock, leader: Leader
+) -> AsyncIterator[None]:
     # Imported now and not when it is needed: an upgrade until then could mix two versions.
     importing = asyncio.create_task(asyncio.to_thread(_import_late))
     guard = partial(leader.storage.check_leader, leader.name)
     try:
-        with _reporting(leader.backend, leader.supervisor, run_dir, guard):
-            yield
+        async with publishing(leader.supervisor, run_dir, environ, clock):
+            with _reporting(leader.backend, leader.supervisor, run_dir, guard):
+                yield
     finally:
         await importing
 
