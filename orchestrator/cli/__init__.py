@@ -59,6 +59,7 @@ for _command in (
     jobs.events,
     jobs.dashboard,
     jobs.cancel,
+    fleet.prune,
     machines.doctor,
     machines.hosts,
     policies.policy,

@@ -1,4 +1,4 @@
-"""Commands about all jobs of a user or a site: `list`."""
+"""Commands about all jobs of a user or a site: `list`, `prune`."""
 
 import os
 import shutil
@@ -183,3 +183,68 @@ def _watch(scope: "Scope", states: frozenset[str], reader: "Reader") -> None:
             reader.clock.sleep(WATCH_S)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+AGES = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+
+def _age(ctx: click.Context, param: click.Parameter, text: str) -> float:
+    number, unit = text[:-1], text[-1:]
+    if unit not in AGES or not number.isdigit():
+        raise click.BadParameter(f"{text} is not an age such as 12h, 30d or 8w")
+    return float(number) * AGES[unit]
+
+
+@click.command(epilog="Example: ndctl prune 'sweep-*' --older-than 7d --state FAILED,CANCELLED")
+@click.argument("patterns", metavar="[PATTERN]...", nargs=-1, shell_complete=complete_job)
+@click.option(
+    "--older-than",
+    "older_than_s",
+    default="30d",
+    callback=_age,
+    metavar="AGE",
+    help="Only runs that ended so long ago: 12h, 30d, 8w.  [30d]",
+)
+@state_option
+@click.option("--checkpoints", is_flag=True, help="Also remove checkpoints and your own files.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@root_option
+def prune(
+    patterns: tuple[str, ...],
+    older_than_s: float,
+    states: frozenset[str],
+    checkpoints: bool,
+    yes: bool,
+    run_root: str | None,
+) -> None:
+    """Remove what your old runs left on disk, also archived ones.
+
+    Shows what would be removed, and asks. A run with checkpoints loses only logs, traces and
+    copies, so that it can be resumed. Runs that did not end, and those of others, stay.
+    """
+    from orchestrator.app.fleet.known_jobs import Scope, known_jobs
+    from orchestrator.app.fleet.pruning import prunable, words_of
+    from orchestrator.app.fleet.pruning import prune as remove
+    from orchestrator.app.fleet.summaries import Reader
+    from orchestrator.dashboard.format import size
+    from orchestrator.system import SystemClock
+
+    clock = SystemClock()
+    jobs = known_jobs(Scope(patterns=patterns, run_root=run_root, archived=True), os.environ, clock)
+    rows, _ = Reader(os.environ, clock).rows(jobs)
+    rows = [row for row in rows if not states or row.state in states]
+    found = prunable(jobs, rows, older_than_s, clock.now(), checkpoints=checkpoints)
+    if not found:
+        say("nothing to remove")
+        return
+    for one in found:
+        say(f"{size(one.num_bytes):>12}  {words_of(one)}")
+    total = f"{size(sum(one.num_bytes for one in found))} of {len(found):,}"
+    if not yes and not sys.stdin.isatty():
+        say(f"nothing was removed; to remove {total}, add --yes")
+        return
+    if not yes and not click.confirm(f"Remove {total}?"):
+        return
+    error = remove(found, os.environ, say)
+    if error is not None:
+        raise error
