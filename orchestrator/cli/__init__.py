@@ -19,6 +19,7 @@ from orchestrator.cli import (
     own_program,
     plans,
     policies,
+    serving,
     simulating,
     snapshots,
 )
@@ -60,6 +61,7 @@ for _command in (
     jobs.dashboard,
     jobs.cancel,
     fleet.prune,
+    serving.serve,
     machines.doctor,
     machines.hosts,
     policies.policy,

@@ -170,6 +170,10 @@ class HeartbeatMonitor:
             tokens_per_second=digest.tokens_per_second,
         )
 
+    def ages(self, now: float) -> list[float]:
+        """Seconds since each rank that still runs was last heard."""
+        return [max(0.0, now - rank.heard) for rank in self.ranks.values() if not rank.ended]
+
     @property
     def step_s(self) -> float | None:
         """Median duration of the last steps."""

@@ -78,6 +78,8 @@ class Stragglers:
         self.slow: set[int] = set()
         self.otherwise: dict[int, int] = {}
         """Rank -> number of rounds in a row that contradicted the current verdict."""
+        self.own_s: Mapping[int, float] = {}
+        """Rank -> its own seconds per step in the last round."""
 
     def observe(self, digests: Iterable[RankDigest]) -> None:
         for digest in digests:
@@ -100,6 +102,7 @@ class Stragglers:
         if min((known.count for known in self.sums.values()), default=0) < ROUND_STEPS:
             return ()
         seen, self.begun = self._round(), now
+        self.own_s = seen.own_s
         self.sums = {rank: _Sum() for rank in self.sums}
         return tuple(change for ranks in self.roles for change in self._judge(ranks, seen))
 

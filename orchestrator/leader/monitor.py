@@ -4,7 +4,7 @@ The detectors are `detect/heartbeat_monitor.py` and `detect/stragglers.py`. `now
 leader gives the events their time.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from orchestrator.contract.messages.agent_protocol import Digest
 from orchestrator.contract.messages.events import Event, HangDetected, JobSubmitted
@@ -53,6 +53,14 @@ class Monitor:
     def still_s(self) -> float | None:
         """Agents report at once when ranks make no progress within a step for so long."""
         return None if self.watch is None else self.watch.limit("train")
+
+    def rank_figures(self, now: float) -> Mapping[str, Sequence[float]]:
+        """Figures of all ranks that run, in no order, for metrics: `heartbeat_age` in seconds, and
+        `own_step`, the seconds of a rank's own work per step."""
+        if self.watch is None:
+            return {}
+        ages = self.watch.ages(now - self.excused_s)
+        return {"heartbeat_age": ages, "own_step": list(self.stragglers.own_s.values())}
 
     def hear(self, digest: Digest, now: float) -> Iterator[Event]:
         """Take in an agent's report on its ranks."""

@@ -85,7 +85,7 @@ def _seams(config: AgentConfig, environ: Mapping[str, str], clock: Clock) -> Lea
         records=partial(_records, run_dir, clock),
         planners=_planners(run_dir, environ),
         clock=clock,
-        while_leading=partial(_while_leading, run_dir, environ, clock),
+        while_leading=partial(_while_leading, config, environ, clock),
     )
 
 
@@ -105,15 +105,17 @@ def _records(run_dir: RunDir, clock: Clock, backend: AllocationBackend) -> HostR
 
 @asynccontextmanager
 async def _while_leading(
-    run_dir: RunDir, environ: Mapping[str, str], clock: Clock, leader: Leader
+    config: AgentConfig, environ: Mapping[str, str], clock: Clock, leader: Leader
 ) -> AsyncIterator[None]:
     # Imported now and not when it is needed: an upgrade until then could mix two versions.
     importing = asyncio.create_task(asyncio.to_thread(_import_late))
     guard = partial(leader.storage.check_leader, leader.name)
+    run_dir = config.place.run_dir
     try:
         async with publishing(leader.supervisor, run_dir, environ, clock):
             with _reporting(leader.backend, leader.supervisor, run_dir, guard):
-                yield
+                async with _serving(config, leader, environ, clock):
+                    yield
     finally:
         await importing
 
@@ -121,6 +123,27 @@ async def _while_leading(
 def _import_late() -> None:
     for name in LATE_IMPORTS:
         import_module(name)
+
+
+@asynccontextmanager
+async def _serving(
+    config: AgentConfig, leader: Leader, environ: Mapping[str, str], clock: Clock
+) -> AsyncIterator[None]:
+    """Serve metrics and pages, if the spec asks for it."""
+    if leader.job.web is None:
+        yield
+        return
+    # Few jobs need it, and the others start faster without it.
+    from orchestrator.web.of_leader import LeaderWeb, serving_job
+
+    needed = LeaderWeb(
+        run_dir=config.place.run_dir,
+        secret=config.secret,
+        folder=config.place.socket.parent,
+        figures=lambda: leader.monitor.rank_figures(clock.monotonic()),
+    )
+    async with serving_job(leader.job.web, needed, environ, clock):
+        yield
 
 
 @contextmanager

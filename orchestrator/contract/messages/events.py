@@ -23,6 +23,7 @@ from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.failures import ExitReading, FailureRule, Reading, Scope
 from orchestrator.contract.spec.policy import PolicyRule
+from orchestrator.contract.spec.reporting.web_spec import WebSpec
 from orchestrator.contract.spec.run_spec import Keep, RunSpec
 from orchestrator.contract.spec.types import Step
 
@@ -71,6 +72,8 @@ class JobSubmitted(Struct, frozen=True, kw_only=True):
     """The user's own program; None: the bundled trainer."""
     keep: Keep | None = None
     """Which checkpoints of the program are kept."""
+    web: WebSpec | None = None
+    """The leader's server for metrics and pages."""
 
 
 class LeaderStarted(Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from orchestrator.contract.spec.limits import AtLeast, AtMost, Matches, OneOf
 from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.contract.spec.parallel_spec import ParallelSpec
 from orchestrator.contract.spec.policy import PolicyRule, former_names
+from orchestrator.contract.spec.reporting.web_spec import WebSpec
 from orchestrator.contract.spec.run_spec import RunSpec
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.contract.spec.train_spec import TrainSpec
@@ -109,6 +110,9 @@ class ResilienceSpec(Struct, frozen=True, kw_only=True):
     policy: tuple[PolicyRule, ...] = ()
     """Rules for failures, the first match wins. They are tried before ndctl's rules, which
     `ndctl policy` lists."""
+    web: WebSpec | None = None
+    """The leader serves metrics for Prometheus; `web: {}` with all defaults. None: it does not.
+    `ndctl serve` serves the same for any number of jobs."""
 
     def __post_init__(self) -> None:
         if problems := [*former_names(self.policy)]:

@@ -1,0 +1,1 @@
+"""What a job tells people and programs outside: pages, metrics, notifications."""

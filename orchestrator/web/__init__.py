@@ -1,0 +1,1 @@
+"""An HTTP server for people and for Prometheus. It reads journals and changes nothing."""

@@ -1,0 +1,111 @@
+"""Reads one job again and again, each time only what was added to its journal and metrics."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from msgspec import Struct
+
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.dashboard.cluster_report import apply_report
+from orchestrator.dashboard.command_hints import Commands
+from orchestrator.dashboard.metrics import NO_PROGRESS, MetricTail, fold_metrics
+from orchestrator.dashboard.replay import read_snapshot_state
+from orchestrator.dashboard.snapshot import Snapshot
+from orchestrator.dashboard.time_spent.account import KINDS, TimeAccount, TimeSpent
+from orchestrator.dashboard.time_spent.pauses import Pause, PauseTail
+from orchestrator.dashboard.time_spent.read import counted_until
+from orchestrator.dashboard.view import fold_seen
+from orchestrator.job.reports.job_report import read_report
+from orchestrator.journal import journal
+
+
+class ReadJob(Struct, frozen=True, kw_only=True):
+    """A job at one time."""
+
+    snapshot: Snapshot
+    pauses: tuple[Pause, ...]
+    account: TimeAccount
+    owner: str
+    """User that owns the run directory."""
+    lines: int
+    """Lines of the journal that were read."""
+
+    @property
+    def time(self) -> TimeSpent:
+        return self.account.spent(self.pauses, counted_until(self.snapshot))
+
+    @property
+    def path(self) -> Path:
+        return self.snapshot.run_dir.path
+
+
+class JobReader:
+    """Holds what is known of one job between two looks at its run directory."""
+
+    def __init__(
+        self, run_dir: RunDir, commands: Commands | None = None, *, led: bool = False
+    ) -> None:
+        """
+        Args:
+            led: this process is the leader, so it need not look for one.
+        """
+        self.run_dir, self.commands, self.led = run_dir, commands, led
+        self.seen, self.tail = read_snapshot_state(run_dir)
+        self.metrics, self.progress = MetricTail(run_dir.metrics), NO_PROGRESS
+        self.account, self.accounted = TimeAccount(), 0
+        self._account_for(journal.entries_of(run_dir.journal, *KINDS))
+        self.pause_tail, self.pauses = PauseTail(run_dir.metrics), list[Pause]()
+        self.owner = _owner(run_dir.path)
+        self.inode = run_dir.journal.stat().st_ino
+
+    def is_current(self) -> bool:
+        """Whether the journal is still the same file. Raises OSError."""
+        return self.run_dir.journal.stat().st_ino == self.inode
+
+    def look(self, now: float) -> ReadJob | None:
+        """The job now; None if its submission has not finished.
+
+        Raises:
+            OSError: the files cannot be read.
+            JobError: the journal is damaged.
+        """
+        # The leader is looked for before the journal is read: see `read_snapshot`.
+        alive = self.led or journal.has_writer(self.run_dir.journal)
+        if entries := self.tail.more():
+            self.seen = fold_seen(self.seen, entries)
+            self._account_for(entries)
+        if added := self.metrics.more():
+            self.progress = fold_metrics(self.progress, added)
+        self.pauses += self.pause_tail.more()
+        if self.seen.run.job is None:
+            return None
+        seen, progress = apply_report(self.seen, self.progress, read_report(self.run_dir))
+        snapshot = Snapshot(
+            run_dir=self.run_dir,
+            seen=seen,
+            progress=progress,
+            leader_alive=alive,
+            now=now,
+            known_by=self.commands,
+        )
+        return ReadJob(
+            snapshot=snapshot,
+            pauses=tuple(self.pauses),
+            account=self.account,
+            owner=self.owner,
+            lines=self.tail.lines,
+        )
+
+    def _account_for(self, entries: Iterable[journal.Entry]) -> None:
+        """Entries may come twice, because the account reads the journal from its start."""
+        for entry in entries:
+            if entry.seq > self.accounted:
+                self.account.add([entry])
+                self.accounted = entry.seq
+
+
+def _owner(path: Path) -> str:
+    try:
+        return path.owner()
+    except KeyError:  # the user database does not know the number
+        return str(path.stat().st_uid)

@@ -1,0 +1,1 @@
+"""Jobs as metrics for Prometheus, in OpenMetrics or as a file for node_exporter."""

@@ -1,0 +1,129 @@
+"""The HTTP server: `/metrics` and the pages, at a TCP port or a Unix socket."""
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+from msgspec import Struct
+
+from orchestrator.posix.run_with_timeout import within
+from orchestrator.web.access import Access, guarded
+from orchestrator.web.fleet import FleetState
+from orchestrator.web.metrics.exposition import Exposition
+from orchestrator.web.metrics.families import Quantiles
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 1.0
+"""Limit for open requests to end when the server closes."""
+LOOK_S = 9.0
+"""Limit of a look at all jobs. Prometheus waits 10 s for a scrape, unless it is told otherwise."""
+TEXTFILE_S = 15.0
+"""Interval at which the file for node_exporter is written: the usual interval of scrapes."""
+NO_CACHE = {"Cache-Control": "no-store"}
+
+
+class Listening(Struct, frozen=True, kw_only=True):
+    bind: str = "127.0.0.1"
+    port: int = 0
+    """0: any free port."""
+    socket: Path | None = None
+    """Path of a Unix socket in place of the port. Only the user may connect."""
+    tls: ssl.SSLContext | None = None
+
+
+AddRoutes = Callable[[web.Application], None]
+Figures = Callable[[], Quantiles]
+
+
+class Looker:
+    """Looks at the jobs for all requests: one look at a time, in a thread that may hang with the
+    storage. A request that comes meanwhile waits for the same look."""
+
+    def __init__(self, look: Callable[[], FleetState]) -> None:
+        self.look = look
+        self.looking: asyncio.Task[FleetState] | None = None
+
+    async def __call__(self) -> FleetState:
+        """Raises TimeoutError if storage does not respond."""
+        if self.looking is None or self.looking.done():
+            self.looking = asyncio.create_task(within(None, self.look))
+        return await asyncio.wait_for(asyncio.shield(self.looking), LOOK_S)
+
+
+def application(
+    looker: Looker,
+    access: Access,
+    exposition: Exposition,
+    figures: Figures = dict,
+    more: Sequence[AddRoutes] = (),
+) -> web.Application:
+    """
+    Args:
+        figures: quantiles of the ranks of the only job.
+        more: functions that add further routes.
+    """
+    app = web.Application(middlewares=[guarded(access)], client_max_size=1 << 10)
+
+    async def metrics(request: web.Request) -> web.Response:
+        try:
+            state = await looker()
+        except TimeoutError:
+            return web.Response(status=503, text="the run root does not respond\n")
+        accept = request.headers.get("Accept", "")
+        body, content_type = exposition.text(state, accept, figures())
+        return web.Response(body=body, headers={"Content-Type": content_type, **NO_CACHE})
+
+    app.router.add_get("/metrics", metrics)
+    for add in more:
+        add(app)
+    return app
+
+
+@asynccontextmanager
+async def serving(app: web.Application, listening: Listening) -> AsyncIterator[int]:
+    """Serve until the block ends. Yields the port; 0 for a Unix socket.
+
+    Raises:
+        OSError: the port or the socket cannot be opened.
+    """
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S)
+    await runner.setup()
+    try:
+        if listening.socket is not None:
+            yield await _at_socket(runner, listening.socket)
+        else:
+            site = web.TCPSite(runner, listening.bind, listening.port, ssl_context=listening.tls)
+            await site.start()
+            yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+        if listening.socket is not None:
+            listening.socket.unlink(missing_ok=True)
+
+
+async def _at_socket(runner: web.AppRunner, path: Path) -> int:
+    # Between bind and chmod others could connect, so the socket is made without their rights.
+    site = web.UnixSite(runner, path)
+    before = os.umask(0o177)
+    try:
+        await site.start()
+    finally:
+        os.umask(before)
+    return 0
+
+
+async def keep_textfile(looker: Looker, exposition: Exposition, path: Path) -> None:
+    """Write the file for node_exporter again and again."""
+    while True:
+        try:
+            state = await looker()
+            await within(LOOK_S, exposition.write, state, path)
+        except OSError as exc:  # TimeoutError is one
+            log.warning("failed to write metrics to %s: %s", path, exc or "timed out")
+        await asyncio.sleep(TEXTFILE_S)
