@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 def pinned(name: str) -> dict[str, str]:
     """Package name -> its line."""
     lines = [line for line in (ROOT / name).read_text().splitlines() if line[:1] not in ("", "#")]
-    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+    assert all(re.fullmatch(r"[\w.-]+==[\w.!]+", line) for line in lines)
     return {canonicalize_name(line.partition("==")[0]): line for line in lines}
 
 
