@@ -28,7 +28,7 @@ def series(state: FleetState, exposition: Exposition | None = None) -> Series:
     assert content_type.startswith("application/openmetrics-text; version=1.0.0")
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(body.decode())
+        for family in text_string_to_metric_families(body.decode())  # type: ignore[no-untyped-call]
         for sample in family.samples
     }
 
