@@ -378,24 +378,30 @@ def test_hosts_are_listed_with_their_evidence_and_cleared(tmp_path: Path) -> Non
 
     now = SystemClock().now()
     root = ["--run-root", str(tmp_path)]
-    assert ndctl("hosts", *root) == (0, f"no strikes in {tmp_path}\n")
+    nothing = f"no strikes in {tmp_path}; `ndctl hosts --all` shows the hosts of all jobs\n"
+    assert ndctl("hosts", *root) == (0, nothing)
     for attempt in (1, 2):
         record(path_of(tmp_path, "tb"), strike(at=now - 60, attempt=attempt))
         record(path_of(tmp_path, LOCAL), strike(host="host-0", at=now - 60, attempt=attempt))
     code, message = ndctl("hosts", *root)
     assert code == 0
-    first, _, _, local, *strikes = message.splitlines()
-    assert first.startswith(
+    table, _, details = message.partition("\n\n")
+    assert [line.split()[:3] for line in table.splitlines()[1:]] == [
+        ["node1", "tb", "excluded"],
+        ["host-0", "local", "allowed"],
+    ]
+    first, strike_line, _, local, *_ = details.splitlines()
+    assert first.startswith("tb/node1  2 strikes with a current weight of 2.00, excluded until 20")
+    assert strike_line.endswith("host-lost in llama, attempt 1: it said nothing")
+    assert local.startswith(
         "local/host-0  2 strikes with a current weight of 2.00, may be used: the hosts of local"
     )
-    assert local.startswith("tb/node1  2 strikes with a current weight of 2.00, excluded until 20")
-    assert strikes[0].endswith("host-lost in llama, attempt 1: it said nothing")
     body = json.loads(ndctl("hosts", *root, "--json")[1])["hosts"]
     assert [(row["cluster"], row["host"], row["excluded"]) for row in body] == [
-        ("local", "host-0", False),
         ("tb", "node1", True),
+        ("local", "host-0", False),
     ]
-    assert body[1]["strikes"][0]["cause"] == "it said nothing"
+    assert body[0]["strikes"][0]["cause"] == "it said nothing"
     words = "in tb; a job that replaced it can use it again when its next leader starts"
     assert ndctl("hosts", *root, "clear", "node1") == (0, f"cleared node1 {words}\n")
     assert "tb/" not in ndctl("hosts", *root)[1]
@@ -438,7 +444,7 @@ def test_a_host_is_pinned_and_unpinned_by_name(tmp_path: Path) -> None:
         "pinned node9 of tb: never used from the next start, until `ndctl hosts"
     )
     code, message = ndctl("hosts", *root)
-    assert message.startswith("tb/node9  0 strikes, pinned: never used until")
+    assert "\ntb/node9  0 strikes, pinned: never used until" in message
     assert "burnt connector" in message
     (row,) = json.loads(ndctl("hosts", *root, "--json")[1])["hosts"]
     assert (row["excluded"], row["pin"]["use"], row["pin"]["reason"]) == (

@@ -3,7 +3,7 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.app.fleet.known_jobs import Scope
     from orchestrator.app.fleet.summaries import Reader
     from orchestrator.app.remote import Place
+    from orchestrator.dashboard.fleet.columns import Line
     from orchestrator.dashboard.fleet.row import JobRow
 
 WATCH_S = 2.0
@@ -100,7 +101,7 @@ def list_jobs(  # noqa: PLR0913 - click hands over one argument for each option
     if not shown:
         say(_none(scope))
     else:
-        _print(shown, clock.now(), sys.maxsize)
+        _print(shown, clock.now())
     _say_hidden(rows, shown, clock.now())
 
 
@@ -159,14 +160,21 @@ def _width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def _print(rows: "Iterable[JobRow]", now: float, height: int) -> None:
-    from orchestrator.dashboard.fleet.table import table
-
-    lines = table(list(rows), now, _width())
+def print_table(
+    lines_at: "Callable[[int | None], Sequence[Line]]", height: int = sys.maxsize
+) -> None:
+    """Print a table as wide as the terminal, at most `height` lines of it."""
+    lines = lines_at(_width())
     for line in lines[:height]:
         say_line((piece.text, piece.look) for piece in line)
     if len(lines) > height:
-        say(f"… and {len(lines) - height:,} more", label="", dim=True)
+        say(f"… and {len(lines) - height:,} more")
+
+
+def _print(rows: "Sequence[JobRow]", now: float, height: int = sys.maxsize) -> None:
+    from orchestrator.dashboard.fleet.table import table
+
+    print_table(lambda width: table(rows, now, width), height)
 
 
 def _watch(scope: "Scope", states: frozenset[str], reader: "Reader") -> None:

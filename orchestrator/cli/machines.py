@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from orchestrator.contract.check_results import Finding
     from orchestrator.contract.spec.job_spec import CommonSpec
+    from orchestrator.dashboard.fleet.host_table import HostUse
 
 
 def _spec_of(spec: str | None, overrides: tuple[str, ...]) -> "CommonSpec | None":
@@ -148,19 +149,24 @@ def doctor(
     sys.exit(1 if any(finding.verdict == "stops" for finding in findings) else 0)
 
 
-@click.group(invoke_without_command=True, epilog="Example: ndctl hosts --json")
+@click.group(invoke_without_command=True, epilog="Example: ndctl hosts --all")
 @root_option
 @json_option
 @click.option(
-    "--all", "with_faded", is_flag=True, help="Include strikes that count less than 0.01."
+    "--all",
+    "with_all",
+    is_flag=True,
+    help="Every host that a known job uses or an incident names, and strikes below 0.01.",
 )
 @click.pass_context
-def hosts(ctx: click.Context, run_root: str | None, as_json: bool, with_faded: bool) -> None:
-    """Show the hosts that have strikes, per cluster, and the hosts that are excluded.
+def hosts(ctx: click.Context, run_root: str | None, as_json: bool, with_all: bool) -> None:
+    """Show the hosts that have strikes or a pin: whether jobs use them, and which job has them now.
 
-    The subcommands clear the strikes of a host or pin a host.
+    The subcommands show all about a host, clear its strikes, or pin it.
     """
-    from orchestrator.host_strikes import hosts_json, hosts_text, records, still_counting
+    from orchestrator.cli.fleet import print_table
+    from orchestrator.dashboard.fleet.host_table import host_json, host_lines
+    from orchestrator.host_strikes import hosts_text
     from orchestrator.job_paths import run_root_of
     from orchestrator.system import SystemClock
 
@@ -168,14 +174,54 @@ def hosts(ctx: click.Context, run_root: str | None, as_json: bool, with_faded: b
     if ctx.invoked_subcommand is not None:
         ctx.obj = root
         return
-    now = SystemClock().now()
-    found = records(root, now)
-    if not with_faded:
-        found = still_counting(found, now)
+    uses = _host_uses(root, run_root, faded=with_all)
+    shown = [one for one in uses if with_all or one.record is not None]
     if as_json:
-        print_json({"hosts": hosts_json(found)})
+        print_json({"hosts": [host_json(one) for one in shown]})
+    elif not shown:
+        say(f"no strikes in {root.absolute()}; `ndctl hosts --all` shows the hosts of all jobs")
     else:
-        say(hosts_text(found) or f"no strikes in {root.absolute()}")
+        print_table(lambda width: host_lines(shown, SystemClock().now(), width))
+        records = [(one.cluster, one.record) for one in shown if one.record is not None]
+        details = "\n".join(hosts_text({cluster: (record,)}) for cluster, record in records)
+        if details and not with_all:
+            say(f"\n{details}")
+
+
+def _host_uses(root: "Path", run_root: str | None, *, faded: bool) -> "list[HostUse]":
+    """Hosts with the strikes of one run root and the jobs of all that are known."""
+    from orchestrator.app.fleet.known_jobs import Scope, known_jobs
+    from orchestrator.app.fleet.summaries import Reader
+    from orchestrator.dashboard.fleet.host_table import host_uses
+    from orchestrator.host_strikes import records, still_counting
+    from orchestrator.system import SystemClock
+
+    clock = SystemClock()
+    found = records(root, clock.now())
+    if not faded:
+        found = still_counting(found, clock.now())
+    rows, _ = Reader(os.environ, clock).rows(
+        known_jobs(Scope(run_root=run_root), os.environ, clock)
+    )
+    return host_uses(found, rows)
+
+
+@hosts.command("show", epilog="Example: ndctl hosts show node7")
+@click.argument("names", metavar="HOST...", nargs=-1, required=True)
+@click.pass_obj
+def show_hosts(root: "Path", names: tuple[str, ...]) -> None:
+    """Show all about hosts: strikes with evidence, jobs that use them, incidents in all jobs."""
+    from orchestrator.dashboard.fleet.host_table import host_text
+    from orchestrator.errors import JobError
+
+    found = [one for one in _host_uses(root, None, faded=True) if one.host in names]
+    for name in names:
+        if name not in {one.host for one in found}:
+            raise JobError(
+                f"no known job has a host {name}, and there is nothing recorded about it",
+                fix="`ndctl hosts --all` lists all known hosts",
+            )
+    say("\n\n".join(host_text(one, None) for one in found))
 
 
 @hosts.command("clear", epilog="Example: ndctl hosts clear node7")

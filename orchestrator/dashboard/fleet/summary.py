@@ -10,6 +10,17 @@ from orchestrator.job.stage import ENDED, State
 from orchestrator.job.state import Run
 
 
+class HostIncident(Struct, frozen=True, kw_only=True):
+    """An incident whose culprit is on a host."""
+
+    at: float
+    host: str
+    attempt: int
+    kind: str
+    drill: bool
+    """A person caused it on purpose."""
+
+
 class JobSummary(Struct, frozen=True, kw_only=True):
     name: str
     state: State
@@ -48,6 +59,8 @@ class JobSummary(Struct, frozen=True, kw_only=True):
     submitted_at: float
     updated_at: float
     leader_alive: bool
+    incidents: tuple[HostIncident, ...] = ()
+    """Oldest first."""
 
     @property
     def is_over(self) -> bool:
@@ -88,6 +101,17 @@ def summary_of(snapshot: Snapshot) -> JobSummary:
         submitted_at=job.at,
         updated_at=snapshot.heard_at,
         leader_alive=snapshot.leader_alive,
+        incidents=tuple(
+            HostIncident(
+                at=one.at,
+                host=one.culprit.host,
+                attempt=one.attempt,
+                kind=one.failure or one.kind,
+                drill=one.drill is not None,
+            )
+            for one in run.history.incidents
+            if one.culprit.host is not None
+        ),
     )
 
 

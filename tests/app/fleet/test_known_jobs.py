@@ -199,3 +199,12 @@ def test_completion_knows_registered_jobs(elsewhere: Path) -> None:
 
     items = ShellComplete(cli, {}, "ndctl", "_C").get_completions(["status"], "e")
     assert [item.value for item in items] == [JOB]
+
+
+def test_hosts_of_all_jobs_are_shown_from_any_folder(elsewhere: Path) -> None:
+    assert "no strikes" in ndctl("hosts").output
+    hosts = ndctl_json("hosts", "--all")["hosts"]
+    assert [host["host"] for host in hosts] == ["host-0", "host-1"]
+    assert [job["name"] for job in hosts[0]["jobs"]] == [JOB]
+    assert f"used by {JOB}" in ndctl("hosts", "show", "host-1").output
+    assert ndctl("hosts", "show", "host-7").exit_code == exit_codes.BAD_JOB_STATE

@@ -7,9 +7,10 @@ from msgspec.structs import replace
 
 from orchestrator.contract.messages.events import StepReached
 from orchestrator.dashboard import format
+from orchestrator.dashboard.fleet.columns import text_of
 from orchestrator.dashboard.fleet.row import JobRow, in_order, is_old, is_trouble, row_json
 from orchestrator.dashboard.fleet.summary import JobSummary, effective_time, eta_s, summary_of
-from orchestrator.dashboard.fleet.table import table, text_of
+from orchestrator.dashboard.fleet.table import table
 from orchestrator.seams import LaunchStatus
 from tests.dashboard.dashboard_story import START, broken, finished, metrics, recovered, started
 from tests.dashboard.test_status import snapshot
