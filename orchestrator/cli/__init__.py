@@ -59,6 +59,7 @@ for _command in (
     jobs.logs,
     jobs.events,
     jobs.dashboard,
+    fleet.wait,
     jobs.cancel,
     fleet.prune,
     serving.serve,

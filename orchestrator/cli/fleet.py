@@ -1,4 +1,4 @@
-"""Commands about all jobs of a user or a site: `list`, `prune`."""
+"""Commands about all jobs of a user or a site: `list`, `wait`, `prune`."""
 
 import os
 import shutil
@@ -10,12 +10,15 @@ import click
 
 from orchestrator.cli.options import (
     complete_job,
+    find_all,
+    jobs_argument,
     json_option,
     place_options,
     print_json,
     root_option,
     say,
     say_line,
+    time_span,
     warn,
 )
 
@@ -193,14 +196,45 @@ def _watch(scope: "Scope", states: frozenset[str], reader: "Reader") -> None:
         sys.exit(130)
 
 
-AGES = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
+@click.command(
+    epilog="Example: ndctl wait quickstart --timeout 2h && ndctl submit next.yaml\n\n"
+    "Exit codes: 0 all succeeded, or are in a state of --for; 1 failed; 7 cancelled; 5 succeeded"
+    " without the state of --for; 124 timed out."
+)
+@jobs_argument
+@click.option(
+    "--for",
+    "states",
+    multiple=True,
+    callback=_states,
+    metavar="STATE",
+    help="Wait for this state; several: RUNNING,RECOVERING.  [the end]",
+)
+@click.option(
+    "--timeout", "timeout_s", callback=time_span, metavar="SPAN", help="90s, 10m, 12h.  [none]"
+)
+@root_option
+@place_options
+def wait(
+    jobs: tuple[str, ...],
+    states: frozenset[str],
+    timeout_s: float | None,
+    run_root: str | None,
+    place: "Place | None",
+) -> None:
+    """Wait until jobs have ended, or are in a given state. Ctrl-C leaves them running."""
+    from typing import cast
 
+    from orchestrator.app.fleet.waiting import wait_for
+    from orchestrator.job.stage import ENDED, State
+    from orchestrator.system import SystemClock
 
-def _age(ctx: click.Context, param: click.Parameter, text: str) -> float:
-    number, unit = text[:-1], text[-1:]
-    if unit not in AGES or not number.isdigit():
-        raise click.BadParameter(f"{text} is not an age such as 12h, 30d or 8w")
-    return float(number) * AGES[unit]
+    found = [one for one, _ in find_all(jobs, run_root, place)]
+    wanted = cast("frozenset[State]", states or frozenset(ENDED))
+    try:
+        sys.exit(wait_for(found, wanted, timeout_s, os.environ, SystemClock(), say))
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 @click.command(epilog="Example: ndctl prune 'sweep-*' --older-than 7d --state FAILED,CANCELLED")
@@ -209,7 +243,7 @@ def _age(ctx: click.Context, param: click.Parameter, text: str) -> float:
     "--older-than",
     "older_than_s",
     default="30d",
-    callback=_age,
+    callback=time_span,
     metavar="AGE",
     help="Only runs that ended so long ago: 12h, 30d, 8w.  [30d]",
 )

@@ -18,6 +18,7 @@ from orchestrator.cli.options import (
     print_json,
     root_option,
     say,
+    since_option,
     warn,
 )
 
@@ -123,22 +124,44 @@ def diagnose(target: str, run_root: str | None, attempt: int | None, as_json: bo
         say(text)
 
 
-@click.command(epilog="Example: ndctl logs quickstart --rank 1 --attempt 1")
+def _pattern(ctx: click.Context, param: click.Parameter, pattern: str | None) -> str:
+    if pattern is None:
+        return ""
+    from orchestrator.diagnosis.logs.patterns import problem_of
+
+    if (problem := problem_of(pattern)) is not None:
+        raise click.BadParameter(f"it must be {problem[0]}; {problem[1]}")
+    return pattern
+
+
+@click.command(epilog="Example: ndctl logs quickstart -f --grep 'loss|error' --since 10m")
 @job_argument
 @root_option
 @place_options
 @click.option("--rank", type=int, help="Only the log of this rank.")
+@click.option("--host", "hosts", multiple=True, metavar="HOST", help="Only logs of this host.")
 @click.option("--attempt", type=int, help="Logs of this attempt. [newest]")
 @click.option("--tail", type=int, metavar="N", help="Only the last N lines of each log.")
-@click.option("--follow", is_flag=True, help="Print new lines until the job ends.")
+@since_option
+@click.option(
+    "--grep",
+    "pattern",
+    callback=_pattern,
+    metavar="REGEX",
+    help="Only lines that match, in any case (RE2).",
+)
+@click.option("-f", "--follow", is_flag=True, help="Print new lines until the job ends.")
 @click.option("--agents", is_flag=True, help="Logs of the agents and the leader, not of the ranks.")
 def logs(  # noqa: PLR0913 - click hands over one argument for each option
     job: str,
     run_root: str | None,
     place: "Place | None",
     rank: int | None,
+    hosts: tuple[str, ...],
     attempt: int | None,
     tail: int | None,
+    since_s: float | None,
+    pattern: str,
     follow: bool,
     agents: bool,
 ) -> None:
@@ -146,28 +169,32 @@ def logs(  # noqa: PLR0913 - click hands over one argument for each option
     from orchestrator.app.remote import fetch_logs, kept_fresh, settled
     from orchestrator.app.snapshots import asker
     from orchestrator.dashboard.follow.follow_loop import EndDetector, agent_lines, log_lines
+    from orchestrator.dashboard.follow.log_filter import LogFilter, wanted
     from orchestrator.system import SystemClock
 
-    if agents and (follow or rank is not None or attempt is not None):
+    if agents and (follow or hosts or rank is not None or attempt is not None):
         raise click.UsageError(
-            "--agents takes no --rank, --attempt or --follow: one agent log covers all attempts"
+            "--agents takes no --rank, --host, --attempt or --follow: one agent log covers all"
+            " attempts"
         )
     found, clock = find(job, run_root, place), SystemClock()
+    since = None if since_s is None else clock.now() - since_s
+    given = LogFilter(now=clock.now(), since=since, pattern=pattern)
     missing = fetch_logs(found, rank, attempt)
     for words in missing[:MOST_MISSING]:
         warn(words)
     if len(missing) > MOST_MISSING:
         warn(f"logs of {len(missing) - MOST_MISSING:,} more pods could not be read")
     if agents:
-        for line in agent_lines(found.run_dir, tail):
+        for line in wanted(agent_lines(found.run_dir, tail), given):
             _say_line(line)
         return
     ask = asker(found, os.environ, clock)
     ended = settled(found, EndDetector(found.run_dir, clock, ask), clock)
-    lines = log_lines(found.run_dir, clock, ended, rank, attempt, tail, follow)
+    lines = log_lines(found.run_dir, clock, ended, rank, attempt, tail, follow, hosts)
     try:
         with kept_fresh(found, logs=True) if follow else contextlib.nullcontext():
-            for line in lines:
+            for line in wanted(lines, given):
                 _say_line(line)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -180,26 +207,50 @@ def _say_line(line: "LogLine") -> None:
     say(f" {line.text}", label=f"[{line.file.label}]", fg=colour, dim=colour is None)
 
 
-@click.command(epilog="Example: ndctl events quickstart")
+@click.command(epilog="Example: ndctl events quickstart -f --since 1h")
 @job_argument
 @root_option
 @place_options
+@click.option("-f", "--follow", is_flag=True, help="Print new events until the job ends.")
+@since_option
+@click.option("--heartbeats", is_flag=True, help="Show each late heartbeat. [counted]")
 @json_option
-def events(job: str, run_root: str | None, place: "Place | None", as_json: bool) -> None:
+def events(  # noqa: PLR0913 - click hands over one argument for each option
+    job: str,
+    run_root: str | None,
+    place: "Place | None",
+    follow: bool,
+    since_s: float | None,
+    heartbeats: bool,
+    as_json: bool,
+) -> None:
     """Print the events and decisions of a job in order of time.
 
     With --json, print the lines of the journal.
     """
-    from orchestrator.dashboard.event_text import event_line, sort_by_time
-    from orchestrator.journal.journal import read, to_json
+    from orchestrator.app.remote import kept_fresh
+    from orchestrator.app.snapshots import asker
+    from orchestrator.dashboard.event_text import event_time
+    from orchestrator.dashboard.follow.events import event_batches, event_lines
+    from orchestrator.dashboard.follow.follow_loop import EndDetector
+    from orchestrator.journal.journal import to_json
+    from orchestrator.system import SystemClock
 
-    entries = read(find(job, run_root, place).run_dir.journal)
-    if as_json:  # keep the order of the journal, so that it can be replayed
-        for entry in entries:
-            print_json(to_json(entry), indent=None)
-        return
-    for entry in sort_by_time(entries):
-        say(event_line(entry, None))
+    found, clock = find(job, run_root, place), SystemClock()
+    since = 0.0 if since_s is None else clock.now() - since_s
+    ended = EndDetector(found.run_dir, clock, asker(found, os.environ, clock))
+    try:
+        with kept_fresh(found) if follow else contextlib.nullcontext():
+            for entries in event_batches(found.run_dir, clock, ended, follow=follow):
+                if not as_json:
+                    for line in event_lines(entries, None, since, heartbeats=heartbeats):
+                        say(line)
+                    continue
+                for entry in entries:  # in the order of the journal, so that it can be replayed
+                    if event_time(entry.event) >= since:
+                        print_json(to_json(entry), indent=None)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 @click.command(epilog="Example: ndctl dashboard quickstart   (q quits)")

@@ -124,6 +124,28 @@ def place_options(verb: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+
+def time_span(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    """Seconds of `90s`, `10m`, `12h`, `30d` or `8w`."""
+    if text is None:
+        return None
+    number, unit = text[:-1], text[-1:]
+    if unit not in UNITS or not (number.isascii() and number.isdigit()):
+        raise click.BadParameter(f"{text} is not a time span such as 90s, 10m, 12h, 30d or 8w")
+    return float(number) * UNITS[unit]
+
+
+since_option = click.option(
+    "--since",
+    "since_s",
+    callback=time_span,
+    metavar="SPAN",
+    help="Only the last 90s, 10m, 12h, 30d.",
+)
+
+
 def keys_with_values(
     ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[str, ...]:

@@ -62,10 +62,10 @@ from orchestrator.journal.journal import Entry
 
 def sort_by_time(entries: Iterable[Entry]) -> list[Entry]:
     """Entries with equal times keep the order of the journal, where a cause precedes its effect."""
-    return sorted(entries, key=lambda entry: _event_time(entry.event))
+    return sorted(entries, key=lambda entry: event_time(entry.event))
 
 
-def _event_time(event: Event) -> float:
+def event_time(event: Event) -> float:
     """The time to show for `event`."""
     # `at` of a stopped rank is its last heartbeat, possibly long before it was told to stop.
     # Show the time when its end was detected, so that it does not precede the order to stop.
@@ -78,7 +78,7 @@ def event_line(entry: Entry, zone: tzinfo | None) -> str:
     """`2026-01-09 14:03:22 UTC  rank 1 on host-0 was killed by SIGKILL -> stop attempt 1 (…)`."""
     decided = "".join(f" -> {describe_action(action)}" for action in entry.actions)
     line = f"{describe_event(entry.event)}{decided}"
-    return f"{format.date_time(_event_time(entry.event), zone)}  {format.one_line(line)}"
+    return f"{format.date_time(event_time(entry.event), zone)}  {format.one_line(line)}"
 
 
 def describe_action(action: Action) -> str:  # noqa: C901 - a case a kind

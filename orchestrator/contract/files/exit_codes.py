@@ -17,6 +17,8 @@ BAD_JOB_STATE = 5
 BACKEND = 6
 CANCELLED = 7
 """`submit --follow` saw that the job was cancelled."""
+TIMED_OUT = 124
+"""`ndctl wait` reached its timeout, as the command `timeout` does. The jobs keep running."""
 REFUSED = 78
 """A rank refuses its configuration (sysexits' EX_CONFIG). A restart would fail in the same way."""
 UNSTABLE = 79

@@ -1,6 +1,6 @@
 """The loops of `ndctl submit --follow` and `ndctl logs`, which run until the job ends."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from msgspec.structs import replace
 
@@ -22,7 +22,7 @@ from orchestrator.dashboard.scheduler_status import Ask, SchedulerPoll
 from orchestrator.dashboard.snapshot import read_snapshot
 from orchestrator.dashboard.view import effective_state
 from orchestrator.errors import JobError
-from orchestrator.job.stage import ENDED
+from orchestrator.job.stage import ENDED, State
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import fold
 from orchestrator.journal.journal import Tail, has_writer
@@ -95,15 +95,19 @@ class EndDetector:
         """The scheduler's last answer about a job without a leader."""
 
     def __call__(self) -> bool:
+        return self.state() in ENDED
+
+    def state(self) -> State | None:
+        """The state at present; None while an ended job may still write its last lines."""
         alive = has_writer(self.run_dir.journal)  # before the journal is read: see `read_snapshot`
         self.run = fold((entry.event for entry in self.entries.each()), self.run)
         self.seen = self.holding(self.run, alive)
         # The scheduler has ended the job, but its hosts may still write a last checkpoint and a
         # journal line about it.
         if self.seen is not None and self.seen.leaving:
-            return False
+            return None
         now = self.clock.now()
-        return effective_state(self.run, alive, now, launch_status=self.seen).state in ENDED
+        return effective_state(self.run, alive, now, launch_status=self.seen).state
 
     @property
     def unknown(self) -> str:
@@ -137,11 +141,12 @@ def log_lines(  # noqa: PLR0913 - one argument per option of `ndctl logs`
     attempt: int | None,
     tail: int | None,
     follow: bool,
+    hosts: Collection[str] = (),
 ) -> Iterator[LogLine]:
     """The lines of `ndctl logs`. For a job without an attempt these are the agents' logs.
 
     Raises:
-        JobError: there is no log of that attempt or rank.
+        JobError: there is no log of that attempt, rank or host.
     """
     if follow:
         yield from follow_logs(
@@ -151,20 +156,24 @@ def log_lines(  # noqa: PLR0913 - one argument per option of `ndctl logs`
             rank=rank,
             attempt=attempt,
             tail=tail,
+            hosts=hosts,
         )
         if attempts(run_dir):
             return
         # The job ended before its first attempt: fall through to the agents' logs.
     there = attempts(run_dir)
     lines_needed = attempt if attempt is not None else max(there, default=1)
-    files = log_files(run_dir, lines_needed, rank)
-    if not there and attempt is None and rank is None:
+    files = log_files(run_dir, lines_needed, rank, hosts)
+    if not there and attempt is None and rank is None and not hosts:
         yield from agent_lines(run_dir, tail)
         return
     if not files:
         known = ", ".join(map(str, there)) or "none yet"
+        of_rank = f", rank {rank}" if rank is not None else ""
+        of_hosts = f", host {', '.join(hosts)}" if hosts else ""
         raise JobError(
-            f"no log of attempt {lines_needed}" + (f", rank {rank}" if rank is not None else ""),
-            fix=f"attempts with logs: {known}; ranks count from 0",
+            f"no log of attempt {lines_needed}{of_rank}{of_hosts}",
+            fix=f"attempts with logs: {known}; ranks count from 0;"
+            " `ndctl describe JOB` lists the hosts",
         )
     yield from read_logs(files, tail)

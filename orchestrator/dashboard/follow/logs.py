@@ -11,7 +11,7 @@ import heapq
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,8 +66,11 @@ def attempts(run_dir: RunDir) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def log_files(run_dir: RunDir, attempt: int, rank: int | None = None) -> list[LogFile]:
-    """Log files in rank order, then torchrun's. With `rank`: only the file of that rank."""
+def log_files(
+    run_dir: RunDir, attempt: int, rank: int | None = None, hosts: Collection[str] = ()
+) -> list[LogFile]:
+    """Log files in rank order, then torchrun's. With `rank`: only the file of that rank. With
+    `hosts`: only files of these hosts."""
     files = []
     for path in (run_dir.logs / f"attempt-{attempt}").glob("*/*.log"):
         match = re.fullmatch(r"rank-(\d+)", path.stem)
@@ -76,6 +79,8 @@ def log_files(run_dir: RunDir, attempt: int, rank: int | None = None) -> list[Lo
             files.append(LogFile(path=path, host=path.parent.name, rank=number))
     if rank is not None:
         files = [file for file in files if file.rank == rank]
+    if hosts:
+        files = [file for file in files if file.host in hosts]
     return sorted(files, key=lambda file: (file.rank is None, file.rank or 0, file.host))
 
 
@@ -180,7 +185,7 @@ class _FollowedLog:
             yield LogLine(file=self.file, text=_text(line))
 
 
-def follow_logs(
+def follow_logs(  # noqa: PLR0913 - one argument per option of `ndctl logs`
     run_dir: RunDir,
     *,
     clock: Clock,
@@ -188,6 +193,7 @@ def follow_logs(
     rank: int | None = None,
     attempt: int | None = None,
     tail: int | None = None,
+    hosts: Collection[str] = (),
 ) -> Iterator[LogLine]:
     """Yields new lines until `ended()` is true.
 
@@ -203,7 +209,7 @@ def follow_logs(
             later = [] if attempt else [n for n in attempts(run_dir) if n > newest]
             skip = tail if turn == 0 else None
             for number in (newest, *later):
-                _add_new_files(growing, log_files(run_dir, number, rank), number, skip)
+                _add_new_files(growing, log_files(run_dir, number, rank, hosts), number, skip)
             newest = max([newest, *later])
         for log in list(growing.values()):
             yield from log.more(last=over or log.attempt < newest)

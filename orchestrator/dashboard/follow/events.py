@@ -1,0 +1,74 @@
+"""The lines of `ndctl events`: in order of time, with heartbeats that came late and recovered
+folded, and on request as they happen."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import tzinfo
+
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.events import HealthChanged
+from orchestrator.dashboard import format
+from orchestrator.dashboard.event_text import event_line, event_time, sort_by_time
+from orchestrator.journal.journal import Entry, Tail
+from orchestrator.seams import Clock
+
+POLL_S = 0.5
+NOISE = ("slow", "ok")
+"""Late heartbeats, and their end. Heartbeats that stop are `silent`, which is no noise."""
+
+
+def event_batches(
+    run_dir: RunDir, clock: Clock, ended: Callable[[], bool], *, follow: bool
+) -> Iterator[tuple[Entry, ...]]:
+    """The journal, then with `follow` what is added until the job ends."""
+    tail = Tail(run_dir.journal)
+    yield tail.more()
+    while follow:
+        over = ended()  # before the last read, so that no line is missed
+        yield tail.more()
+        if over:
+            return
+        clock.sleep(POLL_S)
+
+
+def event_lines(
+    entries: Iterable[Entry], zone: tzinfo | None, since: float = 0.0, *, heartbeats: bool = False
+) -> Iterator[str]:
+    """A line for each entry from `since` on, in order of time.
+
+    Args:
+        heartbeats: show each change of a late heartbeat. Otherwise one line counts those between
+            two other events.
+    """
+    late: list[Entry] = []
+    for entry in sort_by_time(entries):
+        if event_time(entry.event) < since:
+            continue
+        if _is_noise(entry) and not heartbeats:
+            late.append(entry)
+            continue
+        yield from _folded(late, zone)
+        late = []
+        yield event_line(entry, zone)
+    yield from _folded(late, zone)
+
+
+def _is_noise(entry: Entry) -> bool:
+    event = entry.event
+    return isinstance(event, HealthChanged) and event.health in NOISE and not entry.actions
+
+
+def _folded(late: Sequence[Entry], zone: tzinfo | None) -> Iterator[str]:
+    """One change is shown as it is."""
+    if len(late) < 2:
+        yield from (event_line(entry, zone) for entry in late)
+        return
+    events = [entry.event for entry in late if isinstance(entry.event, HealthChanged)]
+    ranks = {rank for event in events for a, b in event.ranks for rank in range(a, b + 1)}
+    oldest = max(event.age_s for event in events)
+    first = format.date_time(event_time(late[0].event), zone)
+    until = format.duration(event_time(late[-1].event) - event_time(late[0].event))
+    times = sum(event.health == "slow" for event in events)
+    yield (
+        f"{first}  {format.rank_list(tuple(sorted(ranks)))}: late heartbeat"
+        f" ({format.count(times, 'time')} in {until}, at most {format.duration(oldest)} ago)"
+    )
