@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class LogFilter(Struct, frozen=True, kw_only=True):
     now: float = 0.0
     since: float | None = None
-    """Unix time. Lines have no year, so it must be less than a year ago. A line without a time belongs to the line before it in its file. A file in which
-    no line has a time counts from its last change."""
+    """Unix time, less than a year ago, because lines have no year. A line without a time belongs to
+    the line before it in its file. A file without any time counts from its last change."""
     pattern: str = ""
     """A regular expression of RE2, case-insensitive; empty: every line."""
     zone: tzinfo | None = None

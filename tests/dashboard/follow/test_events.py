@@ -9,7 +9,12 @@ import pytest
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.contract.messages.events import CancelRequested, HealthChanged, StepReached
+from orchestrator.contract.messages.events import (
+    CancelRequested,
+    Event,
+    HealthChanged,
+    StepReached,
+)
 from orchestrator.dashboard.follow.events import event_batches, event_lines
 from orchestrator.dashboard.follow.log_filter import LogFilter, wanted
 from orchestrator.dashboard.follow.logs import LogFile, LogLine
@@ -34,8 +39,8 @@ def reached(at: float, step: int) -> StepReached:
 
 def noisy() -> list[Entry]:
     at = START + 100
-    more = [late(at + n, ("slow", "ok")[n % 2], n % 3, age_s=2 + n) for n in range(6)]
-    ends = [reached(at + 10, 5), late(at + 11, "slow", 3), late(at + 12, "silent", 3)]
+    more: list[Event] = [late(at + n, ("slow", "ok")[n % 2], n % 3, age_s=2 + n) for n in range(6)]
+    ends: list[Event] = [reached(at + 10, 5), late(at + 11, "slow", 3), late(at + 12, "silent", 3)]
     return journal([*started(), *more, *ends])
 
 
