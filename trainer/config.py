@@ -12,7 +12,7 @@ from orchestrator.contract.devices import compute_dtype
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD, demand
-from orchestrator.contract.spec.train_spec import BY_OPERATION
+from orchestrator.contract.spec.train_spec import BY_OPERATION, TrainSpec
 from orchestrator.errors import TrainingError
 from trainer.measure.report import check_writers
 
@@ -59,15 +59,25 @@ def complete(config: TrainingConfig, world_size: int) -> TrainingConfig:
         TrainingError: the configuration is well-formed, but this trainer cannot do what it asks.
     """
     try:
-        kind = config.train.activation_checkpointing
-        train = replace(config.train, activation_checkpointing="none" if kind == "auto" else kind)
-        config = replace(config, parallel=config.parallel.filled(world_size), train=train)
+        parallel, train = config.parallel.filled(world_size), _without_auto(config.train)
+        config = replace(config, parallel=parallel, train=train)
     except Invalid as exc:
         raise TrainingError(str(exc)) from exc
     _check(config, world_size)
     _check_training(config)
     check_writers(config.train)
     return config
+
+
+def _without_auto(train: TrainSpec) -> TrainSpec:
+    """`train` with the keys decided that a planner decides otherwise."""
+    kind, float8 = train.activation_checkpointing, train.float8 is True
+    return replace(
+        train,
+        activation_checkpointing="none" if kind == "auto" else kind,
+        compile=float8 if train.compile == "auto" else train.compile,
+        float8=float8,
+    )
 
 
 def _check(config: TrainingConfig, world_size: int) -> None:

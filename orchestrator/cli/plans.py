@@ -163,7 +163,8 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
         print_as(as_json, table, zero_json, describe_zero)
     else:
         planned = plan_for(spec, overrides, inventory, purpose=purpose)
-        print_as(as_json, planned.plan, explain.plan_json, explain.describe_plan)
+        priced = plans.with_prices(planned)
+        print_as(as_json, priced, explain.plan_json, explain.describe_plan)
 
 
 @click.command(epilog="Example: ndctl inventory --inventory examples/inventories/h100.yaml")

@@ -8,6 +8,7 @@ from msgspec import Struct, field
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.contract.spec.train_spec import Checkpointing
+from orchestrator.contract.spec.types import Auto
 
 RESERVE = ("communication", "context", "slack")
 """Items of memory that torch.cuda.max_memory_allocated does not count."""
@@ -97,12 +98,30 @@ class Choice(Struct, frozen=True, kw_only=True):
     activation_checkpointing: str
     reshard_after_forward: bool | int
     reduce_gradients: Literal["each", "last"] = "last"
+    compile: bool = False
+    float8: bool = False
+    loss_chunks: int | Auto = "auto"
     schedule: str | None
     """Pipeline schedule; None without a pipeline."""
     step_s: float
     tokens_per_second_per_device: float
     mfu: float
     peak_bytes: int
+
+
+class Price(Struct, frozen=True, kw_only=True):
+    """What it costs that a spec fixes some keys."""
+
+    fixed: Mapping[str, str]
+    """Path of a key to the value in the spec, as text."""
+    edits: Mapping[str, str]
+    """Path of a key to the value that allows a faster plan, as text."""
+    choice: Choice
+    """The best plan then."""
+    share: float
+    """Share by which a step takes longer with the fixed keys."""
+    changes_numbers: bool = False
+    """The faster plan computes in another number format."""
 
 
 class Rejected(Struct, frozen=True, kw_only=True):
@@ -139,6 +158,10 @@ class Plan(Struct, frozen=True, kw_only=True):
     """The spec's choice, with `auto` decided."""
     reshard_after_forward: bool | int = True
     reduce_gradients: Literal["each", "last"] = "last"
+    compile: bool = False
+    float8: bool = False
+    loss_chunks: int | Auto = "auto"
+    """`auto`: as many as the trainer takes by itself."""
     pipeline: PipelineSpec = field(default_factory=PipelineSpec)
     """Also decided, if pp is more than 1."""
     hosts: tuple[str, ...]
@@ -158,7 +181,12 @@ class Plan(Struct, frozen=True, kw_only=True):
     profile: str | None = None
     """Hardware profile of the prediction of memory and time."""
     alternatives: tuple[Choice, ...] = ()
-    """The next best meshes, each with its best settings; best first."""
+    """The best plans of other kinds of meshes (other axes in use), the fastest first. One of them
+    is faster than the plan if `comparison` is given."""
+    comparison: str | None = None
+    """Why a faster alternative was not chosen; None: no alternative is faster."""
+    prices: tuple[Price, ...] = ()
+    """What fixed keys cost, the highest price first; empty if it was not asked for."""
     rejected: tuple[Rejected, ...] = ()
     methods: Mapping[str, str] = field(default_factory=dict)
     """Axis (pipeline, data, context, tensor, …) -> how it works, in words, for axes in use."""
@@ -204,6 +232,9 @@ class Plan(Struct, frozen=True, kw_only=True):
             activation_checkpointing=self.activation_checkpointing,
             reshard_after_forward=self.reshard_after_forward,
             reduce_gradients=self.reduce_gradients,
+            compile=self.compile,
+            float8=self.float8,
+            loss_chunks=self.loss_chunks,
             schedule=self.schedule,
             step_s=self.time.step_s,
             tokens_per_second_per_device=self.time.tokens_per_second_per_device,

@@ -1,7 +1,8 @@
 """Constants of the performance model: how much of their nominal rates devices and links reach.
 
 The numbers are data: `calibration/devices.toml` and `calibration/links.toml` have them with meaning
-and source. `calibration/ranges.toml` has the errors of the model on published training runs.
+and source. `calibration/ranges.toml` has the errors of the model on published training runs, and
+`calibration/comparison.toml` those of comparing two of them.
 """
 
 from collections.abc import Mapping
@@ -56,6 +57,16 @@ class ErrorRange(Struct, frozen=True, kw_only=True):
     sources: int
 
 
+class Comparison(Struct, frozen=True, kw_only=True):
+    """How well the model compares two meshes: pairs of published runs of one model on the same
+    hosts with other meshes. Written by `python -m benchmarks.planner_comparison --write`."""
+
+    typical: Amount
+    """Median error of the ratio of two speeds. An error that both plans share cancels out."""
+    pairs: int
+    sources: int
+
+
 class LinkCalibration(Struct, frozen=True, kw_only=True):
     """See `calibration/links.toml`."""
 
@@ -89,5 +100,6 @@ class Calibration(Struct, frozen=True, kw_only=True):
     """Name of the table in `calibration/devices.toml`."""
     ranges: tuple[ErrorRange, ...]
     """The most similar runs first."""
+    comparison: Comparison
     links: Mapping[str, LinkCalibration]
     """One entry for every kind of link."""

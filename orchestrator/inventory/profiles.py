@@ -59,7 +59,8 @@ def _calibration(data: Mapping[str, Any]) -> dict[str, Any]:
     if not own:
         found["certainty"] = "guessed"
     ranges = [one for one in _table("ranges")["range"] if one["architecture"] in (name, "any")]
-    return found | {"architecture": name, "ranges": ranges, "links": links}
+    found |= {"architecture": name, "ranges": ranges, "links": links}
+    return found | {"comparison": _table("comparison")}
 
 
 @cache

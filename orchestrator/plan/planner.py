@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from orchestrator.contract.devices import compute_dtype
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.plan import PlacementCost, Plan, Traffic
+from orchestrator.contract.plan import PlacementCost, Plan, Price, Traffic
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.errors import PlanError
 from orchestrator.inventory.generate import LEVELS as SWITCHES
@@ -24,13 +24,15 @@ from orchestrator.plan.placement.arrange import arrange
 from orchestrator.plan.search.admitted import first_mesh, likely_mesh
 from orchestrator.plan.search.alternatives import nearest_plans
 from orchestrator.plan.search.best import Found, search
-from orchestrator.plan.search.hosts import fabric_of, with_fewest_hosts
+from orchestrator.plan.search.edits import show_value, value_at
+from orchestrator.plan.search.hosts import fabric_of, with_fewest_hosts, with_hosts
+from orchestrator.plan.search.prices import FixedKeys, price_list
 from orchestrator.plan.search.rule import Hosts, Refusal, Request
 from orchestrator.plan.search.rules import refusals
 from orchestrator.plan.search.search_space import Option, Space
 from orchestrator.plan.search.smallest_change import SpecChange, smallest_changes
 from orchestrator.plan.show.methods import methods_of
-from orchestrator.plan.show.notes import dtype_notes, notes_of
+from orchestrator.plan.show.notes import comparison_of, dtype_notes, notes_of
 
 
 def plan(
@@ -59,6 +61,35 @@ def plan(
     made = _plan_of(space, inventory, found)
     made = corrected(made, found.options[0].setup, space.fabric, earlier)
     return replace(made, notes=(*made.notes, *dtype_notes(spec, space)))
+
+
+def with_prices(made: Plan, spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Plan:
+    """`made`, a plan for `spec` on `inventory`, with what the fixed keys of `spec` cost. This takes
+    about as long as planning.
+
+    Raises:
+        PlanError: `made` is not a plan for `spec`.
+    """
+    # Prices are step times, which the objective `memory` does not look at.
+    if spec.objective == "memory" or made.time is None:
+        return made
+    space = with_hosts(_space(spec, inventory, shape_of(config)), len(made.hosts))
+    step_s = min([made.time.step_s, *(one.step_s for one in made.alternatives)])
+    waits_s = sum(one.exposed_seconds for one in made.communication if one.axis == "cp")
+    prices = (_price_of(space, one) for one in price_list(space, step_s, waits_s))
+    return replace(made, prices=tuple(prices))
+
+
+def _price_of(space: Space, found: FixedKeys) -> Price:
+    choice = _decided(found.option, space.spec.cluster.gpus_per_host).choice
+    assert choice is not None
+    return Price(
+        fixed={path: show_value(value_at(space.spec, path)) for path in found.edits},
+        edits={path: show_value(value) for path, value in found.edits.items()},
+        choice=choice,
+        share=found.share,
+        changes_numbers=found.changes_numbers,
+    )
 
 
 def memory_changes(
@@ -149,6 +180,7 @@ def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
             for option in others
             if (choice := _decided(option, spec.cluster.gpus_per_host).choice)
         ),
+        comparison=comparison_of(space, found.options),
         rejected=found.rejected,
         methods=methods_of(setup),
         notes=notes_of(space, setup, inventory),
@@ -165,6 +197,9 @@ def _decided(option: Option, ranks_per_host: int) -> Plan:
         activation_checkpointing=setup.checkpointing,
         reshard_after_forward=setup.reshard,
         reduce_gradients=setup.reduce,
+        compile=setup.compile,
+        float8=setup.float8,
+        loss_chunks=setup.loss_chunks,
         pipeline=replace(setup.pipeline, stages_per_rank=setup.pipeline.stages),
         hosts=(),
         ranks_per_host=ranks_per_host,

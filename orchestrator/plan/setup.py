@@ -83,7 +83,8 @@ def setup_of(
     kind: Checkpointing,
     pipeline: PipelineSpec | None = None,
 ) -> Setup:
-    """The setup for `spec` with all open keys decided. `pipeline` defaults to that of the spec."""
+    """The setup for `spec` with all open keys decided. `pipeline` defaults to that of the spec.
+    `compile` and `float8` are off if they are `auto`."""
     train, parallel, fsdp = spec.train, spec.parallel, spec.parallel.fsdp
     return Setup(
         shape=shape,
@@ -107,7 +108,7 @@ def setup_of(
         optimizer=train.optimizer.name,
         state_dtype=train.optimizer.state_dtype,
         loss_chunks=train.loss_chunks,
-        compile=train.compile,
-        float8=train.float8,
+        compile=train.compile is True,
+        float8=train.float8 is True,
         lora=spec.model.lora,
     )

@@ -16,8 +16,8 @@ def trainer_config(
     """The trainer's configuration, with the plan's value for each `auto` and the model's config
     inline.
 
-    The trainer decides `auto` itself for data formats, module classes, the number format, chunks of
-    the loss and steps that run ahead.
+    The trainer decides `auto` itself for data formats, module classes, the number format, the usual
+    chunks of the loss and steps that run ahead.
     """
     assert plan.micro_batch_size is not None
     fsdp, limits = spec.parallel.fsdp, spec.resilience
@@ -34,6 +34,9 @@ def trainer_config(
             spec.train,
             micro_batch_size=plan.micro_batch_size,
             activation_checkpointing=plan.activation_checkpointing,
+            compile=plan.compile,
+            float8=plan.float8,
+            loss_chunks=plan.loss_chunks,
         ),
         checkpoint=spec.checkpoint,
         parallel=replace(spec.parallel, fsdp=fsdp, pipeline=plan.pipeline, **asdict(plan.mesh)),

@@ -37,6 +37,8 @@ class Found(Struct, frozen=True):
     spec: CommonSpec
     """Includes what the plan requests from the scheduler, such as a topology."""
     plan: Plan
+    inventory: "Inventory"
+    """The hosts that the plan was chosen from."""
     notes: tuple[str, ...] = ()
     """Facts that were found in the cluster and are not in the spec."""
 
@@ -138,7 +140,7 @@ def planned_as_given(
     inventory = hosts_given(slurm(), gpu_table(environ), cluster, given.nodes)
     found = _plan(spec, inventory, config, _earlier(spec, environ, None, "submit", None))
     cluster = replace(cluster, spare_hosts=count - cluster.hosts)
-    return Found(replace(spec, cluster=cluster), found)
+    return Found(replace(spec, cluster=cluster), found, inventory)
 
 
 def inventory_for(
@@ -221,13 +223,13 @@ def _planned_on(
     """Plan on given hosts. `kueue`: topology levels that Kueue supports."""
     found = _plan(spec, hosts, config, earlier)
     if spec.cluster.backend != "kubernetes":
-        return Found(spec, found)
+        return Found(spec, found, hosts)
     from orchestrator.inventory.kubernetes.request import request_of_spec, requested
 
     kubernetes, spares = spec.cluster.kubernetes, spec.cluster.spare_hosts
     asks = request_of_spec(found, hosts, kubernetes, spares=spares, kueue=kueue)
     found = replace(found, notes=(*found.notes, *asks.notes))
-    return Found(_with(spec, requested(kubernetes, asks)), found)
+    return Found(_with(spec, requested(kubernetes, asks)), found, hosts)
 
 
 def _with(spec: CommonSpec, kubernetes: KubernetesSpec) -> CommonSpec:
@@ -255,7 +257,7 @@ def _planned_on_slurm(
     found = replace(found, notes=(*found.notes, *undo, *hosts.notes))
     asks = request_of(found, hosts.inventory, hosts.topology, spec.cluster.spare_hosts)
     cluster = replace(spec.cluster, slurm=requested(spec.cluster.slurm, asks))
-    return Found(replace(spec, cluster=cluster), found)
+    return Found(replace(spec, cluster=cluster), found, hosts.inventory)
 
 
 def _excluded_on_slurm(
@@ -316,7 +318,7 @@ def _planned_on_kubernetes(
         found, hosts.inventory, hosts.nodes, kubernetes, spares=spares, kueue=hosts.kueue
     )
     found = replace(found, notes=(*found.notes, *hosts.notes, *asks.notes))
-    return Found(_with(spec, requested(kubernetes, asks)), found)
+    return Found(_with(spec, requested(kubernetes, asks)), found, hosts.inventory)
 
 
 def _gang(spec: CommonSpec, environ: Mapping[str, str]) -> "Gang":

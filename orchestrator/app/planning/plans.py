@@ -34,6 +34,8 @@ class Planned(Struct, frozen=True, kw_only=True):
 
     spec: CommonSpec
     plan: Plan
+    inventory: "Inventory"
+    """The hosts that the plan was chosen from."""
     model_config: Mapping[str, Any]
     written: "Written | None" = None
     """The file with the places of the values; None for a spec without a file."""
@@ -219,8 +221,23 @@ def _planned(
     else:
         found = planned_hosts(spec, config, environ, inventory, purpose, run_root)
     return Planned(
-        spec=found.spec, plan=found.plan, model_config=config, written=written, notes=found.notes
+        spec=found.spec,
+        plan=found.plan,
+        inventory=found.inventory,
+        model_config=config,
+        written=written,
+        notes=found.notes,
     )
+
+
+def with_prices(planned: Planned) -> Plan:
+    """The plan with what the fixed keys of the spec cost."""
+    from orchestrator.plan import planner
+
+    # ndctl does not know how fast the user's own program is.
+    if not isinstance(planned.spec, JobSpec):
+        return planned.plan
+    return planner.with_prices(planned.plan, planned.spec, planned.inventory, planned.model_config)
 
 
 def _with_folder(spec: CommonSpec) -> CommonSpec:

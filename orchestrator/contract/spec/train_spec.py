@@ -161,18 +161,23 @@ class TrainSpec(Struct, frozen=True, kw_only=True):
     being `checkpoint_every`; `auto`: as few as the memory requires, none without a planner."""
     checkpoint_every: Count | None = None
     """The k of `every_k`; null is √(number of layers), rounded."""
-    compile: bool = False
-    """torch.compile each decoder layer."""
-    float8: bool = False
+    compile: bool | Auto = False
+    """torch.compile each decoder layer. `auto`: the planner compiles on a GPU if that is faster;
+    without a planner layers are compiled only for `float8: true`. It is off by default, as in
+    torchtitan: each start and each new shape compile for minutes, and results round differently."""
+    float8: bool | Auto = False
     """Linear layers compute in float8 (torchao), on Hopper GPUs and newer. It needs `compile`:
-    without it, scaling each value takes longer than the faster products save."""
+    without it, scaling each value takes longer than the faster products save. `auto` lets the
+    planner use it where it is faster; without a planner it is off. It is off by default, because it
+    changes what is computed."""
     deterministic: bool = False
     """The same losses, bit by bit, whenever the same plan runs on the same kind of devices, also
     after a failure. On GPUs this costs speed, and an operation that cannot be repeated exactly
     fails. On CPUs it always holds."""
     loss_chunks: Count | Auto = "auto"
     """Head and loss process the tokens of a micro batch in this many chunks, so that the logits
-    never exist as a whole; `auto`: at most 8 chunks, of at least 1024 tokens."""
+    never exist as a whole; `auto`: at most 8 chunks, of at least 1024 tokens. The planner takes
+    smaller chunks if memory requires it."""
     z_loss: Annotated[float, Above(0)] | None = None
     """Weight of the squared log of the softmax normaliser (PaLM, Chowdhery et al. 2022)."""
     run_ahead: Annotated[int, AtLeast(0), AtMost(16)] | Auto = "auto"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from orchestrator.contract.spec.model_spec import LoraSpec
-from orchestrator.contract.spec.train_spec import Checkpointing, repeated_products
+from orchestrator.contract.spec.train_spec import Checkpointing, chunks_of_loss, repeated_products
 from orchestrator.plan.cost.kernels import attention_s, matmul_s, move_s
 from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.model.shape import ModelShape
@@ -333,6 +333,31 @@ def head_passes(machine: Machine, shape: ModelShape, part: Slice) -> Passes:
         backward_ops=18,
         cheap=cheap,
     )
+
+
+@lru_cache(maxsize=4096)
+def smaller_chunks_s(machine: Machine, shape: ModelShape, part: Slice, chunks: int) -> float:
+    """Seconds by which the head takes longer in so many chunks than in those of `loss_chunks:
+    auto`, which the calibration includes: products with fewer rows, and the gradient of the weights
+    is read and written for each chunk."""
+    usual = chunks_of_loss("auto", part.rows)
+    many = chunks_of_loss(chunks, part.rows) if chunks else usual
+    if many <= usual:
+        return 0.0
+    vocabulary, hidden = math.ceil(shape.vocab_size / part.tp), shape.hidden_size
+
+    def products(number: int) -> float:
+        rows = math.ceil(part.rows / number)
+        one = matmul_s(machine, rows, vocabulary, hidden, part.dtype)
+        one += matmul_s(machine, rows, hidden, vocabulary, part.dtype)
+        if part.lora is None:
+            one += matmul_s(machine, hidden, vocabulary, rows, part.dtype)
+        return number * one
+
+    added = 0.0
+    if part.lora is None:
+        added = (many - usual) * 2 * vocabulary * hidden * COMPUTE_BYTES[part.dtype]
+    return max(0.0, products(many) - products(usual)) + move_s(machine, added)
 
 
 def head_cheap(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from orchestrator.plan.cost.layers import (
     head_passes,
     layer_passes,
     repeated_s,
+    smaller_chunks_s,
 )
 from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.cost.tp_cp_traffic import (
@@ -42,6 +43,8 @@ class PassOptions(Struct, frozen=True, kw_only=True):
     pipeline: PipelineSpec
     sharded: bool
     """FSDP is used; the host runs its hooks."""
+    loss_chunks: int = 0
+    """0: as many as the trainer takes by itself."""
 
 
 class Stage(Struct, frozen=True, kw_only=True):
@@ -176,6 +179,8 @@ def _stage(
         compute += end.forward + end.backward
         weights += end.weights
         ops += end.forward_ops + end.backward_ops
+    if rank.is_last:
+        compute += smaller_chunks_s(machine, shape, part, options.loss_chunks)
     traffic = sum(_total(layer, one, rank).exposed for one in layer.traffic)
     if part.tp > 1:
         traffic += 2 * len(ends) * outer_traffic(machine, shape, part).exposed

@@ -88,6 +88,7 @@ def _options(setup: Setup) -> PassOptions:
         pp=setup.mesh.pp,
         pipeline=setup.pipeline,
         sharded=setup.data == "fsdp",
+        loss_chunks=0 if setup.loss_chunks == "auto" else setup.loss_chunks,
     )
 
 

@@ -1,12 +1,17 @@
 """The meshes, pipelines and micro batches that no rule refuses, from which `auto` may choose."""
 
+from typing import NamedTuple
+
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
-from orchestrator.contract.spec.train_spec import Checkpointing
+from orchestrator.contract.spec.train_spec import Checkpointing, chunks_of_loss
+from orchestrator.contract.spec.types import Auto
+from orchestrator.inventory.profile import Profile
+from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.search.meshes import divisors, meshes, sequences_per_pass, world_size
 from orchestrator.plan.search.rule import Case, Request
-from orchestrator.plan.search.rule_checks import splits_backward
+from orchestrator.plan.search.rule_checks import splits_backward, uneven_for_float8
 from orchestrator.plan.search.rules import (
     SCHEDULE_RULES,
     TENSOR_RULES,
@@ -16,6 +21,10 @@ from orchestrator.plan.search.rules import (
 )
 from orchestrator.plan.setup import Reduction
 from orchestrator.plan.stages import can_run
+
+SMALL_CHUNKS = (1024, 256)
+"""Tokens of a chunk of the loss that the planner tries if memory requires smaller chunks than
+usual."""
 
 
 def first_mesh(request: Request) -> Mesh | None:
@@ -108,6 +117,45 @@ def checkpointings(spec: JobSpec, pp: int, pipeline: PipelineSpec) -> tuple[Chec
     if not splits_backward(pp, pipeline):
         some = ("elementwise", "selective", *some)
     return ("none", *some, "full")
+
+
+class Kernels(NamedTuple):
+    """How the operations of a layer are computed."""
+
+    compile: bool
+    float8: bool
+
+
+def kernels(
+    spec: JobSpec, shape: ModelShape, profile: Profile, mesh: Mesh, pipeline: PipelineSpec
+) -> tuple[Kernels, ...]:
+    """The ways that `auto` may choose from on devices of `profile`, the simplest first."""
+    train = spec.train
+    # On a CPU compilation takes longer than it saves, and it needs a C++ compiler. The rule
+    # `zbv-compile` refuses it there.
+    able = profile.device == "cuda" and not splits_backward(mesh.pp, pipeline)
+    if train.float8 is True:
+        return (Kernels(compile=True, float8=True),)
+    compiles = (train.compile,) if train.compile != "auto" else (False, True) if able else (False,)
+    found = [Kernels(compile=compile, float8=False) for compile in compiles]
+    # The rules `float8-device`, `float8-adapters` and `float8-sides` refuse it otherwise.
+    can = (
+        "float8" in profile.flops
+        and spec.model.lora is None
+        and not uneven_for_float8(shape, mesh.tp)
+    )
+    if train.float8 == "auto" and True in compiles and can:
+        found.append(Kernels(compile=True, float8=True))
+    return tuple(found)
+
+
+def chunkings(spec: JobSpec, tokens: int) -> tuple[int | Auto, ...]:
+    """Chunks of the loss for a micro batch of `tokens` on a rank, the fastest first."""
+    asked = spec.train.loss_chunks
+    if asked != "auto":
+        return (asked,)
+    usual = chunks_of_loss("auto", tokens)
+    return ("auto", *(tokens // size for size in SMALL_CHUNKS if tokens // size > usual))
 
 
 def reshardings(spec: JobSpec, mesh: Mesh, pipeline: PipelineSpec) -> tuple[bool | int, ...]:

@@ -2,8 +2,10 @@
 
 Meshes with the same pp, cp and tp differ only in data-parallel traffic and the optimizer, so they
 share one lower bound (`_Node`). Nodes are expanded in the order of their bounds; a cheap bound is
-replaced by a tighter one when its turn comes. The search ends when enough meshes are better than
-the next bound, because no other node can then be among the best.
+replaced by a tighter one when its turn comes. For each kind of mesh (its axes in use) only the
+best plan counts, so a node is skipped if all its kinds have a better plan than its bound. The
+search ends when enough kinds are better than the next bound, because no other node can then be
+among the best.
 
 `tests/plan/search/test_best.py` compares it with an exhaustive search.
 """
@@ -11,10 +13,11 @@ the next bound, because no other node can then be among the best.
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import product
+from operator import itemgetter
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,27 +25,29 @@ from msgspec.structs import replace
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory, Rejected
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
-from orchestrator.contract.spec.train_spec import Checkpointing
+from orchestrator.contract.spec.types import Auto
 from orchestrator.plan.cost.layers import Slice
 from orchestrator.plan.cost.lower_bound import LowerBound, lower_bound_of, lower_bound_s
 from orchestrator.plan.cost.machine import machine_of
 from orchestrator.plan.cost.timeline import passes_s, slice_of
 from orchestrator.plan.memory.peak_memory import min_peak_bytes
 from orchestrator.plan.search.admitted import (
+    Kernels,
     checkpointings,
+    chunkings,
+    kernels,
     micro_sizes,
     pipelines,
     reductions,
     reshardings,
 )
 from orchestrator.plan.search.families import Bar, rejected_families
+from orchestrator.plan.search.kinds import Best, Kind, kind_of, last_place, shown
 from orchestrator.plan.search.meshes import meshes
 from orchestrator.plan.search.rules import first_refusal
 from orchestrator.plan.search.search_space import RANKS, Option, Rank, Space, standing_bytes
 from orchestrator.plan.setup import Setup, setup_of
 
-SHOWN = 5
-"""Alternatives beside the best mesh."""
 LEVELS = 2
 """Tighter bounds after the first one."""
 ROUNDING = 1 - 1e-8
@@ -50,7 +55,7 @@ ROUNDING = 1 - 1e-8
 
 class Found(Struct, frozen=True):
     options: tuple[Option, ...]
-    """The best mesh and up to `SHOWN` alternatives, the best first; empty if nothing fits."""
+    """The chosen plan, then alternatives, the best first (`kinds.shown`); empty if nothing fits."""
     rejected: tuple[Rejected, ...]
     least: Memory | None
     """The smallest need among the meshes that do not fit."""
@@ -67,33 +72,51 @@ class _Node:
     micro_batches: int
     smallest: int
     """The smallest micro batch of its pipeline."""
+    kernels: Kernels
+    kinds: Mapping[Kind, Sequence[Mesh]] = field(default_factory=dict)
+    """The meshes of the family that may fit, by kind. Set once those that do not are known."""
 
     @cached_property
     def setups(self) -> tuple[Setup, ...]:
-        """One for each checkpointing, least recomputation first, with the mesh that shards most.
-        Computed lazily: the search never expands most nodes."""
+        """One for each checkpointing, least recomputation first, with the mesh that shards most and
+        the smallest chunks of the loss. Computed lazily: the search never expands most nodes."""
         spec, mesh = self.space.spec, _widest(self.family)
         first, *more = checkpointings(spec, mesh.pp, self.pipeline)
-        setup = _setup(self.space, mesh, self.pipeline, self.micro, first)
+        setup = replace(
+            setup_of(spec, self.space.shape, mesh, self.micro, first, self.pipeline),
+            compile=self.kernels.compile,
+            float8=self.kernels.float8,
+            loss_chunks=self.chunkings[-1],
+        )
         return (setup, *(replace(setup, checkpointing=kind) for kind in more))
+
+    @cached_property
+    def chunkings(self) -> tuple[int | Auto, ...]:
+        tokens = self.micro * self.space.spec.data.sequence_length // self.family[0].cp
+        return chunkings(self.space.spec, tokens)
 
     @cached_property
     def first_seconds(self) -> float:
         """A lower bound for all setups: the first one recomputes least."""
-        return _seconds(self.space, self.setups[0])
+        return self._seconds(self.setups[0])
 
     @cached_property
     def seconds(self) -> tuple[float, ...]:
         """A lower bound per setup, for every arrangement of data-parallel ranks. Less recomputation
         is not always faster: one extra operation can cost as much as recomputing a small one."""
-        more = (_seconds(self.space, setup) for setup in self.setups[1:])
+        more = (self._seconds(setup) for setup in self.setups[1:])
         return (self.first_seconds, *more)
 
+    def _seconds(self, setup: Setup) -> float:
+        """A lower bound for every arrangement of data-parallel ranks and all chunks of the loss."""
+        fastest = replace(setup, loss_chunks=self.chunkings[0])
+        return passes_s(fastest, machine_of(self.space.fabric)) * ROUNDING
+
     @property
-    def alike(self) -> tuple[PipelineSpec, bool]:
+    def alike(self) -> tuple[PipelineSpec, bool, Kernels]:
         """Nodes of a family with an equal key need more memory the larger their micro batch is. The
         key has whether gradients accumulate, which takes memory of its own."""
-        return self.pipeline, self.micro_batches > 1
+        return self.pipeline, self.micro_batches > 1, self.kernels
 
 
 def search(space: Space, objective: str) -> Found:
@@ -105,15 +128,37 @@ def search(space: Space, objective: str) -> Found:
         of_family = _nodes(space, family)
         large = _too_large(space, family, of_family)
         too_large |= large
+        kinds = _by_kind(space, (mesh for mesh in family if mesh not in large))
         # If no mesh of the family fits, its nodes need not be bounded.
-        nodes += of_family if len(large) < len(family) else []
-    options = _best_first(space, objective, nodes, too_large.keys())
+        for node in of_family if kinds else ():
+            node.kinds = kinds
+            nodes.append(node)
+    margin = 0.0 if objective == "memory" else space.margin
+    best = _best_first(space, objective, nodes, partial(last_place, margin=margin))
+    options = shown(space, best, margin)
     slower = sum(map(len, families)) - len(too_large) - len(options)
     return Found(
         options=options,
         rejected=rejected_families(barred, too_large, slower, objective),
         least=min(too_large.values(), key=lambda memory: memory.peak_bytes, default=None),
     )
+
+
+def fastest(space: Space, limit: float) -> Option | None:
+    """The fastest plan that takes less than `limit` seconds a step, or None."""
+    families, _ = _families(space)
+    nodes: list[_Node] = []
+    for family in families:
+        kinds = _by_kind(space, family)
+        for node in _nodes(space, family):
+            node.kinds = kinds
+            nodes.append(node)
+    found = _best_first(space, "throughput", nodes, _first_place, limit)
+    return found[0] if found else None
+
+
+def _first_place(best: Best) -> float:
+    return min((place[0] for place, _ in best.values()), default=math.inf)
 
 
 def can_fit(space: Space) -> bool:
@@ -140,11 +185,11 @@ def _families(space: Space) -> tuple[Collection[Sequence[Mesh]], Mapping[Bar, Se
     return families.values(), barred
 
 
-def _setup(
-    space: Space, mesh: Mesh, pipeline: PipelineSpec, micro: int, kind: Checkpointing
-) -> Setup:
-    """Resharded the way that takes the least memory."""
-    return setup_of(space.spec, space.shape, mesh, micro, kind, pipeline)
+def _by_kind(space: Space, family: Iterable[Mesh]) -> Mapping[Kind, Sequence[Mesh]]:
+    kinds: dict[Kind, list[Mesh]] = defaultdict(list)
+    for mesh in family:
+        kinds[kind_of(mesh, space.fabric.devices_per_host)].append(mesh)
+    return kinds
 
 
 def _widest(family: Sequence[Mesh]) -> Mesh:
@@ -158,11 +203,13 @@ def _nodes(space: Space, family: Sequence[Mesh]) -> list[_Node]:
     share = spec.train.global_batch_size // widest.data_parallel
     found = []
     for pipeline in pipelines(space.request, widest):
+        ways = kernels(spec, space.shape, space.fabric.profile, widest, pipeline)
         sizes = micro_sizes(spec, widest, pipeline)
         found += [
-            _Node(space, family, pipeline, micro, share // micro, sizes[0])
+            _Node(space, family, pipeline, micro, share // micro, sizes[0], way)
             for micro in sizes
             if not _is_dominated(space, widest, pipeline, micro)
+            for way in ways
         ]
     return found
 
@@ -201,7 +248,7 @@ def _too_large(space: Space, family: Sequence[Mesh], nodes: Sequence[_Node]) -> 
 
 def _smallest(nodes: Sequence[_Node]) -> Collection[_Node]:
     """The node with the smallest need for each `alike` key."""
-    first: dict[tuple[PipelineSpec, bool], _Node] = {}
+    first: dict[tuple[PipelineSpec, bool, Kernels], _Node] = {}
     for node in nodes:
         # Nodes are in the order of their micro batch, so the first is the smallest.
         first.setdefault(node.alike, node)
@@ -230,11 +277,16 @@ def _least_if_none_fits(space: Space, mesh: Mesh, nodes: Collection[_Node]) -> M
 
 
 def _best_first(
-    space: Space, objective: str, nodes: Sequence[_Node], too_large: Collection[Mesh]
-) -> tuple[Option, ...]:
+    space: Space,
+    objective: str,
+    nodes: Sequence[_Node],
+    last_of: Callable[[Best], float],
+    last: float = math.inf,
+) -> list[Option]:
+    """The best option of each kind of mesh, the best first. Nothing above `last` seconds or bytes
+    is searched, and nothing above what `last_of` returns for the best options so far."""
     rank = RANKS[objective]
-    best: dict[Mesh, tuple[Rank, Option]] = {}
-    last = math.inf
+    best: dict[Kind, tuple[Rank, Option]] = {}
     # A node whose cheap bound is the lowest gets the next tighter bound and is queued again.
     # For memory the first bound is already the peak of a setup; a bound in seconds says nothing
     # about bytes.
@@ -247,26 +299,25 @@ def _best_first(
         if bound > last:
             break
         node = nodes[number]
+        # What a plan must reach to be the best of its kind; all kinds of the node are known.
+        reach = {kind: best[kind][0][0] if kind in best else math.inf for kind in node.kinds}
+        if bound > max(reach.values()):
+            continue
         if level < LEVELS:
             found = _tighter_bound(space, objective, node, level)
             # None: no setup of the node fits, so the node is dropped.
             if found is not None:
                 heapq.heappush(waiting, (max(bound, found), number, level + 1))
             continue
-        for mesh in node.family:
-            if mesh in too_large:
-                continue
-            for option in _options(space, objective, node, mesh, last):
-                place = rank(option)
-                # Several pipelines and micro batches lead to one mesh. Only its best setup is
-                # shown.
-                if mesh not in best or place < best[mesh][0]:
-                    best[mesh] = place, option
-        # Before this many meshes are known, every node may still be among the best.
-        if len(best) > SHOWN:
-            last = heapq.nsmallest(SHOWN + 1, (place for place, _ in best.values()))[-1][0]
-    first = heapq.nsmallest(SHOWN + 1, best.values(), key=lambda found: found[0])
-    return tuple(option for _, option in first)
+        for kind, some in node.kinds.items():
+            for mesh in some:
+                most = min(last, best[kind][0][0]) if kind in best else last
+                for option in _options(space, objective, node, mesh, most):
+                    place = rank(option)
+                    if place[0] <= last and (kind not in best or place < best[kind][0]):
+                        best[kind] = place, option
+        last = min(last, last_of(best))
+    return [option for _, option in sorted(best.values(), key=itemgetter(0))]
 
 
 def _bounds(space: Space, objective: str, nodes: Sequence[_Node]) -> Iterator[float]:
@@ -275,7 +326,7 @@ def _bounds(space: Space, objective: str, nodes: Sequence[_Node]) -> Iterator[fl
     if objective != "memory":
         yield from _least_seconds(space, nodes)
         return
-    least: dict[tuple[int, PipelineSpec, bool], float] = {}
+    least: dict[tuple[int, PipelineSpec, bool, Kernels], float] = {}
     for node in nodes:
         alike = (id(node.family), *node.alike)
         # The smallest micro batch comes first and bounds all larger ones.
@@ -286,11 +337,12 @@ def _bounds(space: Space, objective: str, nodes: Sequence[_Node]) -> Iterator[fl
 
 def _least_seconds(space: Space, nodes: Sequence[_Node]) -> Iterator[float]:
     machine = machine_of(space.fabric)
-    parts: dict[tuple[int, int], Slice] = {}
-    known: dict[tuple[int, int, int], LowerBound] = {}
+    parts: dict[tuple[int, int, Kernels], Slice] = {}
+    known: dict[tuple[int, int, int, Kernels], LowerBound] = {}
     for node in nodes:
         mesh = node.family[0]
-        cut, key = (mesh.cp, mesh.tp), (mesh.cp, mesh.tp, node.micro)
+        cut = (mesh.cp, mesh.tp, node.kernels)
+        key = (mesh.cp, mesh.tp, node.micro, node.kernels)
         # The cost of a slice does not depend on pp, so it is computed once for each cp and tp.
         if cut not in parts:
             parts[cut] = slice_of(node.setups[0])
@@ -326,22 +378,17 @@ def _own_bound(space: Space, objective: str, node: _Node) -> float | None:
     return least
 
 
-def _seconds(space: Space, setup: Setup) -> float:
-    """A lower bound for every arrangement of data-parallel ranks."""
-    return passes_s(setup, machine_of(space.fabric)) * ROUNDING
-
-
 def _options(
-    space: Space, objective: str, node: _Node, mesh: Mesh, last: float
+    space: Space, objective: str, node: _Node, mesh: Mesh, most: float
 ) -> Iterator[Option]:
-    """For each way to reshard and reduce, the checkpointings that fit and may be faster than those
-    before."""
+    """For each way to reshard and reduce, the checkpointings and chunks of the loss that fit and
+    may be faster than those before."""
     ways = product(
         reshardings(space.spec, mesh, node.pipeline),
         reductions(space.spec, mesh, node.pipeline, node.micro_batches),
     )
     for reshard, reduce in ways:
-        least = math.inf if objective == "memory" else last
+        least = math.inf if objective == "memory" else most
         for widest, seconds in zip(node.setups, node.seconds, strict=True):
             # Even its lower bound is slower than a setup that was found.
             if objective != "memory" and seconds > least:
@@ -349,8 +396,17 @@ def _options(
             setup = replace(widest, mesh=mesh, reshard=reshard, reduce=reduce)
             if space.is_too_large(min_peak_bytes(setup)):
                 continue
-            peak = space.peak(setup)
-            if space.fits(peak, node.smallest):
-                option = space.option(peak)
-                least = min(least, option.time.step_s)
-                yield option
+            for chunks in node.chunkings:
+                chunked = replace(setup, loss_chunks=chunks)
+                time = space.time(chunked)
+                # Memory takes longer to compute than the time, which already rules it out.
+                if objective != "memory" and time.step_s * ROUNDING > most:
+                    break
+                peak = space.peak(chunked)
+                if not space.fits(peak, node.smallest):
+                    continue
+                least = min(least, time.step_s)
+                yield Option(chunked, peak.memory(), time)
+                # The first chunks are the fastest, so others are needed only for less memory.
+                if chunks == node.chunkings[0] and objective != "memory":
+                    break

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from orchestrator.contract.mesh import AXES
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.contract.spec.model_spec import LoraSpec
 
@@ -46,12 +47,35 @@ def value_at(spec: JobSpec, path: str) -> Any:
     return value
 
 
+def free_keys(spec: JobSpec) -> dict[str, Value]:
+    """The keys that `spec` fixes although a planner could choose them, with the value that leaves
+    them to the planner. None of them changes what is computed."""
+    values: dict[str, Value] = {
+        "train.activation_checkpointing": "auto",
+        "train.micro_batch_size": "auto",
+        "train.loss_chunks": "auto",
+        "parallel.pipeline.schedule": "auto",
+        "parallel.pipeline.stages_per_rank": "auto",
+        **{f"parallel.{axis}": "auto" for axis in AXES},
+    }
+    if spec.parallel.data == "fsdp":
+        values["parallel.fsdp.reshard_after_forward"] = "auto"
+        values["parallel.fsdp.reduce_gradients"] = "auto"
+    else:
+        # DDP and ZeRO-1 keep whole weights on each rank, so sharding saves the most.
+        values["parallel.data"] = "fsdp"
+    return {path: value for path, value in values.items() if value_at(spec, path) != value}
+
+
 def show_edits(edits: Edits) -> str:
     """The edits as command line options."""
-    return " ".join(f"--set {quote(f'{path}={_shown(value)}')}" for path, value in edits.items())
+    return " ".join(
+        f"--set {quote(f'{path}={show_value(value)}')}" for path, value in edits.items()
+    )
 
 
-def _shown(value: Value) -> str:
+def show_value(value: Value) -> str:
+    """A value as it is typed."""
     if isinstance(value, LoraSpec):
         return "{quantize: nf4}" if value.quantize == "nf4" else "{}"
     if isinstance(value, tuple):

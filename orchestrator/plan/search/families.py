@@ -52,7 +52,7 @@ def _of_memory(too_large: Mapping[Mesh, Memory]) -> Iterator[Rejected]:
 def _of_rank(others: int, objective: str) -> Iterator[Rejected]:
     if others:
         worse = "need more memory" if objective == "memory" else "take longer"
-        constraint = f"fit, but {worse} than the plans above"
+        constraint = f"fit, but {worse} than the plans above of their kind, or than all of them"
         yield Rejected(family="all other meshes", constraint=constraint, count=others)
 
 

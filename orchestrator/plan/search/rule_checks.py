@@ -168,7 +168,7 @@ def fused_projections(case: Case) -> Broken | None:
 
 
 def uncompiled_float8(case: Case) -> Broken | None:
-    if not case.spec.train.float8 or case.spec.train.compile:
+    if case.spec.train.float8 is not True or case.spec.train.compile:
         return None
     return Broken(
         "needs train.compile: without it torchao scales values in separate kernels, which is slower"
@@ -179,9 +179,41 @@ def uncompiled_float8(case: Case) -> Broken | None:
 def float8_device(case: Case) -> Broken | None:
     assert case.hosts.inventory is not None
     fabric = case.hosts.inventory.fabric(case.hosts.devices)
-    if not case.spec.train.float8 or fabric is None or "float8" in fabric.profile.flops:
+    if case.spec.train.float8 is not True or fabric is None or "float8" in fabric.profile.flops:
         return None
     return Broken(f"needs devices with float8 arithmetic, and {fabric.profile.name} has none")
+
+
+def float8_adapters(case: Case) -> Broken | None:
+    if case.spec.train.float8 is not True or case.spec.model.lora is None:
+        return None
+    return Broken("cannot train adapters (model.lora): they are too narrow for float8")
+
+
+def float8_sides(case: Case) -> Broken | None:
+    if case.spec.train.float8 is not True or case.spec.model.lora is not None:
+        return None
+    uneven = uneven_for_float8(case.shape, case.mesh.tp)
+    if not uneven:
+        return None
+    return Broken(
+        "needs linear layers whose sides are multiples of 16 on each tensor-parallel rank",
+        f"; with tp={case.mesh.tp} wrong: {', '.join(uneven)}",
+    )
+
+
+FLOAT8_SIDE = 16
+"""As in `trainer/model/float8.py`."""
+
+
+def uneven_for_float8(shape: ModelShape, tp: int) -> list[str]:
+    """The linear layers that cannot compute in float8."""
+    multiple = FLOAT8_SIDE * tp
+    return [
+        f"{name} ({into} x {out})"
+        for name, into, out in dict.fromkeys(shape.linear)
+        if into % multiple or out % multiple
+    ]
 
 
 def divides(what: str, size: Callable[[ModelShape], int]) -> Callable[[Case], Broken | None]:
@@ -287,7 +319,10 @@ def split_selective(case: Case) -> Broken | None:
 
 
 def split_compiled(case: Case) -> Broken | None:
-    if not case.spec.train.compile or not splits_backward(case.mesh.pp, case.pipeline):
+    train = case.spec.train
+    # float8 needs compiled layers too.
+    compiled = train.compile is True or train.float8 is True
+    if not compiled or not splits_backward(case.mesh.pp, case.pipeline):
         return None
     return Broken(
         f"{SPLITS_BACKWARD} splits the backward pass in two, but torch cannot split that of a"

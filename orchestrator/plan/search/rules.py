@@ -201,6 +201,21 @@ RULES: tuple[Rule, ...] = (
         fix="set train.float8=false",
     ),
     Rule(
+        name="float8-adapters",
+        scope="job",
+        reads=("train.float8", "model.lora"),
+        check=checks.float8_adapters,
+        fix="set train.float8=false",
+    ),
+    Rule(
+        name="float8-sides",
+        scope="mesh",
+        axis="tp",
+        reads=("train.float8", "parallel.tp"),
+        check=checks.float8_sides,
+        fix="set train.float8=false",
+    ),
+    Rule(
         name="world-size",
         scope="mesh",
         axis="degrees",

@@ -65,6 +65,11 @@ class Space(Struct, frozen=True):
         moments = COMPUTE_BYTES[optimizer.state_dtype] * MOMENTS[optimizer.name]
         return (2 * MASTER_BYTES + moments) * self.shape.parameters
 
+    @property
+    def margin(self) -> float:
+        """Share by which planned step times of two meshes must differ to be told apart."""
+        return self.fabric.profile.calibration.comparison.typical
+
     def peak(self, setup: Setup) -> Peak:
         return peak_of(setup, self.fabric)
 
@@ -101,8 +106,9 @@ def _bytes_of(memory: Memory, items: Collection[str]) -> int:
 
 
 def by_throughput(option: Option) -> Rank:
-    seconds = float(f"{option.time.step_s:.{DIGITS}g}")
-    return (seconds, *simplicity(option.setup.mesh), option.memory.peak_bytes)
+    setup, seconds = option.setup, float(f"{option.time.step_s:.{DIGITS}g}")
+    kernels = (setup.compile, setup.float8)
+    return (seconds, *simplicity(setup.mesh), *kernels, option.memory.peak_bytes)
 
 
 def by_memory(option: Option) -> Rank:

@@ -11,12 +11,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from orchestrator.contract.codec import Invalid
-from orchestrator.contract.mesh import AXES
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.inventory.hosts import Inventory
 from orchestrator.plan.search.admitted import first_mesh
 from orchestrator.plan.search.best import can_fit
-from orchestrator.plan.search.edits import Value, apply, show_edits, value_at
+from orchestrator.plan.search.edits import Value, apply, free_keys, show_edits
 from orchestrator.plan.search.hosts import least_hosts, with_hosts
 from orchestrator.plan.search.rule import Hosts, Request
 from orchestrator.plan.search.rules import refusals
@@ -67,30 +66,11 @@ def _fits(space: Space, inventory: Inventory, edits: Edits) -> bool:
 
 def _leave_to_planner(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
     """Leaves keys that the spec fixes to the planner: one key, then all of them."""
-    free = _fixed(space)
+    free = free_keys(space.spec)
     for path, value in free.items():
         yield SpecChange({path: value}, "the planner chooses it")
     if len(free) > 1:
         yield SpecChange(free, "the planner chooses them")
-
-
-def _fixed(space: Space) -> Edits:
-    """Fixed keys that affect memory, with the value that leaves them to the planner."""
-    spec = space.spec
-    values: Edits = {
-        "train.activation_checkpointing": "auto",
-        "train.micro_batch_size": "auto",
-        "parallel.pipeline.schedule": "auto",
-        "parallel.pipeline.stages_per_rank": "auto",
-        **{f"parallel.{axis}": "auto" for axis in AXES},
-    }
-    if spec.parallel.data == "fsdp":
-        values["parallel.fsdp.reshard_after_forward"] = "auto"
-        values["parallel.fsdp.reduce_gradients"] = "auto"
-    else:
-        # DDP and ZeRO-1 keep whole weights on each rank, so sharding saves the most.
-        values |= {"parallel.data": "fsdp"}
-    return {path: value for path, value in values.items() if value_at(spec, path) != value}
 
 
 def _offload(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
@@ -101,7 +81,7 @@ def _offload(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
     offload: Edits = {"parallel.fsdp.cpu_offload": True}
     yield SpecChange(offload, price)
     # Offloading alone may not fit, because fixed keys still force large activations.
-    yield SpecChange({**_fixed(space), **offload}, price)
+    yield SpecChange({**free_keys(space.spec), **offload}, price)
 
 
 def _more_hosts(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
@@ -114,7 +94,7 @@ def _more_hosts(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
     for hosts in islice(sorted(count for count in steps if count >= first), HOSTS_TRIED):
         price = "more hosts" if there >= hosts else f"more hosts; the inventory has {there} free"
         yield SpecChange({"cluster.hosts": hosts}, price)
-    if free := _fixed(space):
+    if free := free_keys(space.spec):
         yield SpecChange(
             {**free, "cluster.hosts": max(first, 2 * asked)},
             "more hosts, split freely",

@@ -1,7 +1,7 @@
 """A plan for people and for scripts."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from orchestrator.contract.codec import encode
@@ -27,7 +27,7 @@ def describe_plan(plan: Plan) -> str:
         _placement(plan),
         _alternatives(plan),
         _rejected(plan),
-        [line for note in plan.notes for line in wrapped(note, "- ", "  ")],
+        [line for note in (*_prices(plan), *plan.notes) for line in wrapped(note, "- ", "  ")],
     ]
     return "\n\n".join("\n".join(section) for section in sections if section)
 
@@ -42,6 +42,9 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "activation_checkpointing": plan.activation_checkpointing,
         "reshard_after_forward": plan.reshard_after_forward,
         "reduce_gradients": plan.reduce_gradients,
+        "compile": plan.compile,
+        "float8": plan.float8,
+        "loss_chunks": plan.loss_chunks,
         "schedule": plan.schedule,
         "methods": dict(plan.methods),
         "profile": plan.profile,
@@ -53,6 +56,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "time": None if plan.time is None else encode(plan.time),
         "communication": encode(plan.communication),
         "alternatives": encode(plan.alternatives),
+        "comparison": plan.comparison,
+        "prices": encode(plan.prices),
         "rejected": encode(plan.rejected),
         "notes": list(plan.notes),
     }
@@ -223,8 +228,21 @@ def _alternatives(plan: Plan) -> list[str]:
     if not plan.alternatives or best is None:
         return []
     rows = [choice_row(one, best) for one in (best, *plan.alternatives)]
-    title = labelled("alternatives", "the next best meshes; the first line is the plan")
-    return [*title, *table(CHOICE_HEAD, rows, left=4)]
+    said = "the best plan of each other kind of mesh; the first line is the plan"
+    lines = [*labelled("alternatives", said), *table(CHOICE_HEAD, rows, left=4)]
+    return lines + (wrapped(plan.comparison, "  ", "  ") if plan.comparison else [])
+
+
+def _prices(plan: Plan) -> Iterator[str]:
+    """What fixed keys cost, and how to free them."""
+    for price in plan.prices:
+        fixed = " and ".join(f"{path}={value}" for path, value in price.fixed.items())
+        edits = " ".join(f"--set {path}={value}" for path, value in price.edits.items())
+        numbers = "; it changes the number format of products" if price.changes_numbers else ""
+        yield (
+            f"{fixed} cost{'s' * (len(price.fixed) == 1)} {price.share:.0%}: {show_seconds(price.choice.step_s)} a step with"
+            f" {edits} ({price.choice.mesh}){numbers}"
+        )
 
 
 CHOICE_HEAD = ["mesh", "micro", "recompute", "schedule", "step", "MFU", "memory", "slower"]

@@ -1,18 +1,19 @@
 """Notes below a plan: what the planner chose, and what may surprise."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from orchestrator.contract.mesh import AXES
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.inventory.hosts import Inventory
 from orchestrator.plan.figures import show_bytes
-from orchestrator.plan.search.search_space import MODEST_BYTES, Space
+from orchestrator.plan.search.search_space import MODEST_BYTES, Option, Space
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.stages import bubble
 
 SHOWN = 4
 """Hosts named in one note."""
+LEAST_GAIN = 0.001
 IDLE = 0.25
 """A pipeline bubble above this share of a step gets a note."""
 AIMS = {
@@ -37,6 +38,24 @@ def notes_of(space: Space, setup: Setup, inventory: Inventory) -> tuple[str, ...
     )
 
 
+def comparison_of(space: Space, options: Sequence[Option]) -> str | None:
+    """Why the first option was chosen, if another one is faster."""
+    if space.spec.objective == "memory":
+        return None
+    chosen, *others = options
+    fastest = min(others, key=lambda option: option.time.step_s, default=chosen)
+    gain = chosen.time.step_s / fastest.time.step_s - 1
+    if gain <= 0:
+        return None
+    by = space.fabric.profile.calibration.comparison
+    faster = f"{gain:.1%}" if gain >= LEAST_GAIN else f"less than {LEAST_GAIN:.1%}"
+    return (
+        f"{fastest.setup.mesh} is planned {faster} faster, but {chosen.setup.mesh} is simpler."
+        f" Up to {by.typical:.1%} count as equal: the planned ratio of two speeds was off by more"
+        f" for half of {by.pairs} pairs of published runs of one model on the same hosts"
+    )
+
+
 def dtype_notes(spec: JobSpec, space: Space) -> Iterator[str]:
     """`spec` is as the user wrote it; in `space` the number format is decided."""
     dtype = space.spec.train.compute_dtype
@@ -56,6 +75,12 @@ def _chosen(spec: JobSpec, setup: Setup) -> Iterator[str]:
         values["reshard_after_forward"] = str(setup.reshard).lower()
     if setup.reduces_each and wish.fsdp.reduce_gradients == "auto":
         values["reduce_gradients"] = setup.reduce
+    if spec.train.compile == "auto":
+        values["compile"] = str(setup.compile).lower()
+    if spec.train.float8 == "auto":
+        values["float8"] = str(setup.float8).lower()
+    if setup.loss_chunks != spec.train.loss_chunks:
+        values["loss_chunks"] = setup.loss_chunks
     if spec.train.micro_batch_size == "auto":
         values["micro_batch_size"] = setup.micro_batch_size
     if spec.train.activation_checkpointing == "auto":

@@ -98,7 +98,9 @@ spaces = st.builds(
                 ["auto", "auto", "elementwise", "selective", "full"]
             ),
             "checkpoint_every": st.sampled_from([None, None, 2]),
-            "compile": st.sampled_from([False, False, False, True]),
+            "compile": st.sampled_from([False, False, "auto", True]),
+            "float8": st.sampled_from([False, False, "auto"]),
+            "loss_chunks": st.sampled_from(["auto", "auto", 4]),
         }
     ),
     cluster=st.sampled_from(

@@ -10,21 +10,24 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from orchestrator.contract.mesh import AXES, Mesh
+from orchestrator.contract.mesh import AXES
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.plan.search.admitted import (
     checkpointings,
+    chunkings,
+    kernels,
     micro_sizes,
     pipelines,
     reductions,
     reshardings,
 )
-from orchestrator.plan.search.best import SHOWN, can_fit, search
+from orchestrator.plan.search.best import can_fit, search
 from orchestrator.plan.search.hosts import with_fewest_hosts, with_hosts
+from orchestrator.plan.search.kinds import SHOWN, Kind, kind_of, shown
 from orchestrator.plan.search.meshes import meshes
 from orchestrator.plan.search.rule import Hosts, Request
 from orchestrator.plan.search.rules import first_refusal, refusals
-from orchestrator.plan.search.search_space import RANKS, Option, Rank, Space
+from orchestrator.plan.search.search_space import RANKS, Option, Space
 from orchestrator.plan.setup import Setup, setup_of
 from tests.plan.search.spaces import DEEP, MIB, hosts_of, space_of, spaces
 
@@ -45,22 +48,32 @@ def every_option(space: Space) -> Iterator[Option]:
                     ways = product(
                         reshardings(spec, mesh, pipeline),
                         reductions(spec, mesh, pipeline, setup.micro_batches),
+                        kernels(spec, shape, space.fabric.profile, mesh, pipeline),
+                        chunkings(spec, micro * spec.data.sequence_length // mesh.cp),
                     )
-                    for reshard, reduce in ways:
-                        setup = replace(setup, reshard=reshard, reduce=reduce)
+                    for reshard, reduce, way, chunks in ways:
+                        setup = replace(
+                            setup,
+                            reshard=reshard,
+                            reduce=reduce,
+                            compile=way.compile,
+                            float8=way.float8,
+                            loss_chunks=chunks,
+                        )
                         peak = space.peak(setup)
                         if space.fits(peak, sizes[0]):
                             yield space.option(peak)
 
 
-def best_of_each_mesh(space: Space, objective: str) -> dict[Mesh, Rank]:
-    """An exhaustive search, which is fast enough only for small worlds."""
+def best_of_each_kind(space: Space, objective: str) -> list[Option]:
+    """An exhaustive search, which is fast enough only for small worlds. The best option comes
+    first."""
     rank = RANKS[objective]
-    best: dict[Mesh, Rank] = {}
+    best: dict[Kind, Option] = {}
     for option in every_option(space):
-        mesh = option.setup.mesh
-        best[mesh] = min(rank(option), best.get(mesh, rank(option)))
-    return best
+        kind = kind_of(option.setup.mesh, space.fabric.devices_per_host)
+        best[kind] = min(option, best.get(kind, option), key=rank)
+    return sorted(best.values(), key=rank)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -68,13 +81,13 @@ def best_of_each_mesh(space: Space, objective: str) -> dict[Mesh, Rank]:
 @given(space=spaces)
 def test_the_search_finds_the_best_plan(objective: str, space: Space) -> None:
     found, rank = search(space, objective), RANKS[objective]
-    best = sorted(best_of_each_mesh(space, objective).values())
+    best = best_of_each_kind(space, objective)
     event("nothing fits" if not best else "all shown" if len(best) <= SHOWN else "more than shown")
-    assert [rank(option)[0] for option in found.options] == pytest.approx(
-        [one[0] for one in best[: SHOWN + 1]], rel=1e-12
-    )
-    if best:
-        assert rank(found.options[0]) == best[0]
+    wanted = shown(space, best, 0.0 if objective == "memory" else space.margin)
+    # Of two plans that differ in the tenth digit of their time, the search may not see the one that
+    # needs less memory.
+    digits = None if objective == "memory" else -1
+    assert [rank(one)[:digits] for one in found.options] == [rank(one)[:digits] for one in wanted]
 
 
 def decided(spec: JobSpec, setup: Setup) -> JobSpec:
@@ -92,6 +105,9 @@ def decided(spec: JobSpec, setup: Setup) -> JobSpec:
         spec.train,
         micro_batch_size=setup.micro_batch_size,
         activation_checkpointing=setup.checkpointing,
+        compile=setup.compile,
+        float8=setup.float8,
+        loss_chunks=setup.loss_chunks,
     )
     return replace(spec, parallel=parallel, train=train)
 
@@ -103,6 +119,9 @@ def keeps(spec: JobSpec, option: Option) -> bool:
         *((getattr(wish, axis), getattr(setup.mesh, axis)) for axis in AXES),
         (spec.train.micro_batch_size, setup.micro_batch_size),
         (spec.train.activation_checkpointing, setup.checkpointing),
+        (spec.train.compile, setup.compile),
+        (spec.train.float8, setup.float8),
+        (spec.train.loss_chunks, setup.loss_chunks),
         (wish.fsdp.reshard_after_forward, setup.reshard),
         (wish.fsdp.reduce_gradients, setup.reduce),
     ]
@@ -130,7 +149,7 @@ def test_every_plan_fills_the_world_keeps_the_batch_and_breaks_no_rule(
         fixed = decided(space.spec, setup)
         request = Request(fixed, space.shape, Hosts.of(fixed, inventory))
         assert refusals(request, setup.mesh) == ()
-        assert rank(found.options[0]) <= rank(option)
+        assert rank(option)[0] * (1 + space.margin) >= rank(found.options[0])[0]
 
 
 @settings(deadline=None, max_examples=30)
