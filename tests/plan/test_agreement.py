@@ -58,7 +58,7 @@ jobs = st.fixed_dictionaries(
         "micro": st.sampled_from([1, 2, 4]),
         "passes": st.integers(1, 9),
         "extra": st.sampled_from([0, 0, 0, 1]),
-        "compile": st.sampled_from([False, False, True]),
+        "compile": st.sampled_from([False, "auto", True]),
         "activation_checkpointing": st.sampled_from(
             ["none", "elementwise", "selective", "full", "every_k"]
         ),

@@ -239,10 +239,9 @@ def _prices(plan: Plan) -> Iterator[str]:
         fixed = " and ".join(f"{path}={value}" for path, value in price.fixed.items())
         edits = " ".join(f"--set {path}={value}" for path, value in price.edits.items())
         numbers = "; it changes the number format of products" if price.changes_numbers else ""
-        yield (
-            f"{fixed} cost{'s' * (len(price.fixed) == 1)} {price.share:.0%}: {show_seconds(price.choice.step_s)} a step with"
-            f" {edits} ({price.choice.mesh}){numbers}"
-        )
+        cost = f"cost{'s' if len(price.fixed) == 1 else ''} {price.share:.0%}"
+        then = f"{show_seconds(price.choice.step_s)} a step with {edits} ({price.choice.mesh})"
+        yield f"{fixed} {cost}: {then}{numbers}"
 
 
 CHOICE_HEAD = ["mesh", "micro", "recompute", "schedule", "step", "MFU", "memory", "slower"]
@@ -254,13 +253,20 @@ def choice_row(choice: Choice, best: Choice) -> list[str]:
         short(choice.mesh),
         f"{choice.micro_batch_size} x {choice.gradient_accumulation}",
         choice.activation_checkpointing
-        + (", ZeRO-2" if choice.reshard_after_forward is False else ""),
+        + (", ZeRO-2" if choice.reshard_after_forward is False else "")
+        + _compiled(choice, best),
         choice.schedule or "-",
         show_seconds(choice.step_s),
         f"{choice.mfu:.1%}",
         show_bytes(choice.peak_bytes),
         "" if choice is best else f"{slower:+.1%}",
     ]
+
+
+def _compiled(choice: Choice, best: Choice) -> str:
+    if choice.compile == best.compile:
+        return ""
+    return ", compiled" if choice.compile else ", eager"
 
 
 def short(mesh: Mesh) -> str:

@@ -7,7 +7,7 @@ from orchestrator.plan.stages import STAGES_AT_ONCE, bubble
 
 
 def methods_of(setup: Setup) -> Mapping[str, str]:
-    """Keys: `pipeline`, `data`, `context`, `tensor` and `adapters`, where used."""
+    """Keys: `pipeline`, `data`, `context`, `tensor`, `kernels` and `adapters`, where used."""
     mesh, lora = setup.mesh, setup.lora
     methods = {}
     if mesh.pp > 1:
@@ -18,12 +18,26 @@ def methods_of(setup: Setup) -> Mapping[str, str]:
         methods["context"] = setup.context
     if mesh.tp > 1:
         methods["tensor"] = "sequence parallel, loss computed on parts of the vocabulary"
+    if kernels := _kernels(setup):
+        methods["kernels"] = kernels
     if lora is not None:
         quantized = f", frozen weights in {lora.quantize}" if lora.quantize != "none" else ""
         methods["adapters"] = (
             f"LoRA of rank {lora.rank} on {', '.join(lora.target_modules)}{quantized}"
         )
     return methods
+
+
+def _kernels(setup: Setup) -> str:
+    """What differs from one eager kernel per operation."""
+    said = []
+    if setup.compile:
+        said.append("layers compiled (torch.compile)")
+    if setup.float8:
+        said.append("products of layers in float8")
+    if setup.loss_chunks != "auto":
+        said.append(f"head and loss in {setup.loss_chunks} chunks")
+    return ", ".join(said)
 
 
 def _pipeline(setup: Setup) -> str:

@@ -42,6 +42,7 @@ setups: st.SearchStrategy[Any] = st.builds(
     context=st.sampled_from(["ring", "ulysses", "all_gather"]),
     pipeline=st.sampled_from([PipelineSpec(schedule=schedule) for schedule in SCHEDULES]),
     compile=st.booleans(),
+    loss_chunks=st.sampled_from(["auto", 8, 64]),
 )
 profiles = st.sampled_from(["h100-sxm-80gb", "rtx4090-24gb", "cpu"])
 

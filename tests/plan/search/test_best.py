@@ -10,7 +10,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from orchestrator.contract.mesh import AXES
+from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.plan.search.admitted import (
     checkpointings,
@@ -23,7 +23,7 @@ from orchestrator.plan.search.admitted import (
 )
 from orchestrator.plan.search.best import can_fit, search
 from orchestrator.plan.search.hosts import with_fewest_hosts, with_hosts
-from orchestrator.plan.search.kinds import SHOWN, Kind, kind_of, shown
+from orchestrator.plan.search.kinds import SHOWN, Kind, kind_of, shown, simplicity
 from orchestrator.plan.search.meshes import meshes
 from orchestrator.plan.search.rule import Hosts, Request
 from orchestrator.plan.search.rules import first_refusal, refusals
@@ -88,6 +88,42 @@ def test_the_search_finds_the_best_plan(objective: str, space: Space) -> None:
     # needs less memory.
     digits = None if objective == "memory" else -1
     assert [rank(one)[:digits] for one in found.options] == [rank(one)[:digits] for one in wanted]
+
+
+@settings(deadline=None, max_examples=30)
+@given(space=spaces)
+def test_the_simplest_of_equally_fast_kinds_is_chosen_and_no_kind_is_shown_twice(
+    space: Space,
+) -> None:
+    found, devices = search(space, "throughput").options, space.fabric.devices_per_host
+    if not found:
+        return
+    best = best_of_each_kind(space, "throughput")
+    limit = best[0].time.step_s * (1 + space.margin)
+    equal = [kind_of(one.setup.mesh, devices) for one in best if one.time.step_s <= limit]
+    kinds = [kind_of(one.setup.mesh, devices) for one in found]
+    event("the fastest is not the simplest" if kinds[0] != equal[0] else "the fastest is chosen")
+    assert kinds[0] in equal
+    assert simplicity(kinds[0]) == min(map(simplicity, equal))
+    assert len(set(kinds)) == len(kinds)
+    assert equal[0] in kinds
+
+
+@pytest.mark.parametrize(
+    ("simple", "complicated"),
+    [
+        (Mesh(dp_shard=8), Mesh(dp_replicate=2, dp_shard=4)),
+        (Mesh(dp_shard=4, tp=2), Mesh(pp=2, dp_shard=4)),
+        (Mesh(dp_shard=4, tp=2), Mesh(dp_shard=4, cp=2)),
+        (Mesh(pp=2, tp=4), Mesh(dp_replicate=2, tp=8)),
+        (Mesh(pp=2, dp_shard=4), Mesh(dp_shard=2, cp=2, tp=2)),
+    ],
+)
+def test_fewer_axes_are_simpler_then_tp_inside_a_host_then_no_pipeline(
+    simple: Mesh, complicated: Mesh
+) -> None:
+    one, other = (simplicity(kind_of(mesh, 4)) for mesh in (simple, complicated))
+    assert one < other
 
 
 def decided(spec: JobSpec, setup: Setup) -> JobSpec:

@@ -88,7 +88,7 @@ ranks         one row per host, one column per device; each device shows tp
   host-0     0         0  0  1
   host-1     2         1  0  1
 
-alternatives  the next best meshes; the first line is the plan
+alternatives  the best plan of each other kind of mesh; the first line is the plan
   mesh        micro  recompute     schedule    step    MFU  memory  slower
   shard2 tp2  4 x 2  none          -         2.00 s  40.0%  30 GiB
   shard4      1 x 4  full, ZeRO-2  -         2.50 s  32.0%  40 GiB  +25.0%
@@ -184,6 +184,9 @@ def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
         "activation_checkpointing",
         "reshard_after_forward",
         "reduce_gradients",
+        "compile",
+        "float8",
+        "loss_chunks",
         "schedule",
         "methods",
         "profile",
@@ -195,6 +198,8 @@ def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
         "time",
         "communication",
         "alternatives",
+        "comparison",
+        "prices",
         "rejected",
         "notes",
     ]
