@@ -90,6 +90,13 @@ def _decided(spec: JobSpec, choice: Choice, stages: Value) -> dict[str, Value]:
         more["parallel.fsdp.reshard_after_forward"] = choice.reshard_after_forward
         if choice.gradient_accumulation > 1:
             more["parallel.fsdp.reduce_gradients"] = choice.reduce_gradients
+    kernels: dict[str, Value] = {
+        "train.compile": choice.compile,
+        "train.float8": choice.float8,
+        "train.loss_chunks": choice.loss_chunks,
+    }
+    # As long as the planner takes the usual chunks, they stay with the trainer.
+    more |= {path: value for path, value in kernels.items() if value_at(spec, path) != value}
     if choice.schedule is not None:
         more["parallel.pipeline.schedule"] = choice.schedule
         more["parallel.pipeline.stages_per_rank"] = stages

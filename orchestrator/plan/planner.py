@@ -15,7 +15,7 @@ from orchestrator.inventory.hosts import Inventory, tree_of
 from orchestrator.inventory.profile import Fabric
 from orchestrator.plan.cost.traffic import traffic_of
 from orchestrator.plan.figures import show_bytes
-from orchestrator.plan.history.correction import corrected
+from orchestrator.plan.history.correction import corrected, scaled_choice
 from orchestrator.plan.history.record import SpeedRecord
 from orchestrator.plan.memory.peak_memory import memories_of
 from orchestrator.plan.model.families import shape_of
@@ -74,19 +74,22 @@ def with_prices(made: Plan, spec: JobSpec, inventory: Inventory, config: Mapping
     if spec.objective == "memory" or made.time is None:
         return made
     space = with_hosts(_space(spec, inventory, shape_of(config)), len(made.hosts))
-    step_s = min([made.time.step_s, *(one.step_s for one in made.alternatives)])
-    waits_s = sum(one.exposed_seconds for one in made.communication if one.axis == "cp")
-    prices = (_price_of(space, one) for one in price_list(space, step_s, waits_s))
+    # A search compares uncorrected times, and earlier jobs correct all of them alike.
+    used = made.time.correction
+    factor = used.factor if used else 1.0
+    step_s = factor * min([made.time.step_s, *(one.step_s for one in made.alternatives)])
+    waits_s = factor * sum(one.exposed_seconds for one in made.communication if one.axis == "cp")
+    prices = (_price_of(space, one, factor) for one in price_list(space, step_s, waits_s))
     return replace(made, prices=tuple(prices))
 
 
-def _price_of(space: Space, found: FixedKeys) -> Price:
+def _price_of(space: Space, found: FixedKeys, factor: float) -> Price:
     choice = _decided(found.option, space.spec.cluster.gpus_per_host).choice
     assert choice is not None
     return Price(
         fixed={path: show_value(value_at(space.spec, path)) for path in found.edits},
         edits={path: show_value(value) for path, value in found.edits.items()},
-        choice=choice,
+        choice=scaled_choice(choice, factor),
         share=found.share,
         changes_numbers=found.changes_numbers,
     )

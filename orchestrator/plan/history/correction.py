@@ -205,11 +205,12 @@ def _scaled(plan: Plan, time: StepTime, factor: float) -> Plan:
             )
             for one in plan.communication
         ),
-        alternatives=tuple(map(partial(_scaled_choice, factor=factor), plan.alternatives)),
+        alternatives=tuple(map(partial(scaled_choice, factor=factor), plan.alternatives)),
     )
 
 
-def _scaled_choice(choice: Choice, factor: float) -> Choice:
+def scaled_choice(choice: Choice, factor: float) -> Choice:
+    """`choice` with its speed times `factor`."""
     return replace(
         choice,
         step_s=choice.step_s / factor,
