@@ -23,7 +23,7 @@ from orchestrator.cli import (
     simulating,
     snapshots,
 )
-from orchestrator.cli.options import say
+from orchestrator.cli.options import say_error
 from orchestrator.contract.visible import VisibleStream
 
 EXIT_CODES = (
@@ -32,45 +32,65 @@ EXIT_CODES = (
 )
 
 
+SECTIONS = {
+    "Start a job": (
+        own_program.run,
+        launch.submit,
+        plans.validate,
+        plans.plan,
+        launch.render,
+        machines.doctor,
+        plans.inventory,
+    ),
+    "Look at jobs": (
+        fleet.list_jobs,
+        jobs.status,
+        jobs.dashboard,
+        jobs.describe,
+        jobs.events,
+        jobs.logs,
+        jobs.diagnose,
+        snapshots.snapshot,
+        snapshots.profile,
+    ),
+    "Act on jobs": (fleet.wait, jobs.cancel, fleet.prune),
+    "Hosts and failures": (machines.hosts, policies.policy, policies.classify),
+    "Look ahead": (forecasting.forecast, simulating.simulate),
+    "For other programs": (serving.serve, plans.schema, inside.agent, controlling.controller),
+}
+"""All commands, as `--help` groups them: first what a newcomer needs first."""
+
+
+class _Sections(click.Group):
+    """Shows the commands in sections, and the first sentence of each in full."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        longest = max(len(name) for name in self.commands)
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [
+                        (f"{command.name:<{longest}}", command.get_short_help_str(limit=400))
+                        for command in commands
+                    ]
+                )
+
+
 @click.group(
+    cls=_Sections,
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="ndctl")
 def cli() -> None:
-    """Plan, place, launch and supervise n-dimensional parallel training jobs."""
+    """Plan, place, launch and supervise n-dimensional parallel training jobs.
+
+    First steps: `ndctl run -- train.py` for your own program, `ndctl submit SPEC --follow` for a
+    job spec. `ndctl COMMAND --help` has an example of each command.
+    """
 
 
-for _command in (
-    plans.validate,
-    plans.schema,
-    plans.plan,
-    plans.inventory,
-    own_program.run,
-    launch.submit,
-    launch.render,
-    inside.agent,
-    fleet.list_jobs,
-    jobs.status,
-    jobs.describe,
-    jobs.diagnose,
-    snapshots.snapshot,
-    snapshots.profile,
-    jobs.logs,
-    jobs.events,
-    jobs.dashboard,
-    fleet.wait,
-    jobs.cancel,
-    fleet.prune,
-    serving.serve,
-    machines.doctor,
-    machines.hosts,
-    policies.policy,
-    policies.classify,
-    simulating.simulate,
-    forecasting.forecast,
-    controlling.controller,
-):
+for _command in (one for commands in SECTIONS.values() for one in commands):
     cli.add_command(_command)
 
 
@@ -90,5 +110,5 @@ def main() -> None:
             exc = denied(exc)
         if not isinstance(exc, NdctlError):
             raise
-        say(f"error: {exc}", err=True)
+        say_error(str(exc))
         sys.exit(exc.exit_code)

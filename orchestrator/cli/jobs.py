@@ -18,6 +18,7 @@ from orchestrator.cli.options import (
     print_json,
     root_option,
     say,
+    say_report,
     since_option,
     warn,
 )
@@ -51,7 +52,7 @@ def status(
         told = [status_json(snapshot) for snapshot in snapshots]
         print_json(told[0] if _is_one(jobs) else {"jobs": told})
     else:
-        say("\n\n".join(status_text(snapshot, None) for snapshot in snapshots))
+        say_report("\n\n".join(status_text(snapshot, None) for snapshot in snapshots))
 
 
 def _is_one(jobs: tuple[str, ...]) -> bool:
@@ -84,7 +85,7 @@ def describe(job: str, run_root: str | None, place: "Place | None", as_json: boo
         print_json(status_json(snapshot))
     else:
         passed_over = newest_complete(snapshot.run_dir.checkpoints)[1]
-        say(describe_text(snapshot, None, passed_over))
+        say_report(describe_text(snapshot, None, passed_over))
 
 
 @click.command(

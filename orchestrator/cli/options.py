@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from orchestrator.contract.visible import visible
+from orchestrator.contract.visible import VisibleStream, visible
 
 if TYPE_CHECKING:
     from orchestrator.app.planning.planned_hosts import Purpose
@@ -249,6 +249,32 @@ def say(text: str, *, label: str = "", err: bool = False, **style: Any) -> None:
     """
     prefix = click.style(visible(label), **style) if label else ""
     click.echo(f"{prefix}{visible(text, keep=KEPT)}", err=err, color=colour())
+
+
+def say_report(text: str) -> None:
+    """Print the text of `status` or `describe`: on a terminal in colours, and wrapped."""
+    import sys
+
+    if not sys.stdout.isatty():
+        say(text)
+        return
+    import shutil
+
+    from orchestrator.dashboard.terminal.report import report_lines
+
+    for line in report_lines(text, shutil.get_terminal_size().columns):
+        say_line((piece.text, piece.look) for piece in line)
+
+
+def say_error(text: str) -> None:
+    """Print an error, its first word in red on a terminal."""
+    import sys
+
+    # `main` replaces sys.stderr by a stream that also drops colours. This text is visible already.
+    stream = sys.stderr
+    below = stream.unwrapped if isinstance(stream, VisibleStream) else stream
+    word = click.style("error:", fg="red", bold=True)
+    click.echo(f"{word} {visible(text, keep=KEPT)}", file=below, color=colour())
 
 
 def say_line(pieces: Iterable[tuple[str, Mapping[str, Any]]]) -> None:

@@ -57,6 +57,11 @@ class VisibleStream:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
+    @property
+    def unwrapped(self) -> Any:
+        """The stream itself, for text that is visible already."""
+        return self._stream
+
     def write(self, text: str) -> int:
         self._stream.write(visible(text, keep="\n\t"))
         return len(text)

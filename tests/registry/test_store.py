@@ -55,7 +55,7 @@ def test_a_second_submission_replaces_the_entry(tmp_path: Path) -> None:
 
 
 def _register_many(told: dict[str, str], first: int) -> None:
-    for number in range(first, first + 100):
+    for number in range(first, first + 40):
         register(entry(f"job-{number}", at=float(first)), told)
 
 
@@ -63,7 +63,7 @@ def test_two_writers_at_once_lose_nothing_and_no_reader_sees_a_part(tmp_path: Pa
     told = environ(tmp_path)
     method = multiprocessing.get_context("fork")
     # The second half of one range is the first half of the other: both replace the same files.
-    writers = [method.Process(target=_register_many, args=(told, first)) for first in (0, 50)]
+    writers = [method.Process(target=_register_many, args=(told, first)) for first in (0, 20)]
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
@@ -73,7 +73,7 @@ def test_two_writers_at_once_lose_nothing_and_no_reader_sees_a_part(tmp_path: Pa
         writer.join()
         assert writer.exitcode == 0
     names = {one.entry.name for one in shared_entries(told)}
-    assert names == {f"job-{number}" for number in range(150)}
+    assert names == {f"job-{number}" for number in range(60)}
     assert not list(tmp_path.rglob("*.part"))
 
 

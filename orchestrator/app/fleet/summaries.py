@@ -28,7 +28,7 @@ from orchestrator.journal.journal import has_writer
 from orchestrator.registry.store import state_folder
 from orchestrator.seams import Clock
 
-VERSION = 2
+VERSION = 3
 """Raised when a summary of the same files would differ."""
 FILE = "summaries.json"
 MOST_BYTES = 64 << 20

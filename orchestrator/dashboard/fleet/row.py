@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 
 from msgspec import Struct
 
-from orchestrator.dashboard.fleet.summary import JobSummary, effective_time, eta_s
+from orchestrator.dashboard.fleet.summary import JobSummary, eta_s
 from orchestrator.job.stage import ENDED, State
 
 RowState = State | Literal["GONE", "UNKNOWN"]
@@ -102,12 +102,11 @@ _OF_JOB: dict[str, Callable[[JobSummary, float], Any]] = {
     "step": lambda job, now: job.step,
     "steps": lambda job, now: job.steps,
     "eta_s": eta_s,
-    "effective_time": effective_time,
+    "effective_ratio": lambda job, now: job.effective_ratio,
     "attempt": lambda job, now: job.attempt,
     "restarts": lambda job, now: job.restarts,
     "loss": lambda job, now: job.loss,
     "tokens_per_second": lambda job, now: job.tokens_per_second,
-    "lost_steps": lambda job, now: job.lost_steps,
     "scheduler": lambda job, now: job.scheduler,
     "updated_at": lambda job, now: job.updated_at,
 }

@@ -4,10 +4,11 @@ from msgspec import Struct
 
 from orchestrator.dashboard import format
 from orchestrator.dashboard.snapshot import Snapshot
+from orchestrator.dashboard.time_spent.account import TimeSpent
+from orchestrator.dashboard.time_spent.read import time_spent
 from orchestrator.dashboard.view import last_step
 from orchestrator.job.hosts.straggler_replacement import why_slow
 from orchestrator.job.stage import ENDED, State
-from orchestrator.job.state import Run
 
 
 class HostIncident(Struct, frozen=True, kw_only=True):
@@ -43,14 +44,8 @@ class JobSummary(Struct, frozen=True, kw_only=True):
     step_s: float | None
     stepped_at: float | None
     """Unix time of the last step; None: there was no step, or its time is unknown."""
-    training_since: float | None
-    """Unix time of the first step."""
-    trained_s: float
-    """Seconds of training in all attempts."""
-    trained_until: float
-    """Up to which time `trained_s` counts."""
-    lost_steps: int
-    """Steps that were done and had to be repeated, or will be."""
+    effective_ratio: float | None
+    """Share of its time that went into training that still counts, as `ndctl status` shows it."""
     hosts: int
     gpus: int
     """Devices with a rank."""
@@ -67,13 +62,14 @@ class JobSummary(Struct, frozen=True, kw_only=True):
         return self.state in ENDED
 
 
-def summary_of(snapshot: Snapshot) -> JobSummary:
+def summary_of(snapshot: Snapshot, spent: TimeSpent | None = None) -> JobSummary:
+    """`spent`: on what the time of the job went, if that is known. None: the journal is read."""
     run, job, last = snapshot.seen.run, snapshot.seen.run.job, snapshot.progress.last
     assert job is not None
-    standing, first = snapshot.standing, snapshot.progress.first
+    standing = snapshot.standing
+    spent = time_spent(snapshot) if spent is None else spent
     over = standing.state in ENDED
     names = run.attempt.placement or run.plan.hosts
-    training = standing.state == "RUNNING" and standing.as_of is None
     return JobSummary(
         name=job.launch.job,
         state=standing.state,
@@ -91,10 +87,7 @@ def summary_of(snapshot: Snapshot) -> JobSummary:
         tokens_per_second=last.tokens_per_second if last else None,
         step_s=snapshot.progress.step_s,
         stepped_at=last.time if last else None,
-        training_since=first.time if first else None,
-        trained_s=run.progress.trained_s,
-        trained_until=run.progress.stepped_at if training else standing.since,
-        lost_steps=_lost_steps(run),
+        effective_ratio=spent.ratio if spent.effective_s else None,
         hosts=len(names),
         gpus=run.plan.world_size,
         placement=() if over else tuple(names),
@@ -112,14 +105,6 @@ def summary_of(snapshot: Snapshot) -> JobSummary:
             for one in run.history.incidents
             if one.culprit.host is not None
         ),
-    )
-
-
-def _lost_steps(run: Run) -> int:
-    return sum(
-        max(0, incident.step - incident.saved)
-        for incident in run.history.incidents
-        if incident.saved is not None
     )
 
 
@@ -142,18 +127,3 @@ def eta_s(job: JobSummary, now: float) -> float | None:
         return None
     quiet = 0.0 if job.stepped_at is None else max(0.0, now - job.stepped_at)
     return max(0.0, (job.steps - job.step) * job.step_s - min(quiet, job.step_s))
-
-
-def effective_time(job: JobSummary, now: float) -> float | None:
-    """Share of the time since the first step that went into steps which still count, 0 to 1.
-
-    Lost: detection, restarts, waiting for hosts, and steps after the last checkpoint of a failed
-    attempt. None: no two steps yet.
-    """
-    if job.training_since is None or job.trained_s <= 0:
-        return None
-    until = job.trained_until if job.state == "RUNNING" or job.is_over else now
-    whole = max(until - job.training_since, job.trained_s)
-    done = job.step + job.lost_steps
-    kept = job.step / done if done else 1.0
-    return min(1.0, job.trained_s * kept / whole)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from orchestrator.dashboard import format
 from orchestrator.dashboard.fleet.columns import NOTE, Column, Line, Look, Table
 from orchestrator.dashboard.fleet.row import JobRow, RowState, is_trouble
-from orchestrator.dashboard.fleet.summary import effective_time, eta_s
+from orchestrator.dashboard.fleet.summary import eta_s
 
 DROPPED_FIRST = (
     "RUN DIR",
@@ -45,7 +45,7 @@ def _eta(row: JobRow, now: float) -> str:
 
 
 def _effective(row: JobRow, now: float) -> str:
-    share = None if row.job is None else effective_time(row.job, now)
+    share = None if row.job is None else row.job.effective_ratio
     return format.UNKNOWN if share is None else f"{share:.0%}"
 
 

@@ -1,18 +1,29 @@
 """The rows of all jobs: order, columns at each width, and how much of the time was effective."""
 
+from datetime import UTC
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.contract.messages.events import StepReached
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.dashboard import format
 from orchestrator.dashboard.fleet.columns import text_of
 from orchestrator.dashboard.fleet.row import JobRow, in_order, is_old, is_trouble, row_json
-from orchestrator.dashboard.fleet.summary import JobSummary, effective_time, eta_s, summary_of
+from orchestrator.dashboard.fleet.summary import JobSummary, eta_s, summary_of
 from orchestrator.dashboard.fleet.table import table
+from orchestrator.dashboard.status import status_text
+from orchestrator.journal.journal import Journal
 from orchestrator.seams import LaunchStatus
-from tests.dashboard.dashboard_story import START, broken, finished, metrics, recovered, started
+from tests.dashboard.dashboard_story import (
+    START,
+    StoryClock,
+    broken,
+    finished,
+    journal,
+    metrics,
+    started,
+)
 from tests.dashboard.test_status import snapshot
 
 NOW = START + 40
@@ -108,25 +119,18 @@ def test_only_a_running_job_has_a_remaining_time() -> None:
     assert eta_s(replace(RUNNING, as_of=START), NOW) is None
 
 
-def test_the_effective_time_leaves_out_pauses_and_lost_steps() -> None:
-    job = replace(RUNNING, training_since=START, trained_s=80.0, trained_until=START + 100, step=60)
-    assert effective_time(job, NOW) == pytest.approx(0.8)
-    assert effective_time(replace(job, lost_steps=20), NOW) == pytest.approx(0.8 * 60 / 80)
-    # While it recovers, time passes without training.
-    recovering = replace(job, state="RECOVERING")
-    assert effective_time(recovering, START + 200) == pytest.approx(0.4)
-    assert effective_time(replace(job, trained_s=0.0), NOW) is None
-    assert effective_time(replace(job, training_since=None), NOW) is None
-
-
-def test_the_effective_time_of_a_story() -> None:
-    events = recovered()
-    more = [StepReached(at=events[-1].at + 30, attempt=2, step=30, loss=2.0, tokens_per_second=1e3)]
-    seen = summary_of(snapshot([*events, *more], metrics(1, 30), now=events[-1].at + 31))
-    share = effective_time(seen, events[-1].at + 31)
-    assert seen.restarts == 1
+def test_the_effective_time_is_that_of_status(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    with Journal(run_dir.journal, StoryClock()) as written:
+        for entry in journal(finished()):
+            written.append(entry.event, entry.actions)
+    seen = replace(snapshot(finished(), metrics(1, 60)), run_dir=run_dir)
+    share = summary_of(seen).effective_ratio
     assert share is not None
     assert 0 < share < 1
+    assert f"effective   {share:.1%} of" in status_text(seen, UTC)
+    (_, line) = text_of(table([row(summary_of(seen))], NOW, None)).splitlines()
+    assert f"{share:.0%}" in line
 
 
 def test_json_has_the_same_keys_for_every_row() -> None:

@@ -1,0 +1,1 @@
+"""How reports look on a terminal: colours, and lines that fit its width."""

@@ -1,0 +1,68 @@
+"""`status` and `describe` on a terminal: colours, and long lines wrapped behind their label.
+
+A pipe gets the plain text. Lines with a command or a path are not wrapped, because a person copies
+them: the terminal itself breaks them without a newline.
+"""
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import get_args
+
+from orchestrator.dashboard.fleet.columns import Line, Look, Piece
+from orchestrator.dashboard.fleet.table import COLOURS
+from orchestrator.job.stage import State
+
+LABEL_WIDTH = 14
+"""Cells before the text of a row, as `status.row` writes them."""
+TITLE = re.compile(rf"(?P<name>\S+): (?P<state>{'|'.join(get_args(State))})\b(?P<rest>.*)")
+ROW = re.compile(rf"(?P<label>  [a-z][a-z :]{{1,{LABEL_WIDTH - 3}}})(?P<text>\S.*)?")
+COPIED = ("next", "see why", "run dir", "file", "fix:", "folder", "program")
+"""Rows that are not wrapped."""
+TROUBLE = ("unhealthy", "straggler", "incident", "excluded", "ndctl did")
+LEAST = 40
+"""A narrower terminal is treated as this wide."""
+
+
+def report_lines(text: str, width: int) -> Iterator[Line]:
+    for line in text.splitlines():
+        for number, part in enumerate(_wrapped(line, max(LEAST, width))):
+            yield _painted(part) if number == 0 else (Piece(part),)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    row = ROW.fullmatch(line)
+    is_copied = row["label"].strip() in COPIED if row else "ndctl " in line
+    if len(line) <= width or is_copied:
+        return [line]
+    own = len(line) - len(line.lstrip())
+    indent = LABEL_WIDTH if row or own >= LABEL_WIDTH else own + 2
+    return textwrap.wrap(
+        line,
+        width,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
+
+
+def _painted(line: str) -> Line:
+    if title := TITLE.fullmatch(line):
+        looks: Mapping[str, Look] = {**COLOURS}
+        return (
+            Piece(title["name"], {"bold": True}),
+            Piece(": "),
+            Piece(title["state"], looks[title["state"]]),
+            Piece(title["rest"]),
+        )
+    if row := ROW.fullmatch(line):
+        return (Piece(row["label"], _label_look(row["label"].strip())), Piece(row["text"] or ""))
+    is_heading = line and not line.startswith(" ")
+    return (Piece(line, {"bold": True} if is_heading else {}),)
+
+
+def _label_look(label: str) -> Look:
+    if label in TROUBLE:
+        return {"fg": "yellow"}
+    return {"fg": "cyan"} if label in ("next", "see why", "fix:") else {"dim": True}
