@@ -6,8 +6,8 @@ them: the terminal itself breaks them without a newline.
 
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
-from typing import get_args
+from collections.abc import Iterator
+from typing import cast, get_args
 
 from orchestrator.dashboard.fleet.columns import Line, Look, Piece
 from orchestrator.dashboard.fleet.table import COLOURS
@@ -49,11 +49,11 @@ def _wrapped(line: str, width: int) -> list[str]:
 
 def _painted(line: str) -> Line:
     if title := TITLE.fullmatch(line):
-        looks: Mapping[str, Look] = {**COLOURS}
+        state = cast(State, title["state"])
         return (
             Piece(title["name"], {"bold": True}),
             Piece(": "),
-            Piece(title["state"], looks[title["state"]]),
+            Piece(state, COLOURS[state]),
             Piece(title["rest"]),
         )
     if row := ROW.fullmatch(line):
