@@ -43,7 +43,7 @@ def verbs(group: click.Group = cli, before: str = "") -> Iterator[str]:
 
 
 def test_every_verb_with_json_is_checked_here() -> None:
-    # `snapshot` and `profile` need ranks that run: tests/e2e/test_snapshot.py.
+    # `snapshot` and `profile` need ranks that run: tests/e2e/test_running_job.py.
     assert set(verbs()) == {*ANSWERS, "events", "snapshot", "profile"}
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import math
 import os
 import re
 import signal
@@ -15,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from orchestrator.contract.mesh import AXES
+from tests.trainer.launch.tiny_runs import finish, losses_of, train
 
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "tests" / "e2e" / "job.yaml"
@@ -153,20 +157,45 @@ class Ndctl:
                     os.kill(pid, signal.SIGCONT)
 
 
-def uninterrupted(factory: pytest.TempPathFactory, **options: str) -> Ndctl:
+def uninterrupted(factory: pytest.TempPathFactory) -> Ndctl:
     """The finished job without a fault. It is trained once for all pytest workers."""
-    name = "-".join(("uninterrupted", *options.values()))
-    folder = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    command, status_file = Ndctl(folder / name), folder / f"{name}.json"
-    with (folder / f"{name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not status_file.exists():
-            done = command.submit("--follow", **options)
+    with _once(factory, "uninterrupted") as (folder, is_done):
+        command = Ndctl(folder)
+        if not is_done:
+            done = command.submit("--follow")
             assert done.code == 0, done.out + done.err
-            status_file.write_text(json.dumps(command.status()))
     return command
+
+
+def losses_without_ndctl(factory: pytest.TempPathFactory, **options: str) -> dict[int, float]:
+    """Losses of the same spec without ndctl. It is trained once for all pytest workers."""
+    with _once(factory, "-".join(("alone", *options.values()))) as (folder, is_done):
+        return losses_of(folder / "out") if is_done else train_alone(folder, **options)
+
+
+def train_alone(folder: Path, **options: str) -> dict[int, float]:
+    """The losses of ranks of the trainer that have the configuration which `submit` would give
+    them. It costs a fraction of a job, because these ranks import nothing again."""
+    shown = Ndctl(folder).submit("--dry-run", **options)
+    assert shown.code == 0, shown.out + shown.err
+    config, _ = json.JSONDecoder().raw_decode(shown.out, shown.out.index("{"))
+    count = math.prod(config["parallel"][axis] for axis in AXES)
+    ranks = train({**config, "out": str(folder / "out")}, count)
+    assert finish(ranks) == [0] * count, ranks[0].output
+    return losses_of(folder / "out")
+
+
+@contextlib.contextmanager
+def _once(factory: pytest.TempPathFactory, name: str) -> Iterator[tuple[Path, bool]]:
+    """A folder of all pytest workers, and whether one of them has filled it. The others wait."""
+    base = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    done = base / f"{name}.done"
+    with (base / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield base / name, done.exists()
+        done.touch()
 
 
 def wait_for(condition: Callable[[], Any], what: str, limit: float = WAIT_S) -> Any:

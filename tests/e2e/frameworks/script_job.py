@@ -1,4 +1,4 @@
-"""A training script as a job on 2 hosts x 2 ranks."""
+"""A training script as a job."""
 
 import json
 from collections import Counter
@@ -21,8 +21,9 @@ class Script:
     needs: str = "torch"
     """Package without which the script does not run."""
 
-    def submit(self, ndctl: Ndctl, *words: str, steps: int) -> CommandResult:
-        """Run it as job `e2e`. It saves at each fifth step, and a step takes about 0.1 s."""
+    def submit(self, ndctl: Ndctl, *words: str, steps: int, hosts: int = 2) -> CommandResult:
+        """Run it as job `e2e` with 2 ranks a host. It saves at each fifth step, and a step takes
+        about 0.1 s."""
         if find_spec(self.needs) is None:
             pytest.skip(f"{self.needs} is not installed")
         folder = ndctl.run_root
@@ -36,7 +37,7 @@ class Script:
                 "workdir": str(folder),
                 "preload": ["torch._dynamo", *self.preload],
             },
-            "cluster": {"backend": "local", "hosts": 2, "gpus_per_host": 2},
+            "cluster": {"backend": "local", "hosts": hosts, "gpus_per_host": 2},
             "resilience": {"stop_grace": 60},
         }
         path = folder / "spec.yaml"

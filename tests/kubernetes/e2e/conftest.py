@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import TP, uninterrupted
+from tests.e2e.job import TP, losses_without_ndctl
 from tests.kubernetes.e2e.kube_job import KubeNdctl, job_on
 from tests.kubernetes.testbed import KubeTestbed
 
@@ -25,5 +25,5 @@ def other_machine(job: KubeNdctl, tmp_path: Path) -> KubeNdctl:
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """Losses of the same spec on the local backend."""
-    return uninterrupted(tmp_path_factory, **TP).losses()
+    """Losses of the same spec without ndctl."""
+    return losses_without_ndctl(tmp_path_factory, **TP)

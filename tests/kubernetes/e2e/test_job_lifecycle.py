@@ -19,7 +19,7 @@ pytestmark = [
 THERE = ("--backend", "kubernetes", "-n", NAMESPACE)
 
 
-def test_losses_of_an_applied_job_equal_those_of_the_local_backend(
+def test_losses_of_an_applied_job_equal_those_of_the_trainer_alone(
     job: KubeNdctl, other_machine: KubeNdctl, reference: dict[int, float]
 ) -> None:
     """A second apply changes nothing. A user without the run volume sees the same job."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import processes_of, wait_for
-from tests.slurm.e2e.slurm_job import SlurmNdctl
+from tests.e2e.job import TP, WAIT_S, processes_of, submit_args, wait_for
+from tests.slurm.e2e.slurm_job import SITE, SlurmNdctl
 from tests.slurm.e2e.two_node_job import TESTBED_KNOBS, Job, job_on
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
@@ -25,11 +25,15 @@ def ndctl(slurm: SlurmTestbed, tmp_path: Path) -> Iterator[SlurmNdctl]:
 
 @pytest.fixture(scope="session")
 def finished(_shared: SlurmTestbed, tmp_path_factory: pytest.TempPathFactory) -> SlurmNdctl:
-    """The finished, uninterrupted run."""
+    """The finished, uninterrupted run, with the keys of a site."""
     _shared.restore()
     command = SlurmNdctl(tmp_path_factory.mktemp("finished") / "runs", _shared)
-    done = command.submit("--follow")
-    assert done.code == 0, done.out + done.err
+    words = submit_args("--backend", "slurm", "--follow", **TP, **SITE)
+    following = command.start(*words)
+    command.wait_for_step(step=2)
+    command.save_rank_environ()
+    out, err = following.communicate(timeout=WAIT_S)
+    assert following.returncode == 0, out + err
     # The Slurm job ends after ndctl's job. A restore before that would cancel it.
     wait_for(lambda: not _shared.output_of("squeue", "-h"), "the Slurm job to end")
     command.save_slurm_records()

@@ -1,9 +1,12 @@
 """The job of `tests/e2e` on real Slurm daemons, through the command line."""
 
+import grp
 import json
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from orchestrator.contract.files.run_dir import RunDir
@@ -20,6 +23,17 @@ DAEMONS = re.compile(r"munged|slurmctld|slurmdbd|mariadbd|slurmd|slurmd-node\d+"
 RENDERED, SCRIPT, RECORD = "rendered", "slurm-script", "slurm-job.json"
 STEPS = range(1, 25)
 """Steps that the job trains."""
+SITE = {
+    "cluster__slurm__env": '{"OMP_NUM_THREADS": "1", "SITE_SAYS": "it is $HOME"}',
+    "cluster__slurm__partition": '["train"]',
+    "cluster__slurm__group": next(
+        (one.gr_name for one in grp.getgrall() if one.gr_gid not in (os.getegid(), 0)), "none"
+    ),
+    "cluster__slurm__mode": "0750",
+    "cluster__slurm__hooks__before": 'echo "$SITE_SAYS"',
+}
+"""Keys of a site, which the uninterrupted job has."""
+ENVIRON = "rank-environ.json"
 
 
 @dataclass(frozen=True)
@@ -51,7 +65,7 @@ class SlurmNdctl(Ndctl):
     def save_slurm_records(self) -> None:
         """Saves Slurm's record of the job, which Slurm deletes minutes after its end, and the
         output of `render`, which depends on the state of the hosts."""
-        rendered = self("render", *submit_args("--backend", "slurm", **TP)[1:]).out
+        rendered = self("render", *submit_args("--backend", "slurm", **TP, **SITE)[1:]).out
         (self.run_root / RENDERED).write_text(rendered)
         script = self.testbed.output_of("scontrol", "write", "batch_script", self.job_id, "-")
         (self.run_root / SCRIPT).write_text(script)
@@ -62,6 +76,16 @@ class SlurmNdctl(Ndctl):
         record: dict[str, str] = json.loads((self.run_root / RECORD).read_text())
         texts = [(self.run_root / name).read_text() for name in (RENDERED, SCRIPT)]
         return texts[0], texts[1], record
+
+    def save_rank_environ(self) -> None:
+        """Saves the environment variables of each rank, as `NAME=value`, while the job trains."""
+        environs = [Path(f"/proc/{pid}/environ").read_bytes() for pid in self.ranks().values()]
+        texts = [environ.decode(errors="replace").split("\0") for environ in environs]
+        (self.run_root / ENVIRON).write_text(json.dumps(texts))
+
+    def read_rank_environ(self) -> list[list[str]]:
+        found: list[list[str]] = json.loads((self.run_root / ENVIRON).read_text())
+        return found
 
     # The job's state in its run directory
 

@@ -16,6 +16,7 @@ from tests.e2e.job import (
     assert_nothing_left,
     processes_of,
     submit_args,
+    train_alone,
     wait_for,
 )
 from tests.slurm.testbed import SlurmTestbed
@@ -163,12 +164,9 @@ class Job(Ndctl):
 
 @functools.cache
 def uninterrupted(**options: str) -> dict[int, float]:
-    """Losses of the same mesh and spec on the local backend."""
+    """Losses of the same mesh and spec without ndctl."""
     with tempfile.TemporaryDirectory(prefix="ndctl-uninterrupted-") as folder:
-        command = Ndctl(Path(folder))
-        done = command.submit("--follow", **{**SLOW_STEPS, **options})
-        assert done.code == 0, done.out + done.err
-        return command.losses()
+        return train_alone(Path(folder), **{**SLOW_STEPS, **options})
 
 
 def fill_disk(folder: Path) -> Path:

@@ -2,16 +2,14 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import trainer
 from ndctl.rank.checkpoint_files import MARKER, damage, read_marker
-from orchestrator.agent.rank_socket import free_port
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.checkpoint_names import newest_complete
 from orchestrator.contract.files.env import RankEnv
@@ -20,10 +18,10 @@ from orchestrator.contract.messages.rank_messages import Beat, RankRaised
 from orchestrator.errors import TrainingError
 from tests.trainer.checkpoint.checkpoint_launch import listening, train_alone, with_fence
 from tests.trainer.launch.tiny_runs import (
-    LIMIT_S,
     finish,
     losses_of,
     metrics_of,
+    start_torchrun,
     tiny,
     train,
     work,
@@ -32,7 +30,6 @@ from tests.trainer.launch.tiny_runs import (
 pytestmark = pytest.mark.process
 
 STEPS = 8
-LOOPBACK = "127.0.0.1"
 SHARDED: dict[str, Any] = {"parallel": {"dp_shard": 2}, "steps": STEPS}
 
 
@@ -103,10 +100,12 @@ def test_after_a_killed_rank_only_steps_since_the_checkpoint_are_repeated(tmp_pa
     with listening(tmp_path / "agent") as told:
         work(tmp_path, 2, [{"config": whole}])
         killed = finish(train(config, 2, NDCTL_DRILLS=json.dumps(drill), **env))
-        again = torchrun(write(tmp_path / "again.json", config), NDCTL_ATTEMPT="2", **env)
+        env["NDCTL_ATTEMPT"] = "2"
+        program = Path(trainer.__file__).with_name("__main__.py")
+        again = start_torchrun(program, write(tmp_path / "again.json", config), env=env)
+        assert finish([again]) == [exit_codes.OK], again.output
     assert killed[1] == -signal.SIGKILL
     assert killed[0] in (exit_codes.FAILED, -signal.SIGABRT)
-    assert again.returncode == 0, again.stderr
     assert losses_of(tmp_path / "killed") == losses_of(tmp_path / "whole")
     assert DrillHappened(attempt=1, rank=1, drill=7, step=6) in told
     assert [d.step for d in told if isinstance(d, TrainingResumed)] == [0, 4]
@@ -122,20 +121,6 @@ def check_beats(beats: list[Beat]) -> bool:
     done = [beat for beat in beats if beat.loss is not None]
     assert [beat.step for beat in done] == [5, 6, 7, 8]
     return all(beat.tokens_per_second for beat in done)
-
-
-def torchrun(config: Path, **env: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    command += ["--master-addr=127.0.0.1", f"--master-port={free_port(LOOPBACK)}", "-m", "trainer"]
-    return subprocess.run(
-        [*command, str(config)],
-        env={"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", **env},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
 
 
 def test_sigterm_saves_a_checkpoint_and_sigusr2_writes_stacks(tmp_path: Path) -> None:

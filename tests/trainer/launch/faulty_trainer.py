@@ -26,4 +26,5 @@ if __name__ == "__main__":
         time.sleep(float(os.environ.get("TEST_LATE_AGAIN_S", "0")))
     code = start(sys.argv[1:], RankEnv.from_mapping(os.environ))
     sys.stderr.flush()
-    os._exit(code)
+    if code:  # as in trainer/__main__.py; a forked rank that succeeds must return to torchrun
+        os._exit(code)

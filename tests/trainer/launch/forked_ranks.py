@@ -52,12 +52,19 @@ def run_forked(
 
 
 def start_forked(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str], log: Path
+    module: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    *,
+    has_children: bool = False,
 ) -> BaseProcess:
     """Start `python -m module arguments` in a fork, as an agent starts a rank; its output goes to
-    `log`."""
+    `log`. `multiprocessing` gives only a process that is no daemon children of its own."""
     words = (module, *arguments)
-    rank = FORKING.Process(target=_become, args=(words, dict(environment), log), daemon=True)
+    rank = FORKING.Process(
+        target=_become, args=(words, dict(environment), log), daemon=not has_children
+    )
     rank.start()
     return rank
 

@@ -145,6 +145,22 @@ def start_ranks(
     return ranks
 
 
+def start_torchrun(
+    program: Path, config: Path, *options: str, env: Mapping[str, str] | None = None
+) -> RankProcess:
+    """Start torchrun with 2 ranks that run the Python file `program` with `config`. Like those of
+    an agent, they are forked, so neither torchrun nor the ranks import anything again."""
+    log = config.with_suffix(".torchrun.log")
+    log.unlink(missing_ok=True)
+    words = ["--nproc-per-node=2", "--start-method=fork", "--master-addr=127.0.0.1"]
+    words += [f"--master-port={free_port('127.0.0.1')}", *options]
+    words += ["--run-path", str(program), str(config)]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment |= env or {}
+    process = start_forked("torch.distributed.run", words, environment, log, has_children=True)
+    return RankProcess(process, log)
+
+
 def finish(ranks: Sequence[RankProcess], timeout: float = LIMIT_S) -> list[int]:
     """The exit codes. A rank that has not ended after `timeout` is killed and fails the test."""
     try:

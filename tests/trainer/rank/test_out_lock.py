@@ -90,10 +90,16 @@ def test_ranks_end_with_a_torchrun_that_was_killed_and_free_the_lock(tmp_path: P
         ranks = children(job.pid)
         assert holder["pid"] in ranks
         assert len(ranks) == 2
-        with torchrun(path, tmp_path / "second.log") as second:
+        for rank in ranks:
+            os.kill(
+                rank, signal.SIGSTOP
+            )  # a stopped process holds its lock, and needs no processor
+        with torchrun(path, tmp_path / "second.log", ranks=1) as second:
             assert second.wait(LIMIT_S) != 0
         said = (tmp_path / "second.log").read_text()
         assert f"another job trains in out={out}: process {holder['pid']} on" in said
+        for rank in ranks:
+            os.kill(rank, signal.SIGCONT)
         assert not any(map(is_gone, ranks))
         job.send_signal(signal.SIGKILL)
         wait_for(lambda: all(map(is_gone, ranks)), "the ranks to end")
@@ -102,8 +108,9 @@ def test_ranks_end_with_a_torchrun_that_was_killed_and_free_the_lock(tmp_path: P
 
 
 @contextmanager
-def torchrun(config: Path, log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+def torchrun(config: Path, log: Path, ranks: int = 2) -> Iterator["subprocess.Popen[bytes]"]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={ranks}"]
     with log.open("wb") as file:
         process = subprocess.Popen(
             [*command, "-m", "trainer", str(config)],

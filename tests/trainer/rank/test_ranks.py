@@ -1,10 +1,7 @@
 """Timeouts of process groups, and how ranks that torchrun restarts connect."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,18 +10,17 @@ import pytest
 import torch
 from torch.distributed.distributed_c10d import _world
 
-from orchestrator.agent.rank_socket import free_port
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.mesh import Mesh
 from orchestrator.detect.heartbeat_monitor import CHECKPOINT_LIMIT_S
+from tests.trainer.launch import faulty_trainer
 from tests.trainer.launch.tiny_runs import (
-    LIMIT_S,
-    ROOT,
     finish,
     losses_of,
     metrics_of,
     start_ranks,
+    start_torchrun,
     tiny,
     work,
 )
@@ -38,8 +34,7 @@ from trainer.rank.ranks import (
     train_timeout,
 )
 
-LOOPBACK = "127.0.0.1"
-FAULTY = "tests.trainer.launch.faulty_trainer"
+FAULTY = faulty_trainer.__name__
 
 
 def drill(fault: str, step: int) -> str:
@@ -112,31 +107,19 @@ def test_ranks_that_torchrun_restarts_connect_and_continue(tmp_path: Path) -> No
     saving = {"every_steps": 2, "async": False}
     out = tmp_path / "out"
     config = tiny(out, parallel={"dp_shard": 2}, steps=6, checkpoint=saving)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    command += ["--max-restarts=1", "--monitor-interval=0.1", "--master-addr=127.0.0.1"]
-    command += [
-        f"--master-port={free_port(LOOPBACK)}",
-        "-m",
-        FAULTY,
-        str(write(tmp_path / "config.json", config)),
-    ]
-    run = subprocess.run(
-        command,
+    run = start_torchrun(
+        Path(faulty_trainer.__file__),
+        write(tmp_path / "config.json", config),
+        "--max-restarts=1",
+        "--monitor-interval=0.1",
         env={
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
             "TEST_FIRST_DRILLS": drill("kill", 4),
             # gloo's rank 1 reads the address of rank 0, and must not find that of the previous
             # start.
             "TEST_LATE_AGAIN_S": "2",
         },
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
     )
-    assert run.returncode == 0, run.stderr
+    assert finish([run]) == [0], run.output
     lines = metrics_of(out)
     assert [(line["attempt"], line["step"]) for line in lines] == [
         *[(1, 1), (1, 2), (1, 3), (2, 3), (2, 4), (2, 5), (2, 6)]

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.e2e.job import TP, kill, uninterrupted
+from tests.e2e.job import TP, kill, losses_without_ndctl
 from tests.slurm.e2e.slurm_job import STEPS, SlurmNdctl, hosts_of, incidents
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
@@ -22,12 +22,11 @@ def test_the_rendered_script_ran_to_its_end(finished: SlurmNdctl) -> None:
     finished.assert_nothing_left()
 
 
-def test_losses_equal_those_of_the_local_backend(
+def test_losses_equal_those_of_the_trainer_alone(
     finished: SlurmNdctl, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    local = uninterrupted(tmp_path_factory, **TP)
     assert sorted(finished.losses()) == list(STEPS)
-    assert finished.losses() == local.losses()
+    assert finished.losses() == losses_without_ndctl(tmp_path_factory, **TP)
 
 
 def test_the_views_show_the_slurm_job(finished: SlurmNdctl) -> None:

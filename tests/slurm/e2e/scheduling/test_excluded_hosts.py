@@ -13,8 +13,6 @@ from tests.slurm.testbed import SlurmTestbed
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(300)]
 
-SHORT = {"train__steps": "8"}
-
 
 def strike_twice(run_root: Path, host: str) -> None:
     for attempt in (1, 2):
@@ -31,6 +29,13 @@ def occupy(slurm: SlurmTestbed, *nodes: str) -> str:
     return job
 
 
+def assert_gets(ndctl: SlurmNdctl, nodes: str) -> None:
+    """Waits until Slurm starts the job. Other tests train to the end, so this job is cancelled."""
+    ndctl.testbed.wait_for("the job", lambda: ndctl.slurm_job()["JobState"] == "RUNNING")
+    assert ndctl.slurm_job()["NodeList"] == nodes
+    assert ndctl("cancel", "e2e").code == 0
+
+
 def test_a_node_with_strikes_is_shown_everywhere_with_the_command_that_clears_it(
     ndctl: SlurmNdctl,
 ) -> None:
@@ -45,7 +50,7 @@ def test_a_node_with_strikes_is_shown_everywhere_with_the_command_that_clears_it
     assert "2 strikes, last host-lost in other: mute)" in output
     assert "- to use node4: ndctl hosts clear node4" in output
 
-    done = ndctl.submit(**SHORT)
+    done = ndctl.submit()
     assert done.code == 0, done.err
     assert "node4 is excluded (until 20" in done.err
     assert done.err.strip().endswith("to use it: ndctl hosts clear node4")
@@ -62,8 +67,7 @@ def test_a_node_with_strikes_is_shown_everywhere_with_the_command_that_clears_it
             assert ndctl(*command[1:]).code == 0
         else:
             slurm.output_of(*command)
-    ndctl.wait_for_end()
-    assert ndctl.slurm_job()["NodeList"] == "node[3-4]"
+    assert_gets(ndctl, "node[3-4]")
     slurm.output_of("scancel", other)
 
 
@@ -73,12 +77,11 @@ def test_a_job_waits_for_one_switch_no_longer_than_the_spec_says(
     slurm = ndctl.testbed
     others = [occupy(slurm, node) for node in ("node1", "node3")]
     asked = {"cluster__slurm__switches": "1", "cluster__slurm__switch_wait": "0:20"}
-    done = ndctl.submit(**asked, **SHORT)
+    done = ndctl.submit(**asked)
     assert done.code == 0, done.err
     shown = slurm.output_of("scontrol", "show", "job", "-o", ndctl.job_id)
     assert "Switches=1@00:00:20" in shown
-    ndctl.wait_for_end()
-    assert ndctl.slurm_job()["NodeList"] == "node[2,4]"
+    assert_gets(ndctl, "node[2,4]")
     slurm.output_of("scancel", *others)
 
 

@@ -1,13 +1,12 @@
 """Keys of a site: environment variables, file permissions and hooks on each node."""
 
 import grp
-import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.e2e.slurm_job import SlurmNdctl, hosts_of, incidents
+from tests.slurm.e2e.slurm_job import SITE, SlurmNdctl, hosts_of, incidents
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(400)]
 
@@ -23,36 +22,22 @@ def modes(run_dir: Path) -> dict[str, int]:
 
 
 def test_variables_reach_every_rank_and_the_group_reads_all_but_the_secret(
-    ndctl: SlurmNdctl,
+    finished: SlurmNdctl,
 ) -> None:
-    group = next(one for one in grp.getgrall() if one.gr_gid not in (os.getegid(), 0))
-    done = ndctl.submit(
-        cluster__slurm__env='{"OMP_NUM_THREADS": "1", "SITE_SAYS": "it is $HOME"}',
-        cluster__slurm__partition='["train"]',
-        cluster__slurm__group=group.gr_name,
-        cluster__slurm__mode="0750",
-        cluster__slurm__hooks__before='echo "$SITE_SAYS"',
-        **SHORT,
-    )
-    assert done.code == 0, done.err
-    ndctl.wait_for_step(step=2)
-    for pid in ndctl.ranks().values():
-        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        assert b"SITE_SAYS=it is $HOME" in environ
-    ndctl.wait_for_end()
-
-    hosts = hosts_of(ndctl)
-    for host in hosts:
-        output = (ndctl.run_dir / "logs" / f"hooks-{host}.log").read_text()
+    environs = finished.read_rank_environ()
+    assert len(environs) == 4
+    assert all("SITE_SAYS=it is $HOME" in environ for environ in environs)
+    for host in hosts_of(finished):
+        output = (finished.run_dir / "logs" / f"hooks-{host}.log").read_text()
         assert output == '# before: echo "$SITE_SAYS"\nit is $HOME\n'
-    found = modes(ndctl.run_dir)
+    found = modes(finished.run_dir)
     assert found.pop(".") == 0o2750
     assert found.pop("token") == 0o600
     closed = {name: oct(mode) for name, mode in found.items() if mode & 0o027 or not mode & 0o040}
     assert closed == {}, "the group can read, others cannot, and only the owner can write"
-    assert {"metrics.jsonl", "checkpoints/step-8", "slurm/launch-1"} <= {*found}
-    groups = {path.stat().st_gid for path in ndctl.run_dir.rglob("*")}
-    assert groups == {group.gr_gid}
+    assert {"metrics.jsonl", "checkpoints/step-24", "slurm/launch-1"} <= {*found}
+    groups = {path.stat().st_gid for path in finished.run_dir.rglob("*")}
+    assert groups == {grp.getgrnam(SITE["cluster__slurm__group"]).gr_gid}
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ def test_a_job_that_sbatch_refuses_leaves_no_name_and_no_file(ndctl: SlurmNdctl)
     assert_nothing_was_created(ndctl)
 
     assert ndctl.submit().code == 0, "the name is free"
-    ndctl.wait_for_end()
+    assert ndctl("cancel", "e2e").code == 0
 
 
 @contextmanager
