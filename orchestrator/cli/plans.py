@@ -69,8 +69,13 @@ def validate(
     if as_json:
         body = {"valid": True, "name": planned.spec.name, "mesh": planned.plan.split}
         body |= {"resumes": looked.resumes} if resume else {}
+        body |= {"untrainable": planned.plan.untrainable}
         print_json(body | {"unchecked": looked.unchecked, "doubts": list(looked.doubts)})
         return
+    if planned.plan.untrainable:
+        from orchestrator.plan.show.explain import cannot_train
+
+        say(f"WARNING: {cannot_train(planned.plan)}")
     say(f"{spec}: valid; {planned.plan.world_size} ranks, {planned.plan.split}")
     if looked.resumes:
         say(f"resumes {looked.resumes}")
@@ -127,6 +132,11 @@ def schema() -> None:
     help="Show the memory that ZeRO stages 0 to 3 need on the same number of devices.",
 )
 @click.option(
+    "--explain",
+    metavar="AXIS=N,...",
+    help="Put this mesh beside the plan, item by item, even if it cannot run.",
+)
+@click.option(
     "--no-history",
     is_flag=True,
     help="Predict the speed without what earlier jobs in the run root measured.",
@@ -139,6 +149,7 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
     backend: str | None,
     compare: tuple[str, ...],
     zero: bool,
+    explain: str | None,
     no_history: bool,
 ) -> None:
     """Show the best way to split a job over ranks, its memory, its speed, and the reasons."""
@@ -146,11 +157,12 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
 
     from orchestrator.app.planning import plans
     from orchestrator.plan.show import compare as compared
-    from orchestrator.plan.show import explain
+    from orchestrator.plan.show import explain as explained
+    from orchestrator.plan.show.beside import beside_json, describe_beside
     from orchestrator.plan.show.zero import describe_zero, zero_json
 
-    if compare and zero:
-        raise click.UsageError("use either --compare or --zero, not both")
+    if bool(compare) + zero + (explain is not None) > 1:
+        raise click.UsageError("use only one of --compare, --zero and --explain")
     if backend is not None:
         overrides = (*overrides, f"cluster.backend={backend}")
     hosts = None if inventory is None else Path(inventory)
@@ -163,8 +175,13 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
         print_as(as_json, table, zero_json, describe_zero)
     else:
         planned = plan_for(spec, overrides, inventory, purpose=purpose)
-        priced = plans.with_prices(planned)
-        print_as(as_json, priced, explain.plan_json, explain.describe_plan)
+        if explain is None:
+            priced = plans.with_prices(planned)
+            print_as(as_json, priced, explained.plan_json, explained.describe_plan)
+            return
+        other = plans.beside_plan(planned, Path(spec), overrides, explain.split(","))
+        pair = (planned.plan, other)
+        print_as(as_json, pair, lambda two: beside_json(*two), lambda two: describe_beside(*two))
 
 
 @click.command(epilog="Example: ndctl inventory --inventory examples/inventories/h100.yaml")

@@ -183,6 +183,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     alternatives: tuple[Choice, ...] = ()
     """The best plans of other kinds of meshes (other axes in use), the fastest first. One of them
     is faster than the plan if `comparison` is given."""
+    untrainable: str | None = None
+    """Why the bundled trainer cannot train the model; None: it can."""
     comparison: str | None = None
     """Why a faster alternative was not chosen; None: no alternative is faster."""
     prices: tuple[Price, ...] = ()

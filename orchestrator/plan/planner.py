@@ -112,6 +112,15 @@ def _space(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Space:
     mesh = first_mesh(request) or likely_mesh(request)
     if broken := refusals(request, mesh):
         raise _refusal(spec, inventory, shape, broken)
+    return space_of_hosts(spec, inventory, shape)
+
+
+def space_of_hosts(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Space:
+    """All ways to run the job, whether rules allow them or not.
+
+    Raises:
+        PlanError: the hardware of the hosts is unknown.
+    """
     fabric = fabric_of(spec, inventory)
     if fabric is None:
         raise PlanError(
@@ -184,6 +193,7 @@ def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
             if (choice := _decided(option, spec.cluster.gpus_per_host).choice)
         ),
         comparison=comparison_of(space, found.options),
+        untrainable=space.shape.untrainable,
         rejected=found.rejected,
         methods=methods_of(setup),
         notes=notes_of(space, setup, inventory),

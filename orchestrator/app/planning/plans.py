@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.app.submission.inputs import Looked
     from orchestrator.inventory.hosts import Inventory
     from orchestrator.load import Written
+    from orchestrator.plan.beside import Beside
     from orchestrator.plan.show.compare import Compared
     from orchestrator.plan.show.zero import ZeroTable
 
@@ -228,6 +229,24 @@ def _planned(
         written=written,
         notes=found.notes,
     )
+
+
+def beside_plan(
+    planned: Planned, path: Path, overrides: Sequence[str], asked: Sequence[str]
+) -> "Beside":
+    """The mesh that `asked` fixes beside the plan. `asked`: items like `pp=4` or `KEY=VALUE`.
+
+    Raises:
+        SpecError: with everything that is wrong in `asked`.
+    """
+    from orchestrator.contract.mesh import AXES
+    from orchestrator.load import of_the_trainer, read_spec
+    from orchestrator.plan.beside import beside
+
+    fixed = [f"parallel.{one}" if one.split("=")[0] in AXES else one for one in asked]
+    spec = of_the_trainer(read_spec(path, (*overrides, *fixed)), "plan --explain")
+    spec = replace(spec, cluster=planned.spec.cluster)
+    return beside(planned.plan, spec, planned.inventory, planned.model_config)
 
 
 def with_prices(planned: Planned) -> Plan:

@@ -19,6 +19,7 @@ BAR = 30
 def describe_plan(plan: Plan) -> str:
     """`plan` as plain text: mesh, speed, memory, traffic, ranks, alternatives, rejected meshes."""
     sections = [
+        labelled("WARNING", cannot_train(plan)) if plan.untrainable else [],
         _split(plan),
         _speed(plan),
         _memory(plan),
@@ -30,6 +31,13 @@ def describe_plan(plan: Plan) -> str:
         [line for note in (*_prices(plan), *plan.notes) for line in wrapped(note, "- ", "  ")],
     ]
     return "\n\n".join("\n".join(section) for section in sections if section)
+
+
+def cannot_train(plan: Plan) -> str:
+    return (
+        f"{plan.untrainable}. ndctl submit refuses this job; the plan has no expert parallelism and"
+        " is for a program of your own (ndctl run)"
+    )
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -57,6 +65,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "communication": encode(plan.communication),
         "alternatives": encode(plan.alternatives),
         "comparison": plan.comparison,
+        "untrainable": plan.untrainable,
         "prices": encode(plan.prices),
         "rejected": encode(plan.rejected),
         "notes": list(plan.notes),

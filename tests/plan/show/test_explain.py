@@ -199,6 +199,7 @@ def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
         "communication",
         "alternatives",
         "comparison",
+        "untrainable",
         "prices",
         "rejected",
         "notes",
