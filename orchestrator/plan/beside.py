@@ -1,6 +1,6 @@
 """Any mesh beside the plan: what it would need and take, and why it was not chosen."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -107,7 +107,7 @@ def _smallest(space: Space, mesh: Mesh) -> Option | None:
 def time_items(time: StepTime, traffic: Sequence[Traffic]) -> dict[str, float]:
     """Seconds of a step by reason; what no computation hides of the communication by axis."""
     items = {part: seconds for part, seconds in time.parts.items() if part != "communication"}
-    axes: Counter[str] = Counter()
+    axes: dict[str, float] = defaultdict(float)
     for one in traffic:
         axes[f"exposed {one.axis}"] += one.exposed_seconds
     return items | {axis: seconds for axis, seconds in axes.items() if seconds > 0}
