@@ -43,6 +43,7 @@ from orchestrator.contract.messages.events import (
     LeaderStarted,
     LeaveAsked,
     LogGrew,
+    NoticeSent,
     RankExited,
     Replanned,
     ReplanRefused,
@@ -129,6 +130,15 @@ def _network_cost(crossing: tuple[int, ...]) -> str:
     return f", network traffic per step: {format.size(crossing[0])} between hosts{leaf}"
 
 
+def _notice(event: NoticeSent) -> str:
+    whom = f"receiver {event.receiver} of {event.notice}"
+    if event.delivered:
+        return f"notified {whom} (try {event.tries})"
+    if event.why == "quiet_for":
+        return f"did not notify {whom}: quiet_for has not passed"
+    return f"failed to notify {whom} (try {event.tries}): {event.why}"
+
+
 def _replan(action: Replan) -> str:
     if action.device_bytes is None:
         return f"search for a plan with fewer hosts ({action.reason})"
@@ -166,6 +176,8 @@ def describe_event(event: Event) -> str:  # noqa: C901, PLR0915 - one line for e
             grows = f"grows by {format.size(rate)}/s"
             full = "the run directory's disk may become full: print less"
             return f"warning: the log of rank {rank} has {format.size(size)} and {grows}; {full}"
+        case NoticeSent():
+            return _notice(event)
         case JournalDelayed(waited_s=waited, why=why):
             error = f" ({format.shorten(why)})" if why else ""
             late = format.duration(waited)

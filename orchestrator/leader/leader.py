@@ -164,6 +164,10 @@ class LeaderSeams(Struct, frozen=True):
     """Seconds between two looks at the clock."""
 
 
+async def _nothing() -> None:
+    pass
+
+
 class Leader:
     def __init__(  # noqa: PLR0913 - the world outside, piece by piece
         self,
@@ -223,6 +227,8 @@ class Leader:
         self.background: set[asyncio.Task[None]] = set()
         self.outlived = ""
         """Why this leader must not lead any more, though no other leader has started yet."""
+        self.before_release: Callable[[], Awaitable[None]] = _nothing
+        """Called when the agents have exited. The release may end this process."""
         self.announced = asyncio.Event()
         """Set when agents can find this leader."""
         self.backend_calls = BackendCalls(
@@ -301,6 +307,7 @@ class Leader:
             # The agents exit before the hosts are released, because the release kills what still
             # runs there.
             await self._farewell(ending)
+            await self.before_release()
             if isinstance(ending, EndJob) and self.granted.allocation is not None:
                 await self.backend_calls.release()
             return ending

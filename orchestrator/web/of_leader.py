@@ -14,11 +14,11 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.spec.reporting.web_spec import WebSpec
 from orchestrator.job_secret import JobSecret, server_context
 from orchestrator.posix.run_with_timeout import within
+from orchestrator.posix.secret_ref import NoSecret, secret_of
 from orchestrator.seams import Clock
 from orchestrator.web.access import Access
 from orchestrator.web.fleet import Fleet, Place
 from orchestrator.web.metrics.exposition import Exposition
-from orchestrator.web.secrets import NoSecret, secret_of
 from orchestrator.web.server import Listening, Looker, application, serving
 
 log = logging.getLogger(__name__)

@@ -561,6 +561,7 @@ def submitted_event(
         keep_attempts=resilience.keep_attempts,
         run=_run_of(spec),
         keep=_keep(spec),
+        notify=spec.notify,
         web=resilience.web,
     )
 

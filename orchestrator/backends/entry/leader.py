@@ -16,12 +16,14 @@ from orchestrator.agent.processes.torchrun import with_defaults
 from orchestrator.backends.by_name import backend_named
 from orchestrator.contract.files.last_metric import last_reached
 from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.events import NoticeSent
 from orchestrator.contract.plan import Plan
 from orchestrator.failover.leader_lost import Claim
 from orchestrator.failover.storage import FailoverFiles
 from orchestrator.job.plans import JobPlan, Refit, Shortage
 from orchestrator.job.reports.job_news import TellsCluster
 from orchestrator.journal import snapshot
+from orchestrator.journal.journal import entries_of
 from orchestrator.journal.supervisor import OpenJournal, Supervisor
 from orchestrator.leader import leader_main
 from orchestrator.leader.backend_calls import Planners
@@ -114,7 +116,10 @@ async def _while_leading(
     try:
         async with publishing(leader.supervisor, run_dir, environ, clock):
             with _reporting(leader.backend, leader.supervisor, run_dir, guard):
-                async with _serving(config, leader, environ, clock):
+                async with (
+                    _serving(config, leader, environ, clock),
+                    _notifying(run_dir, leader, environ),
+                ):
                     yield
     finally:
         await importing
@@ -144,6 +149,51 @@ async def _serving(
     )
     async with serving_job(leader.job.web, needed, environ, clock):
         yield
+
+
+@asynccontextmanager
+async def _notifying(
+    run_dir: RunDir, leader: Leader, environ: Mapping[str, str]
+) -> AsyncIterator[None]:
+    """Tell people of incidents and of the end, if the spec asks for it."""
+    if not leader.job.notify:
+        yield
+        return
+    from orchestrator.notify.notifier import Notifier, notifying
+
+    late: list[NoticeSent] = []
+
+    def record(event: NoticeSent) -> None:
+        # After the ending nothing takes events from the queue.
+        if leader.ending is None:
+            leader.events.happened(event)
+        else:
+            late.append(event)
+
+    async def finish() -> None:
+        await notifier.finish()
+        while late:
+            await leader.worker(leader.supervisor.feed, late.pop(0))
+
+    sent = await leader.worker(_notices_sent, run_dir)
+    supervisor = leader.supervisor
+    notifier = Notifier(
+        leader.job.notify,
+        run_dir,
+        lambda: supervisor.run,
+        leader.steady.now,
+        record,
+        environ,
+        sent,
+    )
+    leader.before_release = finish
+    async with notifying(notifier):
+        yield
+
+
+def _notices_sent(run_dir: RunDir) -> list[NoticeSent]:
+    found = (entry.event for entry in entries_of(run_dir.journal, NoticeSent))
+    return [event for event in found if isinstance(event, NoticeSent)]
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.failures import ExitReading, FailureRule, Reading, Scope
 from orchestrator.contract.spec.policy import PolicyRule
+from orchestrator.contract.spec.reporting.notify_spec import NotifySpec
 from orchestrator.contract.spec.reporting.web_spec import WebSpec
 from orchestrator.contract.spec.run_spec import Keep, RunSpec
 from orchestrator.contract.spec.types import Step
@@ -72,6 +73,8 @@ class JobSubmitted(Struct, frozen=True, kw_only=True):
     """The user's own program; None: the bundled trainer."""
     keep: Keep | None = None
     """Which checkpoints of the program are kept."""
+    notify: tuple[NotifySpec, ...] = ()
+    """Who is told of incidents and ends."""
     web: WebSpec | None = None
     """The leader's server for metrics and pages."""
 
@@ -183,6 +186,20 @@ class JournalDelayed(Struct, frozen=True, kw_only=True):
     waited_s: float
     why: str
     """The last error of a write; empty if the write was only slow."""
+
+
+class NoticeSent(Struct, frozen=True, kw_only=True):
+    """A receiver was told of something, or could not be told, or need not be told."""
+
+    at: float
+    notice: str
+    """What it is about, such as `incident-3`."""
+    receiver: str
+    """Number and kind of the entry in `notify`, such as `1 slack`."""
+    delivered: bool
+    tries: int
+    why: str = ""
+    """Why it was not delivered; `quiet_for`: it need not be."""
 
 
 class CheckpointIntervalChanged(Struct, frozen=True, kw_only=True):
@@ -549,7 +566,7 @@ AgentEvent = RankEvent | HostStopped | HostLeaving
 """Events that an agent reports unchanged. `EvidenceGathered` and `AgentRegistered` are parts of
 larger messages."""
 
-Notice = CheckpointFailed | CheckpointSlow | HealthChanged | JournalDelayed | LogGrew
+Notice = CheckpointFailed | CheckpointSlow | HealthChanged | JournalDelayed | LogGrew | NoticeSent
 """Events that influence no decision: `step` returns the job unchanged."""
 
 Event = (

@@ -19,6 +19,7 @@ from orchestrator.contract.spec.limits import AtLeast, AtMost, Matches, OneOf
 from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.contract.spec.parallel_spec import ParallelSpec
 from orchestrator.contract.spec.policy import PolicyRule, former_names
+from orchestrator.contract.spec.reporting.notify_spec import NotifySpec
 from orchestrator.contract.spec.reporting.web_spec import WebSpec
 from orchestrator.contract.spec.run_spec import RunSpec
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
@@ -143,6 +144,8 @@ class CommonSpec(Struct, frozen=True, kw_only=True):
     cluster: ClusterSpec = field(default_factory=ClusterSpec)
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     resilience: ResilienceSpec = field(default_factory=ResilienceSpec)
+    notify: tuple[NotifySpec, ...] = ()
+    """Who is told of incidents and of the end: Slack, a webhook, mail, a command."""
     run_root: Annotated[str, Matches(r".+", "a directory, not empty", "ndctl-runs")] = "ndctl-runs"
     """Folder of the run directories; on a cluster, on a file system that every host sees."""
 

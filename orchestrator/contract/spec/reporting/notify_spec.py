@@ -1,0 +1,99 @@
+"""Who is told of what: messages to Slack, a webhook, by mail or through a command."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from orchestrator.contract.codec import Invalid, Problem
+from orchestrator.contract.spec.limits import AtLeast, AtMost, Matches
+from orchestrator.contract.spec.reporting.secret_text import SecretRef
+from orchestrator.contract.spec.types import Seconds
+
+Occasion = Literal["incident", "recovered", "failed", "succeeded", "stalled", "budget_low"]
+"""`incident`: ranks are stopped. `recovered`: the first step after it. `stalled`: no step for
+`stalled_after`. `budget_low`: the next incident before a checkpoint ends the job."""
+Severity = Literal["info", "warning", "critical"]
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
+
+Address = Annotated[str, Matches(r"[^@\s,<>]+@[^@\s,<>]+", "a mail address", "oncall@example.org")]
+Word = Annotated[str, Matches(r"[^\0]+", "a word, not empty", "notify.sh")]
+
+
+class EmailSpec(Struct, frozen=True, kw_only=True):
+    to: tuple[Address, ...]
+    server: Annotated[str, Matches(r"[A-Za-z0-9.:\[\]-]+", "a host name", "mail.example.org")] = (
+        "localhost"
+    )
+    port: Annotated[int, AtLeast(1), AtMost(65535)] = 25
+    security: Literal["none", "starttls", "tls"] = "none"
+    """`starttls` and `tls` check the certificate of the server."""
+    user: str | None = None
+    password: SecretRef | None = None
+    """`file:PATH` or `env:VARIABLE`, on the leader's host."""
+    from_: Address | None = None
+    """None: `ndctl@` and the leader's host (key `from`)."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not self.to:
+            problems.append(Problem(path="to", limit="one address or more", fix="add an address"))
+        if (self.user is None) != (self.password is None):
+            limit = "given together with the other of user and password"
+            problems.append(Problem(path="user", limit=limit, fix="give both or none"))
+        elif self.password is not None and self.security == "none":
+            limit = "starttls or tls with a password, which would travel unencrypted"
+            problems.append(Problem(path="security", limit=limit, fix="set security to starttls"))
+        if problems:
+            raise Invalid(problems)
+
+
+class NotifySpec(Struct, frozen=True, kw_only=True):
+    """One receiver. Give exactly one of `slack`, `webhook`, `email` and `command`."""
+
+    on: tuple[Occasion, ...] = ("incident", "failed", "succeeded", "stalled", "budget_low")
+    slack: SecretRef | None = None
+    """URL of an incoming webhook of Slack, a secret: `file:PATH` or `env:VARIABLE`."""
+    webhook: Word | None = None
+    """URL that gets a POST with JSON; `file:PATH` or `env:VARIABLE` if it contains a secret."""
+    email: EmailSpec | None = None
+    command: tuple[Word, ...] = ()
+    """Program and arguments, run on the leader's host with the same JSON at its standard input."""
+    min_severity: Severity = "info"
+    """Drills, recovery and success are `info`; incidents and stalls `warning`; the end of all
+    restarts, and failure, `critical`."""
+    quiet_for: Seconds | None = None
+    """Seconds after a message in which no other one of the same kind is sent. Failure and success
+    are always sent. None: each is sent."""
+    stalled_after: Seconds = 1800.0
+    """Seconds without a step, whatever the reason, after which `stalled` is sent, once for each
+    attempt."""
+
+    def __post_init__(self) -> None:
+        if problems := [*self._problems()]:
+            raise Invalid(problems)
+
+    def _problems(self) -> Iterator[Problem]:
+        given = [self.slack, self.webhook, self.email, self.command]
+        if sum(one not in (None, ()) for one in given) != 1:
+            limit = "exactly one of slack, webhook, email and command"
+            yield Problem(path="", limit=limit, fix="for example slack: env:SLACK_URL")
+        if self.webhook is None or self.webhook.startswith(("file:", "env:")):
+            return
+        url = urlsplit(self.webhook)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            fix = "for example https://example.org/hook"
+            yield Problem(path="webhook", limit="an http or https URL, or file: or env:", fix=fix)
+        elif url.query or url.username or url.password:
+            limit = "file:PATH or env:VARIABLE if it has a query or a password: it is a secret"
+            yield Problem(path="webhook", limit=limit, fix="put the URL into a file")
+
+    @property
+    def kind(self) -> str:
+        """How it is delivered, in one word."""
+        if self.slack is not None:
+            return "slack"
+        if self.webhook is not None:
+            return "webhook"
+        return "email" if self.email is not None else "command"

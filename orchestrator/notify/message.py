@@ -1,0 +1,108 @@
+"""A notice as text: what, where, since when, what ndctl did, what to type."""
+
+from typing import Any
+
+from msgspec import Struct
+
+from orchestrator.contract.visible import visible
+from orchestrator.dashboard import format
+from orchestrator.dashboard.command_hints import Commands
+from orchestrator.dashboard.status import action_taken, recovery_text
+from orchestrator.job.state import Run
+from orchestrator.notify.notices import Notice
+
+VERSION = 1
+"""Version of the JSON that webhooks and commands get."""
+
+
+class Message(Struct, frozen=True, kw_only=True):
+    id: str
+    """The same for a message that is sent twice, because a leader died between sending it and
+    recording that."""
+    title: str
+    rows: tuple[tuple[str, str], ...]
+    """Label and text."""
+    body: dict[str, Any]
+    """For programs."""
+
+    @property
+    def text(self) -> str:
+        return "\n".join(f"{label}: {text}" for label, text in self.rows)
+
+
+def message_of(notice: Notice, run: Run, commands: Commands, run_dir: str) -> Message:
+    """The job must have been submitted."""
+    assert run.job is not None
+    name = run.job.launch.job
+    title = f"{name}: {_headline(notice, run)}"
+    rows = [*_rows(notice, run, commands, run_dir)]
+    safe = tuple((label, format.one_line(text)) for label, text in rows if text)
+    key = f"{name}/{notice.key}/{run.job.at:.3f}"
+    return Message(
+        id=visible(key),
+        title=format.shorten(title, 200),
+        rows=safe,
+        body={
+            "version": VERSION,
+            "id": visible(key),
+            "event": notice.on,
+            "severity": notice.severity,
+            "job": name,
+            "state": run.state,
+            "at": notice.at,
+            "run_dir": run_dir,
+            "step": max(run.attempt.step, run.progress.saved),
+            "attempt": run.attempt.number,
+            "title": format.shorten(title, 200),
+            **{label.replace(" ", "_"): text for label, text in safe},
+        },
+    )
+
+
+def _headline(notice: Notice, run: Run) -> str:
+    incident = notice.incident
+    drill = " (a drill)" if incident is not None and incident.drill else ""
+    match notice.on:
+        case "incident" if incident is not None:
+            return f"{incident.kind}: {incident.cause}{drill}"
+        case "recovered" if incident is not None:
+            after = format.duration(incident.recovered_after_s or 0.0)
+            return f"recovered after {after} from {incident.kind}{drill}"
+        case "failed":
+            return f"FAILED: {format.split_fix(run.stage.reason)[0]}"
+        case "succeeded":
+            return "SUCCEEDED"
+        case "stalled":
+            return f"no step since {format.date_time(notice.at, None)}"
+        case _:
+            return "the next incident ends the job: all restarts without a checkpoint are used"
+
+
+def _rows(notice: Notice, run: Run, commands: Commands, run_dir: str) -> list[tuple[str, str]]:
+    assert run.job is not None
+    incident, job = notice.incident, run.job
+    hosts = run.attempt.placement or run.plan.hosts
+    where = (
+        f"{format.count(run.plan.world_size, 'rank')} on {format.count(len(hosts), 'host')},"
+        f" backend {job.backend}"
+    )
+    rows = [("state", f"{run.state}, {run.stage.reason}")]
+    if incident is not None:
+        rows += [
+            ("culprit", format.culprit_text(incident.culprit)),
+            ("ndctl did", action_taken(incident, "")),
+            ("time", recovery_text(incident, run.state)),
+            ("advice", incident.advice),
+        ]
+    step = max(run.attempt.step, run.progress.saved)
+    rows += [
+        ("since", format.date_time(notice.at, None)),
+        ("progress", f"step {format.steps(step, job.steps)}, checkpoint {run.progress.saved}"),
+        ("where", where),
+        ("run dir", run_dir),
+        ("type", commands.of("describe" if incident is not None else "status")),
+    ]
+    if notice.on == "failed":
+        edits = incident.edits[0] if incident is not None and incident.edits else ""
+        rows.append(("to resume", commands.submit(edits)))
+    return rows
