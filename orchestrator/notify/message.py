@@ -43,6 +43,7 @@ def message_of(notice: Notice, run: Run, commands: Commands, run_dir: str) -> Me
         title=format.shorten(title, 200),
         rows=safe,
         body={
+            **{label.replace(" ", "_"): text for label, text in safe},
             "version": VERSION,
             "id": visible(key),
             "event": notice.on,
@@ -53,8 +54,8 @@ def message_of(notice: Notice, run: Run, commands: Commands, run_dir: str) -> Me
             "run_dir": run_dir,
             "step": max(run.attempt.step, run.progress.saved),
             "attempt": run.attempt.number,
+            "reason": format.one_line(run.stage.reason),
             "title": format.shorten(title, 200),
-            **{label.replace(" ", "_"): text for label, text in safe},
         },
     )
 
@@ -89,7 +90,7 @@ def _rows(notice: Notice, run: Run, commands: Commands, run_dir: str) -> list[tu
     rows = [("state", f"{run.state}, {run.stage.reason}")]
     if incident is not None:
         rows += [
-            ("culprit", format.culprit_text(incident.culprit)),
+            ("who", format.culprit_text(incident.culprit)),
             ("ndctl did", action_taken(incident, "")),
             ("time", recovery_text(incident, run.state)),
             ("advice", incident.advice),

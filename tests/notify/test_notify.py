@@ -102,13 +102,14 @@ def test_a_message_says_what_where_since_when_what_was_done_and_what_to_type() -
     told = message(restarting())
     assert told.title == "quickstart: rank-killed: rank 1 was killed by SIGKILL (a drill)"
     rows = dict(told.rows)
-    assert rows["culprit"] == "culprit rank 1 on host-0"
+    assert rows["who"] == "culprit rank 1 on host-0"
     assert rows["ndctl did"].startswith("restart")
     assert rows["since"].startswith("2023-11-1")
     assert rows["since"].rpartition(" ")[2].isalpha()  # the time zone
     assert rows["where"] == "4 ranks on 2 hosts, backend local"
     assert rows["type"] == "ndctl describe quickstart"
     assert told.body["event"] == "incident"
+    assert told.body["state"] == "RECOVERING"  # for programs, without the reason
     json.dumps(told.body)
 
 
