@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from orchestrator.contract.messages.events import (
     NoticeSent,
     RankError,
 )
-from orchestrator.contract.spec.reporting.notify_spec import EmailSpec, NotifySpec
+from orchestrator.contract.spec.reporting.notify_spec import EmailSpec, NotifySpec, Occasion
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.event_text import describe_event
 from orchestrator.job.state import Run
@@ -41,7 +41,7 @@ from tests.dashboard.dashboard_story import (
 from tests.notify.receivers import Hook, MailServer, until
 
 RUN_DIR = RunDir(Path("/runs/quickstart"))
-ALL = ("incident", "recovered", "failed", "succeeded", "stalled", "budget_low")
+ALL: tuple[Occasion, ...] = get_args(Occasion)
 
 
 def stopped(at: float = START + 31, attempt: int = 1) -> list[Event]:
