@@ -1,6 +1,6 @@
 #!/bin/bash
 
-# slurm-spare: 4 ranks on 2 hosts and 1 spare (pp=2 x dp_replicate=2), 1,000 steps. Start it with
+# slurm-spare: 4 ranks on 2 hosts and 1 spare (pp=2 x dp_shard=2), 1,000 steps. Start it with
 # `sbatch` and this file, or with `ndctl submit`. When it has started, `ndctl status slurm-spare`,
 # `logs`, `cancel` and the other commands find it in /runs/slurm-spare; set NDCTL_RUN_ROOT or
 # --run-root.
@@ -135,6 +135,7 @@ resilience:
   keep_attempts: 100
   failure_classes: []
   policy: []
+notify: []
 run_root: /runs
 # Plan, trainer configuration and submission of that spec, packed (base64 -d | gunzip).
 …

@@ -1,8 +1,8 @@
 #!/bin/bash
 
-# slurm-demo: 4 ranks on 2 hosts (pp=2 x dp_replicate=2), 1,000 steps. Start it with `sbatch` and
-# this file, or with `ndctl submit`. When it has started, `ndctl status slurm-demo`, `logs`,
-# `cancel` and the other commands find it in /runs/slurm-demo; set NDCTL_RUN_ROOT or --run-root.
+# slurm-demo: 4 ranks on 2 hosts (pp=2 x dp_shard=2), 1,000 steps. Start it with `sbatch` and this
+# file, or with `ndctl submit`. When it has started, `ndctl status slurm-demo`, `logs`, `cancel` and
+# the other commands find it in /runs/slurm-demo; set NDCTL_RUN_ROOT or --run-root.
 
 # The Slurm options of the spec (cluster.slurm) and the nodes of the plan. ndctl finds the job by
 # its comment.
@@ -136,6 +136,7 @@ resilience:
   keep_attempts: 100
   failure_classes: []
   policy: []
+notify: []
 run_root: /runs
 # Plan, trainer configuration and submission of that spec, packed (base64 -d | gunzip).
 …
