@@ -110,7 +110,7 @@ def _mail(spec: EmailSpec, message: Message, environ: Mapping[str, str]) -> None
     mail = EmailMessage()
     host = socket.gethostname()
     mail["Subject"] = f"[ndctl] {message.title}"
-    mail["From"] = spec.from_ or f"ndctl@{host}"
+    mail["From"] = spec.sender or f"ndctl@{host}"
     mail["To"] = ", ".join(spec.to)
     mail["Message-ID"] = f"<{message.id.encode().hex()[:120]}@ndctl>"
     mail.set_content(f"{message.text}\n")

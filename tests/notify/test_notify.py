@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from orchestrator.contract.codec import Invalid, decode
 from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages import wire
 from orchestrator.contract.messages.events import (
     CheckpointSaved,
     Event,
@@ -19,6 +20,7 @@ from orchestrator.contract.messages.events import (
     NoticeSent,
     RankError,
 )
+from orchestrator.contract.read_json import read_json
 from orchestrator.contract.spec.reporting.notify_spec import EmailSpec, NotifySpec, Occasion
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.event_text import describe_event
@@ -63,6 +65,14 @@ def notices(events: Sequence[Event], now: float = START + 90) -> list[Notice]:
 def message(events: Sequence[Event], number: int = 0) -> Message:
     run = run_after(events)
     return message_of(notices(events)[number], run, Commands(job="quickstart"), "/runs/quickstart")
+
+
+def test_receivers_in_a_journal_are_read_by_the_codec_too() -> None:
+    """The codec reads lines of another version, and knows fields by the keys of a spec."""
+    mail = EmailSpec(to=("a@b",), sender="c@d", user="u", password="env:P", security="tls")
+    job = submitted(notify=(NotifySpec(email=mail), NotifySpec(command=("x",), quiet_for=5.0)))
+    body = read_json(wire.encode(job))
+    assert decode(Event, body) == job
 
 
 def test_what_there_is_to_tell() -> None:

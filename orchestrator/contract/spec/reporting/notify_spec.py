@@ -32,8 +32,8 @@ class EmailSpec(Struct, frozen=True, kw_only=True):
     user: str | None = None
     password: SecretRef | None = None
     """`file:PATH` or `env:VARIABLE`, on the leader's host."""
-    from_: Address | None = None
-    """None: `ndctl@` and the leader's host (key `from`)."""
+    sender: Address | None = None
+    """None: `ndctl@` and the leader's host."""
 
     def __post_init__(self) -> None:
         problems = []
