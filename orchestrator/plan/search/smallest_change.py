@@ -1,11 +1,12 @@
 """The smallest changes of a spec that make a job fit in memory.
 
-Each change was tried: the changed spec has a plan. Changes that only leave more to the planner come
-first, then those that slow steps down or take more hosts, then those that train something else.
+Each change was tried: the changed spec has a plan. Single keys come before pairs, and more keys
+are changed only if nothing less fits. Changes that only leave more to the planner come first, then
+those that slow steps down, round more or take more hosts, then those that train something else.
 """
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import combinations, islice
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,6 +26,7 @@ SHOWN = 3
 SHORTEST_SEQUENCE = 128
 """In tokens; no shorter sequence is proposed."""
 HOSTS_TRIED = 12
+PAIRS_TRIED = 40
 
 Edits = dict[str, Value]
 
@@ -40,12 +42,16 @@ class SpecChange(Struct, frozen=True):
 def smallest_changes(space: Space, inventory: Inventory) -> tuple[SpecChange, ...]:
     """Up to three, the cheapest first."""
     found: list[SpecChange] = []
-    for kind in (_leave_to_planner, _offload, _more_hosts, _shorter_sequences, _adapters):
+    kinds = (_leave_to_planner, _offload, _narrower, _more_hosts, _shorter_sequences, _adapters)
+    for kind in (*kinds, _pairs):
         # Only the smallest change of each kind is shown.
         fitting = (one for one in kind(space, inventory) if _fits(space, inventory, one.edits))
         found += islice(fitting, 1)
         if len(found) == SHOWN:
-            break
+            return tuple(found)
+    if not found:
+        fitting = (one for one in _many(space, inventory) if _fits(space, inventory, one.edits))
+        found += islice(fitting, SHOWN)
     return tuple(found)
 
 
@@ -65,12 +71,9 @@ def _fits(space: Space, inventory: Inventory, edits: Edits) -> bool:
 
 
 def _leave_to_planner(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
-    """Leaves keys that the spec fixes to the planner: one key, then all of them."""
-    free = free_keys(space.spec)
-    for path, value in free.items():
+    """Leaves one key that the spec fixes to the planner."""
+    for path, value in free_keys(space.spec).items():
         yield SpecChange({path: value}, "the planner chooses it")
-    if len(free) > 1:
-        yield SpecChange(free, "the planner chooses them")
 
 
 def _offload(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
@@ -78,10 +81,38 @@ def _offload(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
     if space.spec.parallel.data != "fsdp" or space.spec.parallel.fsdp.cpu_offload:
         return
     price = "slower: weights, gradients and moments stay in host memory"
-    offload: Edits = {"parallel.fsdp.cpu_offload": True}
-    yield SpecChange(offload, price)
-    # Offloading alone may not fit, because fixed keys still force large activations.
-    yield SpecChange({**free_keys(space.spec), **offload}, price)
+    yield SpecChange({"parallel.fsdp.cpu_offload": True}, price)
+
+
+def _narrower(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
+    """Narrower formats of states and of the reduction."""
+    train = space.spec.train
+    if train.optimizer.state_dtype == "float32":
+        edits: Edits = {"train.optimizer.state_dtype": "bfloat16"}
+        yield SpecChange(edits, "rounds the optimizer's moments once a step")
+    if train.reduce_dtype == "float32":
+        yield SpecChange({"train.reduce_dtype": "bfloat16"}, "rounds gradients that are reduced")
+
+
+def _pairs(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
+    """Two keys, of changes that neither take other hosts nor train something else."""
+    singles = [
+        *_leave_to_planner(space, inventory),
+        *_offload(space, inventory),
+        *_narrower(space, inventory),
+    ]
+    for one, other in islice(combinations(singles, 2), PAIRS_TRIED):
+        prices = dict.fromkeys((one.price, other.price))
+        yield SpecChange({**one.edits, **other.edits}, "; ".join(prices))
+
+
+def _many(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
+    """All keys that the spec fixes, alone, with offloading, and with more hosts."""
+    free = free_keys(space.spec)
+    if len(free) > 1:
+        yield SpecChange(free, "the planner chooses them")
+    for one in (*_offload(space, inventory), *_more_hosts(space, inventory)):
+        yield SpecChange({**free, **one.edits}, one.price)
 
 
 def _more_hosts(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
@@ -94,11 +125,6 @@ def _more_hosts(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
     for hosts in islice(sorted(count for count in steps if count >= first), HOSTS_TRIED):
         price = "more hosts" if there >= hosts else f"more hosts; the inventory has {there} free"
         yield SpecChange({"cluster.hosts": hosts}, price)
-    if free := free_keys(space.spec):
-        yield SpecChange(
-            {**free, "cluster.hosts": max(first, 2 * asked)},
-            "more hosts, split freely",
-        )
 
 
 def _shorter_sequences(space: Space, inventory: Inventory) -> Iterator[SpecChange]:

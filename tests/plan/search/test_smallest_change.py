@@ -92,6 +92,16 @@ def test_the_smallest_change_comes_first(train: Any, parallel: Any, limit: int, 
     assert str(found(space)[0]).startswith(said)
 
 
+def test_two_fixed_keys_are_freed_together_if_neither_alone_helps() -> None:
+    train = {"global_batch_size": 8, "micro_batch_size": 8, "activation_checkpointing": "none"}
+    limit = needed({}, OFFLOAD)
+    fixed = {"data": "fsdp", "fsdp": {"cpu_offload": True}}
+    ways = found(space_of(DEEP, fixed, train, ONE_HOST, limit))
+    assert all(len(way.edits) <= 2 for way in ways)
+    pair = {"train.micro_batch_size": "auto", "train.activation_checkpointing": "auto"}
+    assert pair in [way.edits for way in ways]
+
+
 def test_too_few_free_hosts_are_named() -> None:
     space = space_of(DEEP, {}, {"global_batch_size": 8}, ONE_HOST, needed({}, {}, 2))
     inventory = Inventory(hosts=(Host(name="a", devices=4, profile=H100),))
