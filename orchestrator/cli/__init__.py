@@ -39,7 +39,7 @@ SECTIONS = {
         plans.validate,
         plans.plan,
         launch.render,
-        machines.doctor,
+        machines.doctor, machines.calibrate,
         plans.inventory,
     ),
     "Look at jobs": (

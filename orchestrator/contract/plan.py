@@ -83,7 +83,7 @@ class StepTime(Struct, frozen=True, kw_only=True):
     tokens_per_second_per_device_range: tuple[float, float] | None = None
     """10th and 90th percentile of published runs, relative to what the planner predicts for them;
     None: unknown."""
-    certainty: Literal["measured", "derived", "guessed"] | None = None
+    certainty: Literal["measured", "derived", "guessed", "calibrated"] | None = None
     """Where the least certain constant of the device comes from; None: a plan of an older ndctl."""
     correction: SpeedCorrection | None = None
     """None: no comparable job was measured, or none was asked for."""

@@ -95,7 +95,8 @@ class Calibration(Struct, frozen=True, kw_only=True):
     spread: Amount
     host_link: Rate
     host_memory: Rate
-    certainty: Literal["measured", "derived", "guessed"]
+    certainty: Literal["measured", "derived", "guessed", "calibrated"]
+    """`calibrated`: measured by `ndctl calibrate` on the hosts at hand."""
     architecture: str
     """Name of the table in `calibration/devices.toml`."""
     ranges: tuple[ErrorRange, ...]

@@ -9,6 +9,7 @@ from orchestrator.contract.spec.job_spec import ClusterSpec
 from orchestrator.inventory.hosts import Host, Inventory
 from orchestrator.inventory.kubernetes.gpus import KINDS, gpu_table, profile_of
 from orchestrator.inventory.kubernetes.nodes import Node
+from orchestrator.inventory.profile import Profile
 from orchestrator.inventory.profiles import load_profile
 
 
@@ -18,10 +19,14 @@ def described_hosts(cluster: ClusterSpec) -> Inventory | None:
     device = described_device(cluster)
     if device is None:
         return None
-    profile = load_profile(device)
+    return hosts_like(cluster, load_profile(device))
+
+
+def hosts_like(cluster: ClusterSpec, profile: Profile) -> Inventory:
+    """As many equal hosts with devices of `profile` as the job uses."""
     stem = "host" if cluster.backend == "local" else "node"
     # Ranks on CPUs share the memory of their machine, so memory per rank is unknown.
-    device_bytes = None if device == CPU else profile.memory_bytes
+    device_bytes = None if profile.device == "cpu" else profile.memory_bytes
     return Inventory(
         hosts=tuple(
             Host(

@@ -99,6 +99,14 @@ def read_inventory(path: Path) -> Inventory:
     return load_inventory(text, str(path))
 
 
+def profile_in(path: Path) -> Profile | None:
+    """The profile, if the file at `path` is one and not an inventory, such as `ndctl calibrate`
+    writes."""
+    document = parse(read_text(path, f"an inventory can be as short as {EXAMPLE}"), str(path))
+    is_profile = isinstance(document.data, dict) and "flops" in document.data
+    return load_profile(str(path)) if is_profile else None
+
+
 def load_inventory(text: str, source: str) -> Inventory:
     """The inventory in `text`. `source` names the text in messages."""
     document = parse(text, source)

@@ -13,7 +13,10 @@ from orchestrator.inventory.profiles import load_profile
 
 
 def local_inventory(
-    cluster: ClusterSpec, device_bytes: int | None = None, gpu: Profile | None = None
+    cluster: ClusterSpec,
+    device_bytes: int | None = None,
+    gpu: Profile | None = None,
+    cpu: Profile | None = None,
 ) -> Inventory:
     """The hosts that `cluster` asks for, spares last: `host-0`, `host-1`, ….
 
@@ -21,9 +24,10 @@ def local_inventory(
         device_bytes: memory for each rank. Leave it None for CPU ranks: they share the machine's
             memory, and the planner then keeps their micro batches small.
         gpu: the kind of GPU that each rank has, with its memory; None: ranks run on CPUs.
+        cpu: the profile of ranks on CPUs; None: guessed.
     """
     count = cluster.hosts + cluster.spare_hosts
-    profile = gpu or load_profile("cpu")
+    profile = gpu or cpu or load_profile("cpu")
     if gpu is not None:
         device_bytes = gpu.memory_bytes
     return Inventory(

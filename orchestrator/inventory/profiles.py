@@ -58,7 +58,8 @@ def _calibration(data: Mapping[str, Any]) -> dict[str, Any]:
     found = {key: value for key, value in devices[name].items() if key != "profiles"}
     if not own:
         found["certainty"] = "guessed"
-    ranges = [one for one in _table("ranges")["range"] if one["architecture"] in (name, "any")]
+    comparable = (name, "any") if own else ("any",)
+    ranges = [one for one in _table("ranges")["range"] if one["architecture"] in comparable]
     found |= {"architecture": name, "ranges": ranges, "links": links}
     return found | {"comparison": _table("comparison")}
 

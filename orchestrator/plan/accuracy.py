@@ -13,6 +13,9 @@ LENGTHS = (8192, 32768, 10**9)
 GUESSED = (0.5, 1.5)
 """Share of the predicted speed, if the constants of the device are guesses. An estimate."""
 
+CALIBRATED = (0.6, 1.4)
+"""The same, if `ndctl calibrate` measured a device of which no run is published. An estimate."""
+
 
 class SpeedRange(NamedTuple):
     low: float
@@ -37,6 +40,11 @@ def speed_range(setup: Setup, calibration: Calibration) -> SpeedRange:
         low, high = GUESSED
         return SpeedRange(
             low, high, "no run like this is published, and the constants of the device are guesses"
+        )
+    if calibration.certainty == "calibrated" and calibration.ranges[0].architecture == "any":
+        low, high = CALIBRATED
+        return SpeedRange(
+            low, high, "no run like this is published; `ndctl calibrate` measured the device"
         )
     axes = axes_of(setup.mesh)
     for found in calibration.ranges:

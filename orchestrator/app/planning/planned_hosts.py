@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from orchestrator.backends.slurm.commands import Slurm
     from orchestrator.backends.slurm.inventory import HostsFor as SlurmHosts
     from orchestrator.inventory.hosts import Inventory
+    from orchestrator.inventory.profile import Profile
     from orchestrator.plan.history.record import SpeedRecord
 
     Earlier = Sequence[SpeedRecord]
@@ -152,16 +153,30 @@ def inventory_for(
 
     backend = spec.cluster.backend
     if inventory is not None:
-        from orchestrator.inventory.file import read_inventory
+        from orchestrator.inventory.described import hosts_like
+        from orchestrator.inventory.file import profile_in, read_inventory
 
-        return read_inventory(inventory)
+        profile = profile_in(inventory)
+        return hosts_like(spec.cluster, profile) if profile else read_inventory(inventory)
     if (described := described_hosts(spec.cluster)) is not None:
         return described
     if backend == "slurm":
         return _slurm_hosts(spec.cluster, environ).inventory
     if backend == "kubernetes":
         return _kubernetes_hosts(spec.cluster, environ).inventory
-    return local_inventory(spec.cluster, gpu=gpu_of_ranks(spec.cluster, environ))
+    gpu, own = gpu_of_ranks(spec.cluster, environ), _own_profile(environ)
+    if own is not None and own.device == "cpu":
+        return local_inventory(spec.cluster, gpu=gpu, cpu=own)
+    return local_inventory(spec.cluster, gpu=gpu and (own or gpu))
+
+
+def _own_profile(environ: Mapping[str, str]) -> "Profile | None":
+    """The user's profile of this machine's devices, such as `ndctl calibrate` writes."""
+    from orchestrator.contract.files import env
+    from orchestrator.inventory.profiles import load_profile
+
+    path = environ.get(env.PROFILE)
+    return load_profile(path) if path else None
 
 
 def mistakes(

@@ -45,7 +45,7 @@ def measured_rows(plan: Plan, steady: Steady | None) -> Iterator[tuple[str, str]
 
 def is_calibrated(plan: Plan) -> bool:
     """The constants of the device are more than guesses, so a difference says something."""
-    return plan.time is not None and plan.time.certainty in ("measured", "derived")
+    return plan.time is not None and plan.time.certainty not in (None, "guessed")
 
 
 def is_comparable(plan: Plan) -> bool:

@@ -147,7 +147,7 @@ def posterior(time: StepTime, seen: Sequence[Observed]) -> Posterior:
     own2 = (OWN_JOBS * prior_own**2 + scatter) / (OWN_JOBS + jobs)
     trust = shared2 / (shared2 + own2 / jobs)
     spread = DECILE * math.sqrt(shared2 * (1 - trust) + own2)
-    least, most = BOUNDS[time.certainty in ("measured", "derived")]
+    least, most = BOUNDS[time.certainty not in (None, "guessed")]
     factor = min(max(math.exp(trust * centre), least), most)
     prior_centre = (math.log(low) + math.log(high)) / 2
     middle = math.log(factor) + (1 - trust) * prior_centre

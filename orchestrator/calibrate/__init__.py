@@ -1,0 +1,1 @@
+"""From measured operations of the hosts at hand to a hardware profile. Pure."""
