@@ -39,7 +39,8 @@ SECTIONS = {
         plans.validate,
         plans.plan,
         launch.render,
-        machines.doctor, machines.calibrate,
+        machines.doctor,
+        machines.calibrate,
         plans.inventory,
     ),
     "Look at jobs": (

@@ -43,8 +43,9 @@ def verbs(group: click.Group = cli, before: str = "") -> Iterator[str]:
 
 
 def test_every_verb_with_json_is_checked_here() -> None:
-    # `snapshot` and `profile` need ranks that run: tests/e2e/test_running_job.py.
-    assert set(verbs()) == {*ANSWERS, "events", "snapshot", "profile"}
+    # `snapshot` and `profile` need ranks that run: tests/e2e/test_running_job.py. `calibrate` runs
+    # ranks itself: tests/calibrate/test_calibrate.py.
+    assert set(verbs()) == {*ANSWERS, "events", "snapshot", "profile", "calibrate"}
 
 
 @pytest.mark.parametrize(

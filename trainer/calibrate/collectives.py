@@ -65,9 +65,9 @@ def collective(
     part = torch.zeros(values // ranks, dtype=torch.bfloat16, device=device)
     match call:
         case "all-gather":
-            return lambda: dist.all_gather_into_tensor(whole, part, group=group)
+            return lambda: dist.all_gather_single(whole, part, group=group)
         case "reduce-scatter":
-            return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
+            return lambda: dist.reduce_scatter_single(part, whole, group=group)
         case "all-reduce":
             return lambda: dist.all_reduce(whole, group=group)
     other = torch.empty_like(whole)
