@@ -16,7 +16,7 @@ from orchestrator.calibrate.fit import fit, nominal, notes_of
 from orchestrator.calibrate.show import profile_text
 from orchestrator.contract.devices import CPU
 from orchestrator.contract.files.atomic_write import write_whole
-from orchestrator.contract.measurements import Measurements
+from orchestrator.contract.messages.measurements import Measurements
 from orchestrator.errors import BackendError, SpecError
 from orchestrator.inventory.local import MODELS, visible_gpus
 from orchestrator.inventory.profile import Profile

@@ -19,7 +19,7 @@ from orchestrator.calibrate.operations import (
     named,
     products_of,
 )
-from orchestrator.contract.measurements import Measurements, Sample
+from orchestrator.contract.messages.measurements import Measurements, Sample
 from orchestrator.inventory.profile import Profile
 
 DEEP = 8192

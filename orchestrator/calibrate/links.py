@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from orchestrator.calibrate.lines import fitted
-from orchestrator.contract.measurements import Sample
+from orchestrator.contract.messages.measurements import Sample
 
 CALLS = ("all-gather", "reduce-scatter")
 """Collectives whose time follows from the link alone. All-reduce and all-to-all are predicted from

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from orchestrator.calibrate.lines import fitted
-from orchestrator.contract.measurements import Sample
+from orchestrator.contract.messages.measurements import Sample
 
 MOST_DEPTH, MOST_HALF = 4096.0, 8192.0
 PRODUCTS = {"attention forward": 2, "attention backward": 5}

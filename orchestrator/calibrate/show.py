@@ -5,7 +5,7 @@ from typing import Any
 
 from orchestrator.calibrate.operations import PRODUCTS, attention_flops, flops_of
 from orchestrator.contract.codec import encode
-from orchestrator.contract.measurements import Measurements, Sample
+from orchestrator.contract.messages.measurements import Measurements, Sample
 from orchestrator.plan.figures import show_seconds, show_traffic, three_digits
 from orchestrator.plan.show.tables import table
 

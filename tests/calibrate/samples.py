@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.contract.measurements import Measurements, Sample
+from orchestrator.contract.messages.measurements import Measurements, Sample
 from orchestrator.inventory.profile import Fabric, Profile
 from orchestrator.plan.cost.kernels import attention_s, matmul_s, move_s
 from orchestrator.plan.cost.machine import Machine, machine_of

@@ -12,7 +12,7 @@ from orchestrator.app.calibrations import Calibrated, base_of, calibrated, write
 from orchestrator.calibrate.fit import fit, noise_of, notes_of
 from orchestrator.calibrate.lines import fitted
 from orchestrator.calibrate.show import describe_measurements
-from orchestrator.contract.measurements import Measurements
+from orchestrator.contract.messages.measurements import Measurements
 from orchestrator.errors import SpecError
 from orchestrator.inventory.profile import Fabric, Profile
 from orchestrator.inventory.profiles import load_profile

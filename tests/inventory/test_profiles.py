@@ -92,7 +92,9 @@ def test_a_users_profile_needs_no_sources(mine: Path) -> None:
 def test_a_profile_without_calibration_is_marked_as_guessed(mine: Path) -> None:
     known = load_profile("h100-sxm-80gb").calibration
     assert known.certainty == "measured"
-    assert load_profile(str(mine)).calibration == replace(known, certainty="guessed")
+    ranges = tuple(one for one in known.ranges if one.architecture == "any")
+    guessed = replace(known, certainty="guessed", ranges=ranges)
+    assert load_profile(str(mine)).calibration == guessed, "runs on H100 say nothing about it"
 
 
 def test_a_users_profile_may_have_its_own_calibration(mine: Path) -> None:

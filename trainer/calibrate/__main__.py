@@ -17,7 +17,7 @@ import torch
 
 from ndctl.rank.parent_death import die_with_parent
 from orchestrator.contract.files.env import RankEnv
-from orchestrator.contract.measurements import Measurements, Sample
+from orchestrator.contract.messages.measurements import Measurements, Sample
 from trainer.calibrate.collectives import collective_tasks
 from trainer.calibrate.compute import compute_tasks, product, sizes_of
 from trainer.calibrate.repeat import Task, agree, measure, one_thread, seconds_of

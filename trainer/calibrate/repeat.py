@@ -13,12 +13,16 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from orchestrator.contract.measurements import Sample
+from orchestrator.contract.messages.measurements import Sample
 
 WARM_UP = 2
 TOGETHER = 5
 """Repetitions between two looks at the clock, and at least."""
 MOST = 200
+SLICE_S, MOST_CALLS = 0.05, 1000
+"""A repetition on a CPU calls the operation until it takes so long, but at most so often. If
+processes share a processor, each runs for some milliseconds at a time: a shorter repetition would
+mostly fit into one turn, and seem as fast as without the others."""
 
 Run = Callable[[], object]
 
@@ -40,12 +44,14 @@ def measure(task: Task, device: torch.device, share_s: float) -> Sample:
     run = task.make()
     for _ in range(WARM_UP):
         run()
+    (first,) = seconds_of(run, device, 1)
+    calls = 1 if device.type == "cuda" else min(MOST_CALLS, 1 + int(SLICE_S / agree(first)))
     own: list[float] = []
     begun = time.monotonic()
     # A busy machine may take much longer than the first repetition did, so look again and again.
     while not own or (len(own) < MOST and agree(time.monotonic() - begun) < share_s):
         dist.barrier()
-        own += seconds_of(run, device, TOGETHER)
+        own += seconds_of(run, device, TOGETHER, calls)
     found = everyones(own)
     return Sample(
         what=task.what,
@@ -60,10 +66,14 @@ def measure(task: Task, device: torch.device, share_s: float) -> Sample:
     )
 
 
-def seconds_of(run: Run, device: torch.device, repeats: int) -> list[float]:
-    """Seconds of each repetition, by events in the queue of a GPU."""
+def seconds_of(run: Run, device: torch.device, repeats: int, calls: int = 1) -> list[float]:
+    """Seconds of the operation in each repetition, by events in the queue of a GPU.
+
+    Args:
+        calls: how often a repetition on a CPU calls the operation.
+    """
     if device.type != "cuda":
-        return [_host_seconds(run) for _ in range(repeats)]
+        return [_host_seconds(run, calls) for _ in range(repeats)]
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
     marks[0].record()
     for mark in marks[1:]:
@@ -73,10 +83,11 @@ def seconds_of(run: Run, device: torch.device, repeats: int) -> list[float]:
     return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
 
 
-def _host_seconds(run: Run) -> float:
+def _host_seconds(run: Run, calls: int) -> float:
     begun = time.perf_counter()
-    run()
-    return time.perf_counter() - begun
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - begun) / calls
 
 
 def agree(value: float) -> float:

@@ -34,7 +34,9 @@ def test_every_task_runs_and_the_important_ones_come_first() -> None:
     }
     assert {task.kind for task in first if task.what == "product"} == {"float32"}
     for task in [*first, *rest]:
-        if task.size.get("tokens", 0) <= ON_CPU.lengths[0]:
+        # Longer ones differ in their sizes alone.
+        short = task.size.get("tokens", 0) <= ON_CPU.lengths[0]
+        if short and task.size.get("inner", 0) <= ON_CPU.products[0][2]:
             task.make()()
 
 
