@@ -1,4 +1,4 @@
-"""Commands for machines: `doctor`, `hosts`."""
+"""Commands for machines: `doctor`, `hosts`, `calibrate`."""
 
 import os
 import sys
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from orchestrator.contract.check_results import Finding
     from orchestrator.contract.spec.job_spec import CommonSpec
     from orchestrator.dashboard.fleet.host_table import HostUse
+
+
+CALIBRATE_S, LEAST_S, MOST_S = 90.0, 5.0, 150.0
+"""Seconds of `ndctl calibrate`: by default, least and most."""
 
 
 def _spec_of(spec: str | None, overrides: tuple[str, ...]) -> "CommonSpec | None":
@@ -266,3 +270,51 @@ def unpin_host(root: "Path", host: str, cluster: str | None) -> None:
     from orchestrator.system import SystemClock
 
     say(hosts.unpin_host(root, host, cluster, SystemClock()))
+
+
+@click.command(epilog="Example: ndctl calibrate --ranks 4 --write here.yaml")
+@click.option("--write", "file", metavar="FILE", help="Write a hardware profile, a .yaml file.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="Ranks on this host, as many as a job has. [its GPUs; 1 without a GPU]",
+)
+@click.option(
+    "--budget",
+    type=click.FloatRange(LEAST_S, MOST_S),
+    default=CALIBRATE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time for all measurements together.",
+)
+@json_option
+def calibrate(file: str | None, ranks: int | None, budget: float, as_json: bool) -> None:
+    """Measure products, attention, copies and collectives of the hosts at hand.
+
+    On Slurm, `srun --ntasks-per-node=1 ndctl calibrate` measures all nodes of the allocation, and
+    the links between them. `ndctl plan SPEC --inventory FILE` plans with the written profile.
+    """
+    from pathlib import Path
+
+    from orchestrator.app.planning import calibrations
+    from orchestrator.calibrate.show import calibrated_json, describe_measurements
+    from orchestrator.system import SystemClock, run_command
+
+    hosts = calibrations.hosts_at_hand(os.environ)
+    found = calibrations.measure(
+        hosts, calibrations.ranks_here(os.environ, ranks), budget, run_command
+    )
+    if found is None:
+        return  # the first host has the numbers of all
+    made = calibrations.calibrated(found, os.uname().nodename, SystemClock())
+    if file is not None:
+        calibrations.write(made, Path(file))
+    if as_json:
+        print_json(calibrated_json(found, made.profile, made.notes, file))
+        return
+    say(describe_measurements(found))
+    for note in made.notes:
+        say(f"note: {note}")
+    if file is not None:
+        say(f"wrote {file}; next: ndctl plan SPEC --inventory {file}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchestrator.app.calibrations import hosts_at_hand, measure, ranks_here, torchrun
+from orchestrator.app.planning.calibrations import hosts_at_hand, measure, ranks_here, torchrun
 from orchestrator.errors import BackendError, SpecError
 from orchestrator.inventory.profiles import load_profile
 from orchestrator.seams import Completed
@@ -65,7 +65,8 @@ def test_the_first_host_reads_what_all_ranks_measured_and_errors_have_a_reason()
         return Completed(0, "", "")
 
     def broken(argv: Sequence[str], /, *, timeout: float) -> Completed:
-        return Completed(1, "", "x\nRuntimeError: no route to node4\ny")
+        ends = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+        return Completed(1, "", f"x\n[rank0]: RuntimeError: no route to node4\n{ends}\ny")
 
     def hangs(argv: Sequence[str], /, *, timeout: float) -> Completed:
         raise TimeoutError(f"torchrun did not end within {timeout:.0f} s")

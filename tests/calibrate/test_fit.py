@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from orchestrator.app.calibrations import Calibrated, base_of, calibrated, write
+from orchestrator.app.planning.calibrations import Calibrated, base_of, calibrated, write
 from orchestrator.calibrate.fit import fit, noise_of, notes_of
 from orchestrator.calibrate.lines import fitted
 from orchestrator.calibrate.show import describe_measurements

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.app.calibrations import calibrated, write
+from orchestrator.app.planning.calibrations import calibrated, write
 from orchestrator.app.planning.plans import Planned, plan_spec
 from orchestrator.errors import SpecError
 from orchestrator.inventory.profiles import load_profile

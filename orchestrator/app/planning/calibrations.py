@@ -115,8 +115,10 @@ def torchrun(hosts: Hosts, ranks: int, arguments: list[str], python: str) -> lis
 
 
 def _last_error(text: str) -> str:
+    """The error of a rank. torchrun's own, which comes after it, only says that there was one."""
     lines = [line.strip() for line in text.splitlines() if "Error" in line]
-    return lines[-1] if lines else text.strip()[-200:] or "no reason given"
+    own = [line for line in lines if "ChildFailedError" not in line]
+    return (own or lines or [text.strip()[-200:]])[-1] or "no reason given"
 
 
 def calibrated(found: Measurements, host: str, clock: Clock) -> Calibrated:
