@@ -30,6 +30,22 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+class Amount(click.ParamType[float]):
+    """A large count such as `15T`, `300B` or `1.5e12`."""
+
+    name = "amount"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        from orchestrator.plan.figures import read_amount
+
+        try:
+            return read_amount(str(value))
+        except ValueError:
+            self.fail(f"{value} is not a count from 1 to 1e21, such as 15T or 1.5e12.", param, ctx)
+
+
 def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     from pathlib import Path
 

@@ -8,6 +8,8 @@ import click
 
 from orchestrator.cli.options import (
     BACKENDS,
+    Amount,
+    FiniteRange,
     inventory_option,
     json_option,
     json_text,
@@ -141,6 +143,21 @@ def schema() -> None:
     is_flag=True,
     help="Predict the speed without what earlier jobs in the run root measured.",
 )
+@click.option(
+    "--tokens",
+    type=Amount(),
+    metavar="COUNT",
+    help="Tokens to train, such as 15T, 300B or 1.5e12. [train.steps]",
+)
+@click.option(
+    "--price",
+    type=FiniteRange(min=0),
+    metavar="PRICE",
+    help="Price of a GPU for an hour, in any currency. [from the inventory]",
+)
+@click.option(
+    "--html", "page", metavar="FILE", help="Also write the plan as a page without scripts."
+)
 def plan(  # noqa: PLR0913 - click hands over one argument for each option
     spec: str,
     overrides: tuple[str, ...],
@@ -151,11 +168,14 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
     zero: bool,
     explain: str | None,
     no_history: bool,
+    tokens: float | None,
+    price: float | None,
+    page: str | None,
 ) -> None:
     """Show the best way to split a job over ranks, its memory, its speed, and the reasons."""
     from pathlib import Path
 
-    from orchestrator.app.planning import plans
+    from orchestrator.app.planning import comparison, decisions, plans
     from orchestrator.plan.show import compare as compared
     from orchestrator.plan.show import explain as explained
     from orchestrator.plan.show.beside import beside_json, describe_beside
@@ -163,25 +183,43 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
 
     if bool(compare) + zero + (explain is not None) > 1:
         raise click.UsageError("use only one of --compare, --zero and --explain")
+    if page is not None and (compare or zero or explain is not None):
+        raise click.UsageError("--html is the page of one plan, without other views of it")
+    if zero and (tokens is not None or price is not None):
+        raise click.UsageError("--zero shows memory alone, without --tokens and --price")
     if backend is not None:
         overrides = (*overrides, f"cluster.backend={backend}")
     hosts = None if inventory is None else Path(inventory)
     purpose: Purpose = "predict" if no_history else "look"
+    wish = decisions.Wish(tokens=tokens, price=price, purpose=purpose)
     if compare:
-        found = plans.compare_plans(Path(spec), overrides, os.environ, hosts, compare, purpose)
+        found = comparison.compare_plans(Path(spec), overrides, os.environ, hosts, compare, wish)
         print_as(as_json, found, compared.compared_json, compared.describe_compared)
     elif zero:
         table = plans.zero_of(Path(spec), overrides, os.environ, hosts)
         print_as(as_json, table, zero_json, describe_zero)
     else:
         planned = plan_for(spec, overrides, inventory, purpose=purpose)
-        if explain is None:
-            priced = plans.with_prices(planned)
-            print_as(as_json, priced, explained.plan_json, explained.describe_plan)
+        if explain is not None:
+            other = plans.beside_plan(planned, Path(spec), overrides, explain.split(","))
+            pair = (planned.plan, other)
+            print_as(
+                as_json, pair, lambda two: beside_json(*two), lambda two: describe_beside(*two)
+            )
             return
-        other = plans.beside_plan(planned, Path(spec), overrides, explain.split(","))
-        pair = (planned.plan, other)
-        print_as(as_json, pair, lambda two: beside_json(*two), lambda two: describe_beside(*two))
+        priced = plans.with_prices(planned)
+        decision = decisions.decision_of(planned, os.environ, hosts, wish)
+        print_as(
+            as_json,
+            priced,
+            lambda found: explained.plan_json(found, decision),
+            lambda found: explained.describe_plan(found, decision),
+        )
+        if page is not None:
+            from orchestrator.app.planning.page import write_page
+
+            size = write_page(Path(page), planned, decision)
+            say(f"wrote {page} ({size / 1000:,.0f} kB)", err=True)
 
 
 @click.command(epilog="Example: ndctl inventory --inventory examples/inventories/h100.yaml")

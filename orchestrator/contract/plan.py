@@ -8,7 +8,7 @@ from msgspec import Struct, field
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.contract.spec.train_spec import Checkpointing
-from orchestrator.contract.spec.types import Auto
+from orchestrator.contract.spec.types import Auto, Dtype
 
 RESERVE = ("communication", "context", "slack")
 """Items of memory that torch.cuda.max_memory_allocated does not count."""
@@ -54,6 +54,8 @@ class Traffic(Struct, frozen=True, kw_only=True):
     seconds: float
     exposed_seconds: float
     """Part of `seconds` that no computation hides."""
+    ideal_seconds: float = 0.0
+    """`bytes_per_step` at the nominal rate of the links, without latency."""
 
 
 class SpeedCorrection(Struct, frozen=True, kw_only=True):
@@ -87,6 +89,25 @@ class StepTime(Struct, frozen=True, kw_only=True):
     """Where the least certain constant of the device comes from; None: a plan of an older ndctl."""
     correction: SpeedCorrection | None = None
     """None: no comparable job was measured, or none was asked for."""
+
+    @property
+    def bubble(self) -> float:
+        """Share of the step that a pipeline rank is idle."""
+        return self.parts.get("bubble", 0.0) / self.step_s
+
+
+class ModelWork(Struct, frozen=True, kw_only=True):
+    """What a step takes, whatever the mesh."""
+
+    parameters: int
+    dtype: Dtype
+    """The type that the model computes in."""
+    weight_bytes: int
+    """All weights in this type."""
+    flops: float
+    """Model FLOPs of a step, which MFU counts."""
+    recomputed_flops: float
+    """Further FLOPs of a step, to compute activations again."""
 
 
 class Choice(Struct, frozen=True, kw_only=True):
@@ -177,9 +198,15 @@ class Plan(Struct, frozen=True, kw_only=True):
     memory_along_pp: tuple[Memory, ...] = ()
     """Memory of each rank along pp, in order; empty without a pipeline."""
     time: StepTime | None = None
+    work: ModelWork | None = None
+    """None: the ranks run the user's own program."""
     communication: tuple[Traffic, ...] = ()
     profile: str | None = None
     """Hardware profile of the prediction of memory and time."""
+    device_power_w: int | None = None
+    """Power limit of one device's board; None: unknown."""
+    price_per_gpu_hour: float | None = None
+    """Mean price of the planned hosts' devices, as in the inventory; None: no price there."""
     alternatives: tuple[Choice, ...] = ()
     """The best plans of other kinds of meshes (other axes in use), the fastest first. One of them
     is faster than the plan if `comparison` is given."""

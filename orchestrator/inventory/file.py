@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from orchestrator.inventory.profile import Profile
 from orchestrator.inventory.profiles import load_profile
 from orchestrator.yaml_document import Document, decode_document, parse, read_text, spec_error
 
+T = TypeVar("T")
 RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 LONGEST = 18
 """Largest number of digits in a range of names."""
@@ -36,6 +37,10 @@ def check_profile(name: str | None) -> None:
     raise Invalid([Problem(path="profile", value=name, limit=limit, fix=fix)])
 
 
+Price = Annotated[float, AtLeast(0)] | None
+"""Of one device for an hour, in any currency."""
+
+
 class AlikeHosts(Struct, frozen=True, kw_only=True):
     """The short form: all hosts are equal."""
 
@@ -46,6 +51,7 @@ class AlikeHosts(Struct, frozen=True, kw_only=True):
     hosts_per_leaf: Count | None = None
     hosts_per_spine: Count | None = None
     hosts_per_core: Count | None = None
+    price_per_gpu_hour: Price = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -64,6 +70,7 @@ class HostEntry(Struct, frozen=True, kw_only=True):
     state: Literal["free", "busy", "drained"] = "free"
     switches: tuple[str, ...] = ()
     nvlink_block: str | None = None
+    price_per_gpu_hour: Price = None
 
     def __post_init__(self) -> None:
         check_profile(self.profile)
@@ -81,6 +88,8 @@ class ListedHosts(Struct, frozen=True, kw_only=True):
     profile: str | None = None
     """For hosts that do not say."""
     devices_per_host: Devices | None = None
+    """For hosts that do not say."""
+    price_per_gpu_hour: Price = None
     """For hosts that do not say."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Numbers that replace those of `profile`."""
@@ -123,8 +132,19 @@ def load_inventory(text: str, source: str) -> Inventory:
     return _alike(document)
 
 
+def _decoded(cls: type[T], document: Document) -> T:
+    """`document` as a `cls`. If it has problems, those of its overrides are reported with them."""
+    try:
+        return decode_document(cls, document)
+    except SpecError:
+        name, overrides = document.data.get("profile"), document.data.get("overrides")
+        if name in PROFILE_NAMES and isinstance(overrides, dict):
+            _profile(document, "profile", name, overrides)
+        raise spec_error(document.source, document.problems) from None
+
+
 def _alike(document: Document) -> Inventory:
-    short = decode_document(AlikeHosts, document)
+    short = _decoded(AlikeHosts, document)
     for problem in _tree_problems(short):
         document.report(problem)
     profile = _profile(document, "profile", short.profile, short.overrides)
@@ -134,7 +154,8 @@ def _alike(document: Document) -> Inventory:
         raise spec_error(document.source, document.problems)
     sizes = [size for size in short.hosts_per if size is not None]
     block = short.hosts_per_nvlink_block
-    return regular(profile, short.hosts, short.devices_per_host, sizes, block)
+    price = short.price_per_gpu_hour
+    return regular(profile, short.hosts, short.devices_per_host, sizes, block, price)
 
 
 def _tree_problems(short: AlikeHosts) -> Iterator[Problem]:
@@ -169,7 +190,7 @@ def _check_link(document: Document, path: str, value: int | str, profile: Profil
 
 
 def _listed(document: Document) -> Inventory:
-    listed = decode_document(ListedHosts, document)
+    listed = _decoded(ListedHosts, document)
     default = _profile(document, "profile", listed.profile, listed.overrides)
     if listed.overrides and listed.profile is None:
         limit = "given with profile, whose numbers it changes"
@@ -183,7 +204,7 @@ def _listed(document: Document) -> Inventory:
         if entry.profile is None and listed.profile is None:
             fix = f"add {path}.profile, or a profile for all hosts"
             document.report(Problem(path=f"{path}.profile", limit="given", fix=fix))
-        hosts += _hosts(document, path, entry, listed.devices_per_host, profiles[entry.profile])
+        hosts += _hosts(document, path, entry, listed, profiles[entry.profile])
     _check_names(document, listed, hosts)
     _check_blocks(document, listed, profiles)
     if document.problems:
@@ -192,10 +213,11 @@ def _listed(document: Document) -> Inventory:
 
 
 def _hosts(
-    document: Document, path: str, entry: HostEntry, devices: int | None, profile: Profile | None
+    document: Document, path: str, entry: HostEntry, listed: ListedHosts, profile: Profile | None
 ) -> Iterator[Host]:
     """The hosts of `entry`."""
-    count = entry.devices if entry.devices is not None else devices
+    count = entry.devices if entry.devices is not None else listed.devices_per_host
+    price = entry.price_per_gpu_hour
     if count is None:
         fix = f"add {path}.devices, or devices_per_host for all hosts"
         document.report(Problem(path=f"{path}.devices", limit="given", fix=fix))
@@ -209,6 +231,7 @@ def _hosts(
             state=entry.state,
             switches=entry.switches,
             nvlink_block=entry.nvlink_block,
+            price_per_gpu_hour=listed.price_per_gpu_hour if price is None else price,
         )
 
 

@@ -18,6 +18,7 @@ def regular(
     devices_per_host: int,
     hosts_per: Sequence[int] = (),
     hosts_per_block: int | None = None,
+    price_per_gpu_hour: float | None = None,
 ) -> Inventory:
     """Equal, free hosts: `hosts_per_block` in an NVLink block, and `hosts_per` below a leaf, a
     spine and a core. Each number must be a multiple of the one before it.
@@ -32,6 +33,7 @@ def regular(
                 profile=profile,
                 switches=_switches(number - 1, hosts_per),
                 nvlink_block=_block(number - 1, hosts_per_block),
+                price_per_gpu_hour=price_per_gpu_hour,
             )
             for number in range(1, hosts + 1)
         )

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -42,6 +42,8 @@ class Host(Struct, frozen=True, kw_only=True):
     nvlink_block: str | None = None
     """NVLink connects the devices of all hosts of a block, which share a switch. None where NVLink
     ends with the host. Names are unique in the inventory."""
+    price_per_gpu_hour: float | None = None
+    """Price of one device for an hour, in any currency; None where unknown."""
 
 
 class Inventory(Struct, frozen=True, kw_only=True):
@@ -105,6 +107,14 @@ class Inventory(Struct, frozen=True, kw_only=True):
         if not any(host.nvlink_block for host in self.hosts):
             return ()
         return _block_sizes(self.with_devices(devices))
+
+
+def mean_price(inventory: Inventory, names: Collection[str]) -> float | None:
+    """Mean price of a device of these hosts for an hour; None if one of them has no price."""
+    chosen = set(names)
+    prices = [host.price_per_gpu_hour for host in inventory.hosts if host.name in chosen]
+    known = [price for price in prices if price is not None]
+    return sum(known) / len(known) if known and len(known) == len(prices) else None
 
 
 def state_of(host: Host) -> str:

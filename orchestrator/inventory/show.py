@@ -30,6 +30,7 @@ def inventory_json(inventory: Inventory) -> dict[str, Any]:
                 "reason": host.reason,
                 "switches": list(host.switches),
                 "nvlink_block": host.nvlink_block,
+                "price_per_gpu_hour": host.price_per_gpu_hour,
             }
             for host in inventory.hosts
         ],

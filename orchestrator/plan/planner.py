@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from orchestrator.contract.devices import compute_dtype
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.plan import PlacementCost, Plan, Price, Traffic
+from orchestrator.contract.plan import ModelWork, PlacementCost, Plan, Price, Traffic
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.errors import PlanError
 from orchestrator.inventory.generate import LEVELS as SWITCHES
-from orchestrator.inventory.hosts import Inventory, tree_of
+from orchestrator.inventory.hosts import Inventory, mean_price, tree_of
 from orchestrator.inventory.profile import Fabric
 from orchestrator.plan.cost.traffic import traffic_of
 from orchestrator.plan.figures import show_bytes
@@ -19,6 +19,7 @@ from orchestrator.plan.history.correction import corrected, scaled_choice
 from orchestrator.plan.history.record import SpeedRecord
 from orchestrator.plan.memory.peak_memory import memories_of
 from orchestrator.plan.model.families import shape_of
+from orchestrator.plan.model.flops import flops_per_token, recomputed_per_token
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.placement.arrange import arrange
 from orchestrator.plan.search.admitted import first_mesh, likely_mesh
@@ -31,8 +32,10 @@ from orchestrator.plan.search.rule import Hosts, Refusal, Request
 from orchestrator.plan.search.rules import refusals
 from orchestrator.plan.search.search_space import Option, Space
 from orchestrator.plan.search.smallest_change import SpecChange, smallest_changes
+from orchestrator.plan.setup import Setup
 from orchestrator.plan.show.methods import methods_of
-from orchestrator.plan.show.notes import comparison_of, dtype_notes, notes_of
+from orchestrator.plan.show.notes import comparison_of, dtype_notes, idle_note, notes_of
+from orchestrator.plan.sizes import COMPUTE_BYTES
 
 
 def plan(
@@ -187,6 +190,8 @@ def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
         memory_along_pp=memories_of(setup, space.fabric) if setup.mesh.pp > 1 else (),
         communication=traffic,
         profile=space.fabric.profile.name,
+        device_power_w=space.fabric.profile.power_w,
+        price_per_gpu_hour=mean_price(inventory, hosts),
         alternatives=tuple(
             choice
             for option in others
@@ -195,8 +200,11 @@ def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
         comparison=comparison_of(space, found.options),
         untrainable=space.shape.untrainable,
         rejected=found.rejected,
-        methods=methods_of(setup),
-        notes=notes_of(space, setup, inventory),
+        methods=methods_of(setup, best.time),
+        notes=(
+            *notes_of(space, setup, best.time, inventory),
+            *idle_note(inventory, hosts, spec.cluster.gpus_per_host),
+        ),
     )
 
 
@@ -218,6 +226,18 @@ def _decided(option: Option, ranks_per_host: int) -> Plan:
         ranks_per_host=ranks_per_host,
         memory=option.memory,
         time=option.time,
+        work=_work(setup),
+    )
+
+
+def _work(setup: Setup) -> ModelWork:
+    shape, tokens = setup.shape, setup.tokens_of_step
+    return ModelWork(
+        parameters=shape.parameters,
+        dtype=setup.dtype,
+        weight_bytes=shape.parameters * COMPUTE_BYTES[setup.dtype],
+        flops=flops_per_token(shape, setup.tokens, setup.lora) * tokens,
+        recomputed_flops=recomputed_per_token(setup) * tokens,
     )
 
 

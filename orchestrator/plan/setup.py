@@ -4,9 +4,11 @@ import math
 from typing import Literal
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
@@ -112,3 +114,24 @@ def setup_of(
         float8=train.float8 is True,
         lora=spec.model.lora,
     )
+
+
+def setup_of_plan(spec: JobSpec, plan: Plan, shape: ModelShape) -> Setup:
+    """The setup that `plan` decided for `spec`."""
+    assert plan.micro_batch_size is not None
+    assert plan.work is not None
+    known = replace(spec, train=replace(spec.train, dtype=plan.work.dtype))
+    decided = setup_of(
+        known,
+        shape,
+        plan.mesh,
+        plan.micro_batch_size,
+        plan.activation_checkpointing,
+        plan.pipeline,
+    )
+    decided = replace(
+        decided, compile=plan.compile, float8=plan.float8, loss_chunks=plan.loss_chunks
+    )
+    if spec.parallel.data != "fsdp":
+        return decided
+    return replace(decided, reshard=plan.reshard_after_forward, reduce=plan.reduce_gradients)

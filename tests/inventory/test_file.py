@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.errors import SpecError
 from orchestrator.inventory.file import load_inventory, names_of, read_inventory
-from orchestrator.inventory.hosts import Inventory, tree_of
+from orchestrator.inventory.hosts import Inventory, mean_price, tree_of
 
 SHORT = "{profile: h100-sxm-80gb, hosts: 2048, devices_per_host: 8, hosts_per_leaf: 16}"
 LISTED = """\
@@ -109,12 +109,35 @@ def test_a_range_of_names_keeps_its_zeros() -> None:
             LISTED.replace("devices: 7", "devices: -7").replace("drained", "x"),
             ["has 2 problems", "hosts[1].devices", "hosts[2].state"],
         ),
+        (
+            LISTED.replace("25e9}", "25e9}, memory_bytes: 400e9").replace(
+                "devices: 7", "price_per_gpu_hour: -1"
+            ),
+            [
+                "has 2 problems",
+                "hosts[1].price_per_gpu_hour: must be at least 0, got -1",
+                "overrides.memory_bytes: must be a whole number (at least 1), got 400000000000.0",
+                "set memory_bytes to 400000000000",
+            ],
+        ),
     ],
 )
 def test_all_problems_are_reported_with_their_place(text: str, parts: list[str]) -> None:
     said = refused(text)
     for part in parts:
         assert part in said
+
+
+def test_the_price_of_a_host_has_priority_over_that_of_all() -> None:
+    priced = LISTED.replace("devices_per_host: 8", "devices_per_host: 8\nprice_per_gpu_hour: 2.5")
+    hosts = read(priced.replace("devices: 7", "price_per_gpu_hour: 4"))
+    prices = {host.name: host.price_per_gpu_hour for host in hosts.hosts}
+    assert (prices["node-08"], prices["node-11"]) == (2.5, 4)
+    assert mean_price(hosts, ["node-10", "node-11"]) == 3.25
+    assert mean_price(read(LISTED), ["node-10"]) is None
+    assert mean_price(read(LISTED.replace("devices: 7", "price_per_gpu_hour: 4")), prices) is None
+    short = read(SHORT.replace("16}", "16, price_per_gpu_hour: 2}"))
+    assert mean_price(short, ["host-0001"]) == 2
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:

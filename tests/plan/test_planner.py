@@ -548,9 +548,24 @@ def test_a_refusal_on_enough_hosts_always_offers_a_plan(spec: JobSpec) -> None:
 def test_a_pipeline_with_a_large_bubble_has_a_note() -> None:
     wish = {"schedule": "1f1b"}
     few = job(parallel__pp=2, parallel__tp=2, parallel__pipeline=wish, train__global_batch_size=2)
-    assert any("pipeline bubble is about 33% of the step" in note for note in planned(few).notes)
+    found = planned(few)
+    assert found.time is not None
+    share = f"bubble {found.time.bubble:.1%} of the step"
+    assert f"{share} (33.3% if it were equal passes alone)" in found.methods["pipeline"]
+    assert any(f"pipeline {share.replace(' ', ' is ', 1)}" in note for note in found.notes)
     many = apply(few, {"train.global_batch_size": 16, "train.micro_batch_size": 1})
     assert not any("bubble" in note for note in planned(many).notes)
+
+
+def test_devices_without_a_rank_are_named() -> None:
+    hosts = Inventory(hosts=(host("a", 8), host("b", 8), host("c", 6)))
+    found = plan(
+        job(cluster__hosts=3, cluster__gpus_per_host=6, train__global_batch_size=18), hosts, TINY
+    )
+    (note,) = (note for note in found.notes if "idle" in note)
+    assert note == "cluster.gpus_per_host=6: 4 devices stay idle, 2 on each of a, b"
+    alike = plan(job(cluster__hosts=2, cluster__gpus_per_host=8), hosts, TINY)
+    assert not any("idle" in note for note in alike.notes)
 
 
 def test_an_auto_micro_batch_fits_the_schedule() -> None:

@@ -1,4 +1,4 @@
-"""The outputs of commands in docs/plan.md, docs/forecast.md and docs/diagnose.md.
+"""The outputs of commands in the documents named below.
 
     python -m tests.repository.planning_docs
 
@@ -6,6 +6,7 @@ writes the present outputs into the documents.
 """
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -15,8 +16,11 @@ from orchestrator.cli import cli
 from orchestrator.errors import NdctlError
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "docs" / f"{name}.md" for name in ("plan", "forecast", "diagnose")]
-BLOCK = re.compile(r"```console\n\$ ndctl (.+)\n(?:[^`]*\n)??```")
+NAMES = ("plan", "decide", "known_figures", "forecast", "diagnose")
+DOCUMENTS = [ROOT / "docs" / f"{name}.md" for name in NAMES]
+BLOCK = re.compile(r"```console\n\$ ndctl (.+)\n(?:.*\n)*?```")
+FILTER = " | grep -E "
+"""A document may show some lines of a long output."""
 
 
 def commands(text: str) -> list[str]:
@@ -25,12 +29,16 @@ def commands(text: str) -> list[str]:
 
 def printed(command: str) -> str:
     """The output of `ndctl COMMAND` in the root of the repository, without what jobs in a run root
-    there have measured."""
-    done = CliRunner(env={"NDCTL_RUN_ROOT": "no-such-folder"}).invoke(cli, command.split())
+    there have measured. A pipe to `grep -E` leaves some lines of it."""
+    said, _, pattern = command.partition(FILTER)
+    done = CliRunner(env={"NDCTL_RUN_ROOT": "no-such-folder"}).invoke(cli, shlex.split(said))
     if isinstance(done.exception, NdctlError):
         return f"error: {done.exception}"
     assert done.exception is None, done.exception
-    return done.output.rstrip()
+    if not pattern:
+        return done.output.rstrip()
+    (kept,) = shlex.split(pattern)
+    return "\n".join(line for line in done.output.splitlines() if re.search(kept, line))
 
 
 def with_outputs(text: str) -> str:

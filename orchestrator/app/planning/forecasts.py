@@ -63,16 +63,14 @@ def forecast_spec(
         restart_s=asked.restart_s,
         repair_h=asked.repair_h,
         queue_s=asked.queue_s,
-        hosts_there=_hosts_there(planned, environ, inventory),
+        hosts_there=hosts_there(planned, environ, inventory),
     )
     basis = basis_of(of_the_trainer(planned.spec, "forecast"), planned.plan, around)
     found = forecast(basis.setting, asked.histories, asked.seed, basis.step_s)
     return Told(found=found, basis=basis, rates=rates)
 
 
-def _hosts_there(
-    planned: Planned, environ: Mapping[str, str], inventory: Path | None
-) -> int | None:
+def hosts_there(planned: Planned, environ: Mapping[str, str], inventory: Path | None) -> int | None:
     """Number of hosts that the job can use; None if the hosts are processes on this machine, or
     known only from the spec."""
     from orchestrator.inventory.described import described_device

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from orchestrator.inventory.hosts import Inventory
     from orchestrator.load import Written
     from orchestrator.plan.beside import Beside
-    from orchestrator.plan.show.compare import Compared
     from orchestrator.plan.show.zero import ZeroTable
 
 
@@ -267,17 +266,22 @@ def _with_folder(spec: CommonSpec) -> CommonSpec:
 
 
 def _model_config(written: "Written", environ: Mapping[str, str]) -> Mapping[str, Any]:
-    """The model's config; empty for the user's own program."""
+    """The model's config, which describes a model that can be planned; empty for the user's own
+    program."""
     from orchestrator.model_config import hub_cache, read_model_config
+    from orchestrator.plan.model.families import shape_of
 
     if not isinstance(written.spec, JobSpec):
         return {}
+    key = "model.path" if written.spec.model.config is None else "model.config"
     try:
-        return read_model_config(written.spec.model, hub_cache(environ))
-    except SpecError as exc:
-        place = written.document.place_of("model.path")
-        place = "--set " if place == "--set model.path" else f"{place}: "
-        raise SpecError(f"{place}{exc.message}", fix=exc.fix) from exc
+        config = read_model_config(written.spec.model, hub_cache(environ))
+        shape_of(config)
+        return config
+    except (SpecError, PlanError) as exc:
+        place = written.document.place_of(key)
+        place = "--set " if place == f"--set {key}" else f"{place}: "
+        raise type(exc)(f"{place}{exc.message}", fix=exc.fix) from exc
 
 
 class CountedHosts(Struct, frozen=True, kw_only=True):
@@ -319,30 +323,6 @@ def _kubernetes_inventory(environ: Mapping[str, str], context: str | None) -> Co
 
     seen = read_cluster(kubernetes_api(context, environ))
     return CountedHosts(inventory=seen.inventory(gpu_table(environ), usual(seen)), notes=seen.notes)
-
-
-def compare_plans(
-    path: Path,
-    overrides: Sequence[str],
-    environ: Mapping[str, str],
-    inventory: Path | None,
-    compare: Sequence[str],
-    purpose: Purpose = "look",
-) -> "list[Compared]":
-    """A plan for each combination of values. `compare`: items like `KEY=VALUE,VALUE`."""
-    from orchestrator.app.submission.combinations import combinations
-    from orchestrator.plan.show.compare import Compared
-
-    found = []
-    for values in combinations(compare):
-        said = " ".join(values)
-        try:
-            planned = plan_spec(path, (*overrides, *values), environ, inventory, purpose=purpose)
-        except PlanError as exc:
-            found.append(Compared(values=said, plan=None, refusal=exc.message))
-        else:
-            found.append(Compared(values=said, plan=planned.plan))
-    return found
 
 
 def zero_of(

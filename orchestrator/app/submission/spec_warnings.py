@@ -1,5 +1,6 @@
 """Warnings about a spec that is valid."""
 
+import math
 from collections.abc import Iterator
 
 from orchestrator.app.submission.secret_warnings import secret_warnings
@@ -16,6 +17,7 @@ def spec_warnings(spec: CommonSpec, plan: Plan | None = None) -> Iterator[str]:
         yield from _packed_answers(spec)
         if plan is not None:
             yield from _slow_products(spec, plan)
+            yield from _indivisible_batch(spec, plan)
 
 
 def _slow_products(spec: JobSpec, plan: Plan) -> Iterator[str]:
@@ -25,6 +27,29 @@ def _slow_products(spec: JobSpec, plan: Plan) -> Iterator[str]:
             " products run many times slower than in bfloat16\n"
             "  fix: remove train.dtype, or set it to bfloat16"
         )
+
+
+def _indivisible_batch(spec: JobSpec, plan: Plan) -> Iterator[str]:
+    """A batch, such as an odd one, that leaves no data parallelism although the spec asks for none
+    of the axes that then take its place."""
+    wish, train = spec.parallel, spec.train
+    fixed = [degree for degree in (wish.pp, wish.cp, wish.tp) if degree != "auto"]
+    ranks = plan.world_size // math.prod(fixed)
+    micro = 1 if train.micro_batch_size == "auto" else train.micro_batch_size
+    passes = train.global_batch_size // micro
+    free = "auto" in (wish.dp_replicate, wish.dp_shard)
+    if not free or ranks == 1 or plan.mesh.data_parallel > 1 or math.gcd(passes, ranks) > 1:
+        return
+    batch = f"train.global_batch_size={train.global_batch_size}"
+    parts = f" with train.micro_batch_size={micro}" if micro > 1 else ""
+    whole = micro * ranks
+    nearest = max(1, round(train.global_batch_size / whole)) * whole
+    yield (
+        f"{batch}{parts}: no data parallelism on {ranks:,} ranks, because {passes} micro"
+        f" batch{'es' if passes > 1 else ''} per step cannot be shared among them; the plan is"
+        f" {plan.mesh}\n  fix: set train.global_batch_size to a multiple of {whole}, such as"
+        f" {nearest}"
+    )
 
 
 def _packed_answers(spec: JobSpec) -> Iterator[str]:

@@ -24,7 +24,7 @@ from orchestrator.plan.memory.states import (
     units_of,
     update_bytes,
 )
-from orchestrator.plan.memory.timeline import Usage, usages_of
+from orchestrator.plan.memory.timeline import Point, Usage, points_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.sizes import COMPUTE_BYTES
@@ -37,7 +37,7 @@ class _Rank(NamedTuple):
     number: int
     states: States
     boundaries: int
-    usages: list[Usage]
+    points: list[Point]
     peak: int
 
 
@@ -141,17 +141,17 @@ def _covers(one: StageRank, other: StageRank) -> bool:
 def _rank(setup: Setup, number: int, rank: StageRank) -> _Rank:
     units = units_of(setup, rank)
     states = states_of(setup, rank, units)
-    boundaries, usages = boundary_bytes(setup, rank), usages_of(setup, rank, units, states)
+    boundaries, points = boundary_bytes(setup, rank), points_of(setup, rank, units, states)
     kept = states.parameters + states.optimizer + boundaries
     update = 0 if states.host else states.gradients + update_bytes(setup, states)
-    peak = kept + max(update, math.ceil(max(map(sum, usages))))
-    return _Rank(number, states, boundaries, usages, peak)
+    peak = kept + max(update, math.ceil(max([sum(point.usage) for point in points])))
+    return _Rank(number, states, boundaries, points, peak)
 
 
 def _items(rank: _Rank) -> dict[str, int]:
     """The peak of each item in the step; the items do not peak together."""
     states = rank.states
-    most = Usage(*map(max, zip(*rank.usages, strict=True)))
+    most = Usage(*map(max, zip(*(point.usage for point in rank.points), strict=True)))
     items = {
         "parameters": states.parameters,
         "gradients": max(states.gradients, math.ceil(most.gradients)),

@@ -28,6 +28,8 @@ class PerParameter(Struct, frozen=True, kw_only=True):
 
     weights: int = 4
     gradients: int = 4
+    master: int = 0
+    """A float32 copy of narrower weights, which the optimizer updates."""
     optimizer: int = 8
 
 
@@ -36,19 +38,22 @@ class ModelStates(NamedTuple):
 
     weights: int
     gradients: int
+    master: int
     optimizer: int
 
 
 def model_states(parameters: int, ranks: int, level: int, each: PerParameter) -> ModelStates:
     """The model states on one of `ranks` at a ZeRO level.
 
-    Level 1 shards the optimizer state, level 2 also the gradients, level 3 also the weights
-    (Rajbhandari et al. 2020, section 5, figure 1). Rounded up, as on the first ranks.
+    Level 1 shards the optimizer state and the master weights, level 2 also the gradients, level 3
+    also the weights (Rajbhandari et al. 2020, section 5, figure 1). Rounded up, as on the first
+    ranks.
     """
     part = math.ceil(parameters / ranks)
     return ModelStates(
         weights=each.weights * (part if level >= 3 else parameters),
         gradients=each.gradients * (part if level >= 2 else parameters),
+        master=each.master * (part if level >= 1 else parameters),
         optimizer=each.optimizer * (part if level >= 1 else parameters),
     )
 

@@ -7,7 +7,7 @@ the trainer's buckets, as traced by `python -m benchmarks.memory`.
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from orchestrator.contract.spec.train_spec import chunks_of_loss
 from orchestrator.plan.memory.activations import Layer, LayerUsage, layer_of
@@ -39,6 +39,17 @@ class Usage(NamedTuple):
     """Unsharded gradients of whole units, and reduction buffers."""
     correction: float = 0
     """Zero or negative, because two items may peak at different times inside one layer."""
+
+
+When = Literal["forward", "loss", "backward", "end"]
+"""A phase of the pass of a micro batch. At its end the gradient of the embedding is computed."""
+
+
+class Point(NamedTuple):
+    when: When
+    done: int
+    """Layers whose backward pass is done."""
+    usage: Usage
 
 
 class _LayerBackward(NamedTuple):
@@ -193,7 +204,7 @@ def dequantised(setup: Setup) -> float:
     return largest / setup.mesh.tp * (8 + 4 * FLOAT32_BYTES / 2 + FLOAT32_BYTES)
 
 
-def usages_of(setup: Setup, rank: StageRank, units: Units, states: States) -> list[Usage]:
+def points_of(setup: Setup, rank: StageRank, units: Units, states: States) -> list[Point]:
     """All points of a step at which `rank` may peak."""
     mesh = setup.mesh
     alone = shard_count(setup) * mesh.dp_replicate == 1
@@ -250,7 +261,7 @@ class _Gathered(NamedTuple):
         )
 
 
-def _sharded(rank: _Rank, states: States) -> Iterator[Usage]:
+def _sharded(rank: _Rank, states: States) -> Iterator[Point]:
     """FSDP2: units are gathered for use, and their gradients reduced afterwards."""
     setup = rank.setup
     grads, weights = _Gradients.of(rank, states), _Gathered.of(rank)
@@ -269,18 +280,25 @@ def _sharded(rank: _Rank, states: States) -> Iterator[Usage]:
         ahead = min(setup.forward_prefetch, 1)
         gathered = weights.root + weights.layer + weights.head * ahead
         gathered = weights.everything if weights.stays else gathered
-        yield Usage(grads.before, gathered, rank.dequantising(None), 0, dequantised(setup))
+        yield Point(
+            "forward",
+            0,
+            Usage(grads.before, gathered, rank.dequantising(None), 0, dequantised(setup)),
+        )
     if setup.mesh.pp > 1 and weights.embedding and not weights.stays:
         # Only the embedding is gathered again: into a buffer, and from there into its place.
         gathered = weights.everything + weights.embedding
-        yield Usage(grads.before, gathered, rank.left + rank.incoming)
+        yield Point(
+            "end", rank.units.layers, Usage(grads.before, gathered, rank.left + rank.incoming)
+        )
     left = weights.stays or setup.mesh.pp > 1
-    yield _ends(rank, grads, weights.everything if left and not frees else weights.root)
+    ends = _ends(rank, grads, weights.everything if left and not frees else weights.root)
+    yield Point("end", rank.units.layers, ends)
 
 
 def _forward_end(
     rank: _Rank, grads: "_Gradients", weights: _Gathered, unsummed: float
-) -> Iterator[Usage]:
+) -> Iterator[Point]:
     """Head and loss, and the reduction of the head's gradient."""
     loss, head, layer = rank.loss, weights.head, weights.layer
     # The first unit of the backward pass is not freed: the head, or a layer if the head is in the
@@ -290,28 +308,36 @@ def _forward_end(
     if not weights.stays:
         # The head is copied from the buffer of the collective.
         forward = rank.kept * rank.below(rank.units.layers) + rank.incoming
-        yield Usage(grads.before, kept + head, forward)
-    yield Usage(
-        gradients=grads.before,
-        gathered=kept,
-        activations=loss.activations,
-        logits=loss.logits,
-        temporary=unsummed + loss.temporary,
+        yield Point("forward", 0, Usage(grads.before, kept + head, forward))
+    yield Point(
+        "loss",
+        0,
+        Usage(
+            gradients=grads.before,
+            gathered=kept,
+            activations=loss.activations,
+            logits=loss.logits,
+            temporary=unsummed + loss.temporary,
+        ),
     )
     if head and not rank.accumulates:
         # Its weights are freed by then.
         gathered = kept - head + (0 if weights.stays else weights.ahead * layer)
-        yield Usage(
-            gradients=grads.before,
-            gathered=gathered,
-            activations=rank.others + rank.below(rank.units.layers) + rank.incoming,
-            temporary=_reduced(rank.setup, grads.head, is_matrix=True),
+        yield Point(
+            "loss",
+            0,
+            Usage(
+                gradients=grads.before,
+                gathered=gathered,
+                activations=rank.others + rank.below(rank.units.layers) + rank.incoming,
+                temporary=_reduced(rank.setup, grads.head, is_matrix=True),
+            ),
         )
 
 
 def _layers_backward(
     rank: _Rank, grads: "_Gradients", weights: _Gathered, frees: bool
-) -> Iterator[Usage]:
+) -> Iterator[Point]:
     setup, layer = rank.setup, weights.layer
     reduce = COMPUTE_BYTES[setup.reduce_dtype]
     for done in rank.peak_candidates:
@@ -327,14 +353,22 @@ def _layers_backward(
         in_flight = (grads.layer if done else grads.head).whole * reduce * (not rank.accumulates)
         reduced, peak = grads.after(done), rank.layer_back(done)
         temporary = grads.early + in_flight + peak.weights
-        yield Usage(reduced, gathered, peak.activations, 0, temporary, peak.correction)
+        yield Point(
+            "backward",
+            done,
+            Usage(reduced, gathered, peak.activations, 0, temporary, peak.correction),
+        )
         if is_nf4(setup):
-            yield Usage(reduced, gathered, rank.dequantising(done), 0, dequantised(setup))
+            yield Point(
+                "backward",
+                done,
+                Usage(reduced, gathered, rank.dequantising(done), 0, dequantised(setup)),
+            )
 
 
 def _split_backward(
     rank: _Rank, grads: "_Gradients", weights: _Gathered, unsummed: float
-) -> Iterator[Usage]:
+) -> Iterator[Point]:
     """The first of two backward passes through the largest stage: in its first and its last layer.
     Nothing is freed until the second pass, and each layer's earlier gradients are summed when it is
     done."""
@@ -342,11 +376,15 @@ def _split_backward(
     recomputed = 0 if rank.setup.checkpointing == "none" else rank.layer.whole
     for done in {1, max(rank.split, default=1)}:
         stored = done * (rank.layer.outputs + recomputed) + rank.layer.widest
-        yield Usage(
-            gradients=grads.before,
-            gathered=weights.everything,
-            activations=alive + stored * rank.tokens,
-            temporary=unsummed - (done - 1) * weights.layer,
+        yield Point(
+            "backward",
+            done,
+            Usage(
+                gradients=grads.before,
+                gathered=weights.everything,
+                activations=alive + stored * rank.tokens,
+                temporary=unsummed - (done - 1) * weights.layer,
+            ),
         )
 
 
@@ -414,7 +452,7 @@ class _Gradients(NamedTuple):
         return (self.head.shard + self.layer.shard * done) * self.each
 
 
-def _replicated(rank: _Rank, states: States) -> Iterator[Usage]:
+def _replicated(rank: _Rank, states: States) -> Iterator[Point]:
     """Without FSDP: gradients stay. Under DDP and ZeRO-1 the buffer of a bucket replaces its
     gradients, and lives until the last bucket is done."""
     setup, units, size = rank.setup, rank.units, rank.size
@@ -430,12 +468,16 @@ def _replicated(rank: _Rank, states: States) -> Iterator[Usage]:
     if rank.has_loss:
         loss, all_layers = rank.loss, units.layers * units.layer.whole
         summed = whole if rank.accumulates else 0
-        yield Usage(summed, casts + cast * all_layers, loss.activations)
+        yield Point("forward", 0, Usage(summed, casts + cast * all_layers, loss.activations))
         if is_nf4(setup):
-            yield Usage(summed, 0, rank.dequantising(None), 0, dequantised(setup))
+            yield Point(
+                "forward", 0, Usage(summed, 0, rank.dequantising(None), 0, dequantised(setup))
+            )
         plain = rank.plain(units.layers) * units.layer.whole
         gathered = casts + cast * (plain + ends)
-        yield Usage(summed, gathered, loss.activations, loss.logits, loss.temporary)
+        yield Point(
+            "loss", 0, Usage(summed, gathered, loss.activations, loss.logits, loss.temporary)
+        )
     for done in rank.peak_candidates:
         computed = per_layer * done + first
         # A tied head's gradient waits for that of the embedding. A pipeline averages at its end.
@@ -444,26 +486,36 @@ def _replicated(rank: _Rank, states: States) -> Iterator[Usage]:
         left = units.layers - 1 - done
         peak = rank.layer_back(done)
         gradients = whole if rank.accumulates else computed * MASTER_BYTES + peak.weights
-        yield Usage(
-            gradients=gradients + in_buckets * more,
-            gathered=casts + cast * units.layer.whole * (rank.plain(left) + 1),
-            activations=peak.activations,
-            # With accumulation, the gradient of each weight is temporary.
-            correction=0 if rank.accumulates else peak.correction,
+        yield Point(
+            "backward",
+            done,
+            Usage(
+                gradients=gradients + in_buckets * more,
+                gathered=casts + cast * units.layer.whole * (rank.plain(left) + 1),
+                activations=peak.activations,
+                # With accumulation, the gradient of each weight is temporary.
+                correction=0 if rank.accumulates else peak.correction,
+            ),
         )
         if is_nf4(setup):
-            yield Usage(whole, 0, rank.dequantising(done), 0, dequantised(setup))
+            yield Point(
+                "backward", done, Usage(whole, 0, rank.dequantising(done), 0, dequantised(setup))
+            )
     # The gradient of the embedding comes last. It is added to that of former micro batches, and a
     # buffer with padded rows is a copy of it.
     copies = rank.accumulates + _is_padded(setup, states)
     last = 0 if setup.lora else units.embedding.whole
-    yield Usage(
-        # Averages in another type become float32 gradients one bucket after the other.
-        gradients=whole + max(0, states.trained.whole * more),
-        gathered=casts,
-        activations=rank.others
-        + setup.shape.hidden_size * rank.hidden_bytes * rank.tokens / setup.mesh.tp,
-        temporary=last * MASTER_BYTES * copies,
+    yield Point(
+        "end",
+        units.layers,
+        Usage(
+            # Averages in another type become float32 gradients one bucket after the other.
+            gradients=whole + max(0, states.trained.whole * more),
+            gathered=casts,
+            activations=rank.others
+            + setup.shape.hidden_size * rank.hidden_bytes * rank.tokens / setup.mesh.tp,
+            temporary=last * MASTER_BYTES * copies,
+        ),
     )
 
 

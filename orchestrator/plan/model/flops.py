@@ -1,9 +1,12 @@
 """Model FLOPs per token, by the same formula as the trainer's (`trainer/measure/flops.py`)."""
 
+from collections.abc import Iterator
 from functools import lru_cache
 
 from orchestrator.contract.spec.model_spec import LoraSpec
+from orchestrator.contract.spec.train_spec import BY_OPERATION, repeated_products
 from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.setup import Setup, every
 
 
 @lru_cache(maxsize=256)
@@ -21,3 +24,29 @@ def flops_per_token(shape: ModelShape, tokens: int, lora: LoraSpec | None = None
         return 6.0 * weights + attention
     sizes = (into + out for name, into, out in shape.linear if name in lora.target_modules)
     return 4.0 * weights + 6.0 * shape.num_layers * lora.rank * sum(sizes) + attention
+
+
+def recomputed_per_token(setup: Setup) -> float:
+    """FLOPs of recomputation, counted in the same way. A repeated forward pass of the whole model
+    would be a third of `flops_per_token`, but the head is not repeated, nor is the last product of
+    a layer if no gradient needs its result."""
+    shape, kind = setup.shape, setup.checkpointing
+    if kind == "none":
+        return 0.0
+    names, open_end = [name for name, _ in shape.products], shape.has_open_end(setup.lora)
+    products = [2.0 * inputs * outputs for inputs, outputs in _products(shape)]
+    if kind in BY_OPERATION:
+        again = repeated_products(kind, names, tp=setup.mesh.tp, open_end=open_end)
+        return shape.num_layers * sum(products[at] for at in again)
+    attention = 4.0 * shape.query_size * setup.tokens
+    layer = attention + sum(products if open_end else products[:-1])
+    layers = shape.num_layers if kind == "full" else shape.num_layers // every(setup)
+    return layers * layer
+
+
+def _products(shape: ModelShape) -> Iterator[tuple[int, int]]:
+    """Inputs and outputs per token of `ModelShape.products`."""
+    inputs = {name: size for name, size, _ in shape.linear}
+    for name, outputs in shape.products:
+        of_expert = shape.intermediate_size if name == "down_proj" else shape.hidden_size
+        yield inputs.get(name, of_expert), outputs

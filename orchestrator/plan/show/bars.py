@@ -27,7 +27,7 @@ def bars(memories: Sequence[Memory]) -> list[str]:
     fullest = max(memories, key=lambda memory: memory.peak_bytes)
     marks = marks_of({item: size for memory in memories for item, size in memory.items.items()})
     whole = max(fullest.device_bytes or 0, fullest.peak_bytes, 1)
-    kinds = _kinds(memories)
+    kinds = kinds_of(memories)
     shown = dict(sorted(kinds.items(), key=lambda kind: -kind[1].peak_bytes)[:SHOWN])
     wide = max(map(len, shown))
     lines = []
@@ -44,7 +44,7 @@ def bars(memories: Sequence[Memory]) -> list[str]:
     return [*lines, *wrapped(where + legend + _scaled(fullest), "  ", "  ")]
 
 
-def _kinds(memories: Sequence[Memory]) -> dict[str, Memory]:
+def kinds_of(memories: Sequence[Memory]) -> dict[str, Memory]:
     """Groups neighbours that need the same memory, as in `pp stage 1-6`."""
     kinds = {}
     for _, same in groupby(memories, key=lambda memory: (memory.peak_bytes, memory.items)):

@@ -1,29 +1,46 @@
 """A plan for people and for scripts."""
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.plan import Choice, Plan, SpeedCorrection, StepTime, Traffic, places
-from orchestrator.plan.figures import show_bytes, show_seconds, show_traffic, three_digits
+from orchestrator.contract.plan import (
+    Choice,
+    ModelWork,
+    Plan,
+    SpeedCorrection,
+    StepTime,
+    places,
+)
+from orchestrator.plan.decision import Decision
+from orchestrator.plan.figures import (
+    show_amount,
+    show_bytes,
+    show_flops,
+    show_seconds,
+    show_traffic,
+    three_digits,
+)
 from orchestrator.plan.memory.peak_range import BASIS
 from orchestrator.plan.show.bars import bars
+from orchestrator.plan.show.decision import decision_json, describe_decision
 from orchestrator.plan.show.grid import grid
 from orchestrator.plan.show.tables import labelled, table, wrapped
+from orchestrator.plan.show.traffic import describe_traffic
 
 BAR = 30
 
 
-def describe_plan(plan: Plan) -> str:
+def describe_plan(plan: Plan, decision: Decision | None = None) -> str:
     """`plan` as plain text: mesh, speed, memory, traffic, ranks, alternatives, rejected meshes."""
     sections = [
         labelled("WARNING", cannot_train(plan)) if plan.untrainable else [],
         _split(plan),
         _speed(plan),
+        describe_decision(decision) if decision is not None else [],
         _memory(plan),
-        _communication(plan),
+        describe_traffic(plan),
         grid(plan),
         _placement(plan),
         _alternatives(plan),
@@ -40,8 +57,9 @@ def cannot_train(plan: Plan) -> str:
     )
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
+def plan_json(plan: Plan, decision: Decision | None = None) -> dict[str, Any]:
     """`plan` as `ndctl plan --json` prints it."""
+    found = {} if decision is None else {"decision": decision_json(decision)}
     return {
         "mesh": encode(plan.mesh),
         "world_size": plan.world_size,
@@ -62,6 +80,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "memory": encode(plan.memory),
         "memory_along_pp": encode(plan.memory_along_pp),
         "time": None if plan.time is None else encode(plan.time),
+        "work": None if plan.work is None else encode(plan.work),
         "communication": encode(plan.communication),
         "alternatives": encode(plan.alternatives),
         "comparison": plan.comparison,
@@ -69,6 +88,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "prices": encode(plan.prices),
         "rejected": encode(plan.rejected),
         "notes": list(plan.notes),
+        **found,
     }
 
 
@@ -124,7 +144,8 @@ def _speed(plan: Plan) -> list[str]:
     return [
         *labelled("speed", head),
         *labelled("accuracy", _accuracy(time)),
-        *(labelled("history", _history(time.correction)) if time.correction else ()),
+        *(labelled("history", history_of(time.correction)) if time.correction else ()),
+        *(labelled("work", _work(plan.work)) if plan.work else ()),
         *(f"{line:<38}{row[3]}".rstrip() for line, row in zip(lines, rows, strict=True)),
     ]
 
@@ -136,11 +157,21 @@ def _accuracy(time: StepTime) -> str:
     return f"{low} to {high} tokens/s per device: {time.confidence}"
 
 
-def _history(used: SpeedCorrection) -> str:
+def history_of(used: SpeedCorrection) -> str:
     jobs = f"{used.jobs} earlier job{'s' if used.jobs > 1 else ''}"
     return (
         f"measured speed of {jobs} of {used.family} on {used.profile}: planned"
         f" x{used.factor:.2f}; the range follows; without it: --no-history"
+    )
+
+
+def _work(work: ModelWork) -> str:
+    said = f"{show_flops(work.flops)} per step, {show_amount(work.parameters)} parameters"
+    if not work.recomputed_flops:
+        return said
+    return (
+        f"{said}; recomputation {show_flops(work.recomputed_flops)} more,"
+        f" {work.recomputed_flops / work.flops:.1%} (a whole forward pass is 33.3%)"
     )
 
 
@@ -165,51 +196,6 @@ def _memory(plan: Plan) -> list[str]:
         items = ", ".join(f"{item} {show_bytes(size)}" for item, size in memory.host.items())
         lines += wrapped(f"in the host's memory, per rank: {items}", "  ", "  ")
     return lines
-
-
-def _communication(plan: Plan) -> list[str]:
-    if not plan.communication:
-        return []
-    rows = [
-        [
-            one.axis,
-            one.collective,
-            one.what,
-            one.level,
-            show_traffic(one.bytes_per_step),
-            f"{one.messages:,}",
-            show_seconds(one.seconds),
-            show_seconds(one.exposed_seconds) if one.exposed_seconds > 0 else "hidden",
-        ]
-        for one in plan.communication
-    ]
-    head = ["axis", "collective", "of", "crosses", "per step", "calls", "time", "exposed"]
-    return [
-        *labelled("traffic", "sent per step by the busiest rank; exposed: not hidden by compute"),
-        *table(head, rows, left=4),
-        *_by_level(plan.communication),
-    ]
-
-
-def _by_level(communication: Sequence[Traffic]) -> list[str]:
-    """Bytes over links of each level, where a plan uses more than one level."""
-    sent: dict[str, Counter[str]] = defaultdict(Counter)
-    for one in communication:
-        sent[one.axis].update(one.by_level)
-    total: Counter[str] = Counter()
-    for levels in sent.values():
-        total.update(levels)
-    crossed = [level for level, size in total.items() if size]
-    if len(crossed) < 2:
-        return []
-    rows = [
-        [axis, *(show_traffic(levels[level]) for level in crossed)]
-        for axis, levels in (*sent.items(), ("total", total))
-    ]
-    return [
-        "  over links of each level, per step, mean of a group's ranks",
-        *table(["axis", *crossed], rows),
-    ]
 
 
 OUT_OF = {"nvlink block": "an NVLink block", "leaf": "a leaf switch"}

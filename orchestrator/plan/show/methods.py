@@ -2,16 +2,17 @@
 
 from collections.abc import Mapping
 
+from orchestrator.contract.plan import StepTime
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.stages import STAGES_AT_ONCE, bubble
 
 
-def methods_of(setup: Setup) -> Mapping[str, str]:
+def methods_of(setup: Setup, time: StepTime) -> Mapping[str, str]:
     """Keys: `pipeline`, `data`, `context`, `tensor`, `kernels` and `adapters`, where used."""
     mesh, lora = setup.mesh, setup.lora
     methods = {}
     if mesh.pp > 1:
-        methods["pipeline"] = _pipeline(setup)
+        methods["pipeline"] = _pipeline(setup, time)
     if mesh.data_parallel * mesh.cp > 1:
         methods["data"] = _data(setup)
     if mesh.cp > 1:
@@ -40,12 +41,15 @@ def _kernels(setup: Setup) -> str:
     return ", ".join(said)
 
 
-def _pipeline(setup: Setup) -> str:
+def _pipeline(setup: Setup, time: StepTime) -> str:
     pipeline = setup.pipeline
     stages = f"{pipeline.stages} stage{'s' if pipeline.stages > 1 else ''} per rank"
-    idle = bubble(pipeline, setup.mesh.pp, setup.micro_batches)
-    waits = f", bubble about {idle:.0%}" if idle is not None else ""
-    return f"{pipeline.schedule}, {stages}, {setup.micro_batches} micro batches{waits}"
+    waits = f"bubble {time.bubble:.1%} of the step"
+    ideal = bubble(pipeline, setup.mesh.pp, setup.micro_batches)
+    if ideal is not None:
+        # The step also has the update, and stages differ.
+        waits += f" ({ideal:.1%} if it were equal passes alone)"
+    return f"{pipeline.schedule}, {stages}, {setup.micro_batches} micro batches, {waits}"
 
 
 def _data(setup: Setup) -> str:

@@ -1,15 +1,15 @@
 """Notes below a plan: what the planner chose, and what may surprise."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from orchestrator.contract.mesh import AXES
+from orchestrator.contract.plan import StepTime
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.inventory.hosts import Inventory
 from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.search.search_space import MODEST_BYTES, Option, Space
 from orchestrator.plan.setup import Setup
-from orchestrator.plan.stages import bubble
 
 SHOWN = 4
 """Hosts named in one note."""
@@ -23,13 +23,13 @@ AIMS = {
 }
 
 
-def notes_of(space: Space, setup: Setup, inventory: Inventory) -> tuple[str, ...]:
+def notes_of(space: Space, setup: Setup, time: StepTime, inventory: Inventory) -> tuple[str, ...]:
     spec = space.spec
     return (
         *_chosen(spec, setup),
         *_micro(space, setup),
         *_across_hosts(setup, space.fabric.hosts, space.fabric.devices_per_host),
-        *_waits(setup),
+        *_waits(setup, time),
         *_rates(spec),
         *_hosts(space, inventory),
         *_tokenizer(space),
@@ -115,12 +115,12 @@ def _across_hosts(setup: Setup, hosts: int, ranks: int) -> Iterator[str]:
         )
 
 
-def _waits(setup: Setup) -> Iterator[str]:
-    idle = bubble(setup.pipeline, setup.mesh.pp, setup.micro_batches)
-    if idle is not None and idle > IDLE:
+def _waits(setup: Setup, time: StepTime) -> Iterator[str]:
+    if time.bubble > IDLE:
         yield (
             f"pp={setup.mesh.pp}: with {setup.micro_batches} micro batches per step the pipeline"
-            f" bubble is about {idle:.0%} of the step; a larger train.global_batch_size shortens it"
+            f" bubble is {time.bubble:.1%} of the step; a larger train.global_batch_size shortens"
+            " it"
         )
 
 
@@ -150,6 +150,26 @@ def _hosts(space: Space, inventory: Inventory) -> Iterator[str]:
     if left_out:
         more = f" and {len(left_out) - SHOWN} more" if len(left_out) > SHOWN else ""
         yield f"hosts not used: {', '.join(left_out[:SHOWN])}{more}"
+
+
+def idle_note(inventory: Inventory, hosts: Collection[str], ranks: int) -> Iterator[str]:
+    """Devices of the planned `hosts` that have no rank, as when hosts differ in size."""
+    chosen = set(hosts)
+    more = {
+        host.name: host.devices - ranks
+        for host in inventory.hosts
+        if host.name in chosen and host.devices > ranks
+    }
+    if not more:
+        return
+    names = list(more)
+    rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    counts = sorted(set(more.values()))
+    each = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    yield (
+        f"cluster.gpus_per_host={ranks}: {sum(more.values()):,} devices stay idle, {each} on each"
+        f" of {', '.join(names[:SHOWN])}{rest}"
+    )
 
 
 def _deterministic(space: Space) -> Iterator[str]:

@@ -107,6 +107,21 @@ def fsdp_and_tensor_parallel(tokens: int) -> tuple[Setup, Setup]:
     )
 
 
+def test_an_all_reduce_of_140_gb_at_50_gb_per_s_takes_at_least_5_6_s() -> None:
+    """2 (K - 1) / K of the gradients at the nominal rate; the planned time is longer."""
+    apart = Fabric(profile=H100.profile, hosts=1024, devices_per_host=1)
+    ddp = setup(shape=LLAMA_70B, mesh=Mesh(dp_replicate=1024), data="ddp", reduce_dtype="bfloat16")
+    (reduced,) = traffic_of(ddp, apart)
+    assert reduced.ideal_seconds == pytest.approx(5.6, abs=0.05)
+    assert reduced.ideal_seconds < reduced.seconds < 1.5 * reduced.ideal_seconds
+
+
+def test_no_traffic_is_faster_than_its_links() -> None:
+    split = setup(mesh=Mesh(pp=2, dp_replicate=2, dp_shard=4, cp=2, tp=2), micro_batches=4)
+    for one in traffic_of(split, fabric(hosts=8)):
+        assert 0 < one.ideal_seconds < one.seconds
+
+
 def traffic_s(one: Setup, known: Fabric) -> float:
     return sum(traffic.seconds for traffic in traffic_of(one, known))
 

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.plan.model.families import shape_of
-from orchestrator.plan.model.flops import flops_per_token
-from tests.plan.cost.setups import LLAMA_8B
+from orchestrator.plan.model.flops import flops_per_token, recomputed_per_token
+from tests.plan.cost.setups import LLAMA_8B, setup
 from tests.trainer.launch.tiny_runs import LLAMA, QWEN3
 from tests.trainer.measure.test_flops import LLAMA_8B as CONFIG_8B
 from tests.trainer.measure.test_flops import alone, model
@@ -24,3 +25,27 @@ def test_planned_flops_equal_those_that_the_trainer_reports(config: dict[str, An
 def test_frozen_weights_need_two_thirds_of_the_flops() -> None:
     full, frozen = (flops_per_token(LLAMA_8B, 0, lora) for lora in (None, LoraSpec(rank=1)))
     assert frozen / full == pytest.approx(2 / 3, rel=1e-3)
+
+
+def test_recomputation_repeats_all_but_the_last_product_of_a_layer() -> None:
+    """A repeated forward pass of the whole model would be a third of the FLOPs."""
+    model = flops_per_token(LLAMA_8B, 8192)
+    full = recomputed_per_token(setup(checkpointing="full"))
+    assert 0.24 < full / model < 0.26
+    products = LLAMA_8B.layer_matrices - 4096 * 14336
+    attention = 4 * LLAMA_8B.query_size * 8192
+    assert full == LLAMA_8B.num_layers * (2 * products + attention)
+    every = recomputed_per_token(setup(checkpointing="every_k", checkpoint_every=4))
+    assert every == full / 4
+    assert recomputed_per_token(setup()) == recomputed_per_token(setup(checkpointing="none")) == 0
+
+
+def test_recomputation_by_operation_repeats_few_products() -> None:
+    full = recomputed_per_token(setup(checkpointing="full"))
+    selective = recomputed_per_token(setup(checkpointing="selective"))
+    # The query, value and gate projections: every second of the first six products.
+    assert 0 < selective < full / 2
+    assert recomputed_per_token(setup(checkpointing="elementwise")) == 0
+    # With tp the output projection is repeated too, because only its scattered result is kept.
+    split = setup(checkpointing="elementwise", mesh=Mesh(tp=2))
+    assert recomputed_per_token(split) == LLAMA_8B.num_layers * 2 * 4096 * 4096

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.plan import Choice, Memory, Plan, Rejected, StepTime, Traffic
+from orchestrator.contract.plan import Choice, Memory, ModelWork, Plan, Rejected, StepTime, Traffic
 from orchestrator.plan.show.explain import describe_plan, plan_json
 from orchestrator.plan.show.tables import WIDTH
 
@@ -39,6 +39,7 @@ PLAN = Plan(
             level="host",
             seconds=0.01,
             exposed_seconds=0.0,
+            ideal_seconds=0.003,
         ),
     ),
     alternatives=(
@@ -79,9 +80,10 @@ memory        about 30 GiB of 60 GiB on the fullest rank
   every rank [PPPPPPPPPPAAAAAAAAAAAAAAAAAAAA..............................] 30 GiB of 60 GiB
   A activations 20 GiB, P parameters 10 GiB
 
-traffic       sent per step by the busiest rank; exposed: not hidden by compute
-  axis  collective  of           crosses  per step  calls     time  exposed
-  tp    all-gather  activations  host      1.50 GB     64  10.0 ms   hidden
+traffic       sent per step by the busiest rank; ideal: at the links' nominal rate; exposed: not
+              hidden by compute
+  axis  collective  of           crosses  per step  calls    ideal     time  exposed
+  tp    all-gather  activations  host      1.50 GB     64  3.00 ms  10.0 ms   hidden
 
 ranks         one row per host, one column per device; each device shows tp
   host    rank  dp_shard  0  1
@@ -174,6 +176,22 @@ def test_items_with_different_peak_times_are_scaled_with_a_note() -> None:
     assert "P parameters 10 GiB; these are the items' own peaks, which add" in told
 
 
+def test_work_has_the_flops_of_recomputation_and_traffic_its_multiples_of_the_weights() -> None:
+    work = ModelWork(
+        parameters=1_000_000_000,
+        dtype="bfloat16",
+        weight_bytes=2_000_000_000,
+        flops=3e15,
+        recomputed_flops=7.5e14,
+    )
+    text = describe_plan(replace(PLAN, work=work))
+    assert "work          3.00 PFLOP per step, 1.00B parameters; recomputation 750 TFLOP" in text
+    assert "more, 25.0%" in text
+    assert "  in multiples of all weights, 2.00 GB: tp 1.50 GB (0.75 x)" in text
+    kept = describe_plan(replace(PLAN, work=replace(work, recomputed_flops=0.0)))
+    assert "recomputation" not in kept
+
+
 def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
     shown = plan_json(PLAN)
     assert list(shown) == [
@@ -196,6 +214,7 @@ def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
         "memory",
         "memory_along_pp",
         "time",
+        "work",
         "communication",
         "alternatives",
         "comparison",
