@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.trainer_config import TrainingConfig
+from trainer.checkpoint.memory.saves import MemoryCheckpoints
 from trainer.checkpoint.save import Checkpoints
 from trainer.evaluate import Evaluator
 from trainer.guard import Skips, Spikes, loss_spike_error, not_finite_error
@@ -22,7 +23,7 @@ from trainer.rank.drills import FaultTarget, drills_due, inject_fault
 from trainer.rank.host.garbage import collect_at, collected_by_step
 from trainer.rank.ranks import Ranks, barrier, shorten_timeouts, train_timeout
 from trainer.rank.runtime import Runtime
-from trainer.step import Stepper, Totals
+from trainer.step import News, Stepper, Totals
 
 LOG = logging.getLogger("trainer")
 
@@ -37,6 +38,8 @@ class Training:
     skips: Skips
     spikes: Spikes
     checkpoints: Checkpoints
+    memory: MemoryCheckpoints | None
+    """None: no checkpoints in the memory of the hosts."""
     evaluator: Evaluator | None
     profiling: Profiling
     fullest: Fullest
@@ -95,6 +98,7 @@ def train(job: Training, done: int) -> int:
             if ahead.queued:
                 continue
             _save_if_due(job, step, ahead.stop)
+            _remember_if_due(job, step)
             if ahead.stop and step < last:
                 code = exit_codes.CHECKPOINTED
                 break
@@ -116,10 +120,17 @@ def _queue(job: Training, step: int, ahead: Ahead, *, first: bool) -> None:
     job.profiling.before(step)
     begun = time.perf_counter()
     run = job.stepper.queue if job.run_ahead else job.stepper.read_at_once
-    failed, every = job.checkpoints.failed, job.checkpoints.proposed_every
-    read = run(step, lr_at(step, job.config.train), job.runtime.stop, failed, every)
+    read = run(step, lr_at(step, job.config.train), job.runtime.stop, _news(job))
     ahead.queued.append(QueuedStep(step=step, begun=begun, read=read))
     job.profiling.after(step)
+
+
+def _news(job: Training) -> News:
+    disk, memory = job.checkpoints, job.memory
+    news = News(save_failed=disk.failed, every=disk.proposed_every)
+    if memory is None:
+        return news
+    return replace(news, remembered=memory.is_done, remember_every=memory.proposed_every)
 
 
 def _must_read(job: Training, step: int, ahead: Ahead, *, first: bool) -> bool:
@@ -132,7 +143,8 @@ def _must_read(job: Training, step: int, ahead: Ahead, *, first: bool) -> bool:
     last = job.config.train.steps
     evaluate = job.evaluator is not None and job.evaluator.due(step, last)
     # What follows the step depends on all results, and the first step may take long to compile.
-    return first or step == last or ahead.stop or evaluate or job.checkpoints.due(step)
+    save = job.checkpoints.due(step) or (job.memory is not None and job.memory.due(step))
+    return first or step == last or ahead.stop or evaluate or save
 
 
 def _finish(job: Training, ahead: Ahead) -> None:
@@ -149,6 +161,8 @@ def _finish(job: Training, ahead: Ahead) -> None:
     ahead.stop = ahead.stop or totals.stop
     newest = ahead.queued[-1].step if ahead.queued else step
     job.checkpoints.after_step(newest, step_s, totals.save_failed, totals.every)
+    if job.memory is not None:
+        job.memory.after_step(step_s, totals.remembered, totals.remember_every)
     _count_skips(job, step, totals)
     if job.fullest.is_due(step):
         with job.stepper.watch.not_own_work():
@@ -295,3 +309,12 @@ def _save_if_due(job: Training, step: int, stop_requested: bool) -> None:
         else:
             job.checkpoints.save(step)
     job.runtime.reporter.beat("train")
+
+
+def _remember_if_due(job: Training, step: int) -> None:
+    memory = job.memory
+    # A restart must not begin amid bad steps: those are repeated from before the first.
+    if memory is None or job.is_unstable or not memory.due(step):
+        return
+    with job.stepper.watch.not_own_work(), job.stepper.watch.host_part("checkpoint"):
+        memory.save(step)

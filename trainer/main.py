@@ -1,6 +1,7 @@
 """The training of one rank from start to end; read this file first."""
 
 import logging
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,8 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.spec.train_spec import SKIP_ON_DEVICE
+from trainer.checkpoint.memory.find import digest_of
+from trainer.checkpoint.memory.saves import open_memory, start_saving
 from trainer.checkpoint.resume import find_checkpoint, resume
 from trainer.checkpoint.save import Checkpoints
 from trainer.checkpoint.state import Origin, Stream, TrainingState, trained_parameters
@@ -83,10 +86,15 @@ def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Tr
     torch.manual_seed(config.train.seed + ranks.env.rank)
     run = RunDir(Path(config.out))
     batches = open_data(config, ranks, runtime)
+    memory = open_memory(config.checkpoint.memory, ranks, digest_of(config))
     found = find_checkpoint(
-        run.checkpoints, ranks, verify=config.checkpoint.verify, skip=runtime.skip
+        run.checkpoints,
+        ranks,
+        verify=config.checkpoint.verify,
+        skip=runtime.skip,
+        memory=memory,
     )
-    stages = build_model(config, ranks, batches.positions_T, resumed=found.folder is not None)
+    stages = build_model(config, ranks, batches.positions_T, resumed=found.has_weights)
     parameters = named_to_update(stages)
     watch = stopwatch(ranks.device)
     optimizer = optimizer_of(config, stages, [parameter for _, parameter in parameters], watch)
@@ -129,6 +137,9 @@ def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Tr
             runtime.reporter,
             done,
             before_commit=nothing if records is None else records.sync,
+        ),
+        memory=start_saving(
+            memory, state, at_once if records is None else records.written, found.in_memory
         ),
         evaluator=evaluator_of(config, batches, passes, stages, runtime),
         profiling=profiling_of(config, ranks, runtime),
@@ -241,6 +252,11 @@ def update_threads_of(config: TrainingConfig, processors: int, local_ranks: int)
     if not config.parallel.fsdp.cpu_offload:
         return 1
     return max(1, processors // local_ranks)
+
+
+def at_once(then: Callable[[], None]) -> None:
+    """What ranks without records do with what must wait for records."""
+    then()
 
 
 def nothing() -> None:

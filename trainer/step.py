@@ -29,6 +29,23 @@ from trainer.rank.signals import StopRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What this rank tells all others about its checkpoints, in the totals of a step."""
+
+    save_failed: bool = False
+    """The current save to the disk has failed."""
+    every: int = 0
+    """New interval of saves to the disk, from rank 0; 0: unchanged."""
+    remembered: bool = True
+    """The last checkpoint in memory is complete, or there is none."""
+    remember_every: int = 0
+    """New interval of checkpoints in memory, from rank 0; 0: unchanged."""
+
+
+NO_NEWS = News()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
     """The result of a step. It is the same on every rank, except `bad_gradients`."""
 
@@ -45,6 +62,10 @@ class Totals:
     """On at least one rank the current checkpoint save has failed."""
     every: int
     """New checkpoint interval in steps, proposed by rank 0; 0: unchanged."""
+    remembered: bool
+    """Every rank has completed its last checkpoint in memory."""
+    remember_every: int
+    """New interval of checkpoints in memory, proposed by rank 0; 0: unchanged."""
     read: Sums
     """Checksums of the samples that all ranks together have read."""
     bad_gradients: Sequence[str] = ()
@@ -71,16 +92,14 @@ class Stepper:
     update_threads: int = 1
     """Threads of the update. More than one only helps on the host's memory."""
 
-    def run(
-        self, step: int, lr: float, stop: StopRequest, save_failed: bool = False, every: int = 0
-    ) -> Totals:
+    def run(self, step: int, lr: float, stop: StopRequest, news: News = NO_NEWS) -> Totals:
         """Run `step`, counted from 1.
 
         If the loss or the gradient norm is not finite, the update is skipped: weights and optimizer
         state then stay bit-identical on every rank. The host waits for the device only once, when
         it reads the totals.
         """
-        parts, vector = self._pass(step, stop, save_failed, every)
+        parts, vector = self._pass(step, stop, news)
         totals = self._totals(vector.tolist())
         self.watch.after_collective()
         with self.watch.part("optimizer"):
@@ -98,21 +117,21 @@ class Stepper:
         return totals
 
     def read_at_once(
-        self, step: int, lr: float, stop: StopRequest, save_failed: bool = False, every: int = 0
+        self, step: int, lr: float, stop: StopRequest, news: News = NO_NEWS
     ) -> Callable[[], Totals]:
         """`run`, with the answer of `queue`."""
-        totals = self.run(step, lr, stop, save_failed, every)
+        totals = self.run(step, lr, stop, news)
         return lambda: totals
 
     def queue(
-        self, step: int, lr: float, stop: StopRequest, save_failed: bool = False, every: int = 0
+        self, step: int, lr: float, stop: StopRequest, news: News = NO_NEWS
     ) -> Callable[[], Totals]:
         """`run` without waiting: the device decides whether it applies the update, by the same
         rule and with the same bits. Returns a function that waits for the totals.
 
         The optimizer must be one of `SKIP_ON_DEVICE`.
         """
-        parts, vector = self._pass(step, stop, save_failed, every)
+        parts, vector = self._pass(step, stop, news)
         read = _copy_to_host(vector)
         self.watch.after_collective()
         with self.watch.part("optimizer"):
@@ -129,9 +148,7 @@ class Stepper:
             self.optimizer.zero_grad()
         return lambda: self._totals(read())
 
-    def _pass(
-        self, step: int, stop: StopRequest, save_failed: bool, every: int
-    ) -> tuple[Parts, torch.Tensor]:
+    def _pass(self, step: int, stop: StopRequest, news: News) -> tuple[Parts, torch.Tensor]:
         """Forward, backward, and the sums over all ranks: this rank's gradients, and the vector
         that `_totals` reads."""
         with self.watch.host_part("data"):
@@ -140,25 +157,24 @@ class Stepper:
             sums = self.passes.train(batches)
         parts = local_gradients((p for _, p in self.parameters), self.ranks.stage_ranks, self.tied)
         norm2 = squared_norm(parts, self.ranks.device)
-        return parts, self._sum(sums, norm2, stop.asked, save_failed, every)
+        return parts, self._sum(sums, norm2, stop.asked, news)
 
-    def _sum(
-        self, sums: LossSums, norm2: torch.Tensor, stop: bool, save_failed: bool, every: int
-    ) -> torch.Tensor:
+    def _sum(self, sums: LossSums, norm2: torch.Tensor, stop: bool, news: News) -> torch.Tensor:
         """Sum all values that the ranks must agree on, in one all-reduce at the end of the step."""
         counts = torch.stack([sums.loss, sums.z_loss, sums.tokens, norm2])
         # Filled in place, because `torch.tensor` of Python numbers would wait for its copy.
-        flags = torch.zeros(3 + len(Sums._fields), dtype=torch.float64, device=norm2.device)
-        for place, number in enumerate(
-            (float(stop), float(save_failed), float(every), *self.batches.read)
-        ):
+        numbers = (stop, news.save_failed, news.every, news.remembered, news.remember_every)
+        told = (*map(float, numbers), *self.batches.read)
+        flags = torch.zeros(len(told), dtype=torch.float64, device=norm2.device)
+        for place, number in enumerate(told):
             flags[place] = number
         vector = torch.cat([counts, flags])
         dist.all_reduce(vector)
         return vector
 
     def _totals(self, vector: Sequence[float]) -> Totals:
-        loss, z_loss, tokens, norm2_sum, stops, failures, wanted, *read = vector
+        loss, z_loss, tokens, norm2_sum, stops, failures, wanted, *rest = vector
+        remembered, remember_every, *read = rest
         # All tp ranks of a group have counted the same tokens.
         loss, z_loss, tokens = (value / self.ranks.tp for value in (loss, z_loss, tokens))
         return Totals(
@@ -168,6 +184,8 @@ class Stepper:
             grad_norm=_root(norm2_sum) * self._learned(tokens),
             stop=stops > 0,
             every=int(wanted),
+            remembered=remembered == self.ranks.env.world_size,
+            remember_every=int(remember_every),
             read=Sums(*read),
             save_failed=failures > 0,
         )

@@ -48,6 +48,8 @@ class Incident(Struct, frozen=True, kw_only=True):
     detected_after_s: float
     recovered_after_s: float | None
     """Seconds to the first new step of a later attempt; None before that step."""
+    lost_steps: int | None = None
+    """Steps that are repeated after a resume; None if no rank ran."""
 
 
 class Straggler(Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ The real processes are torchrun and its ranks, with what the kernel and the logs
 """
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -22,9 +23,12 @@ from orchestrator.agent.evidence.evidence_collector import (
     with_last_lines,
 )
 from orchestrator.agent.processes.fork_server_client import Standby
+from orchestrator.agent.processes.memory_slots import MemorySlots
 from orchestrator.agent.processes.torchrun import HostPlace
 from orchestrator.agent.program import Program
 from orchestrator.agent.rank_socket import free_port, listen
+from orchestrator.contract.codec import encode
+from orchestrator.contract.files.env import MEMORY
 from orchestrator.contract.files.profile_request import (
     ProfileRequest,
     path_of,
@@ -139,11 +143,13 @@ class TorchrunAttempt(Attempt):
     standby: Standby
     environ: Mapping[str, str]
     probe: Callable[[], Probe]
+    memory: MemorySlots
     program: Program | None = None
     """Given if the ranks run the user's own program."""
 
     async def begin(self) -> None:
-        await self.launch(self.standby, self.environ)
+        memory = json.dumps(encode(self.memory.of_attempt(self.start)))
+        await self.launch(self.standby, {**self.environ, MEMORY: memory})
         if self.program is not None:
             self.program.begin()
 
@@ -200,7 +206,7 @@ class HostProcesses:
         probe: Callable[[], Probe],
     ) -> None:
         self.place, self.environ, self.clock = place, environ, clock
-        self.standby, self.probe = standby, probe
+        self.standby, self.probe, self.memory = standby, probe, MemorySlots()
         self.socket: asyncio.DatagramTransport | None = None
         self.hear: Callable[[Datagram], None] = lambda datagram: None
         self.learning: asyncio.Task[None] | None = None
@@ -223,12 +229,14 @@ class HostProcesses:
         if self.learning is not None:
             self.learning.cancel()
         await self.standby.close()
+        self.memory.close()
         if self.socket is not None:
             self.socket.close()
 
     def attempt(self, start: Start) -> HostAttempt:
         attempt = TorchrunAttempt(start, self.place, self.clock)
         attempt.standby, attempt.environ, attempt.probe = self.standby, self.environ, self.probe
+        attempt.memory = self.memory
         if start.run is not None:
             attempt.program = Program(
                 start, attempt.log_dir, self.hear, attempt.running, attempt.active

@@ -195,10 +195,8 @@ def _incident(incident: Incident, snapshot: Snapshot, zone: tzinfo | None) -> It
 
 
 def _lost_work(incident: Incident) -> str:
-    """Steps since the last checkpoint, which are repeated after a resume."""
-    if incident.saved is None:
-        return ""
-    return f"; {format.count(max(0, incident.step - incident.saved), 'step')} of work lost"
+    lost = incident.lost_steps
+    return "" if lost is None else f"; {format.count(lost, 'step')} of work lost"
 
 
 def _evidence(incident: Incident) -> Iterator[str]:

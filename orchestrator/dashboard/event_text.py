@@ -298,6 +298,10 @@ def _resumed(event: TrainingResumed) -> str:
     passed = "".join(f"; skipped {p.name}: {p.why}" for p in event.passed_over)
     if not event.step:
         return f"attempt {event.attempt} starts training from step 0{passed}"
+    if event.in_memory:
+        return (
+            f"attempt {event.attempt} resumes from step {event.step} in its hosts' memory{passed}"
+        )
     return f"attempt {event.attempt} resumes from checkpoint step-{event.step}{passed}"
 
 

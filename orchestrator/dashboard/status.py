@@ -73,8 +73,7 @@ def time_json(time: TimeSpent) -> dict[str, Any]:
 
 
 def incident_json(incident: Incident) -> dict[str, Any]:
-    body: dict[str, Any] = encode(incident)
-    return body
+    return {**encode(incident), "lost_steps": incident.lost_steps}
 
 
 def _checkpoint_json(snapshot: Snapshot) -> dict[str, Any] | None:

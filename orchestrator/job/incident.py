@@ -54,6 +54,11 @@ class Incident(Struct, frozen=True, kw_only=True):
     confidence: float | None = None
     """0 to 1 if evidence was weighed; None if the cause was seen."""
 
+    @property
+    def lost_steps(self) -> int | None:
+        """Steps that are repeated after a resume; None if no rank ran."""
+        return None if self.saved is None else max(0, self.step - self.saved)
+
 
 def evidence_lines(incident: Incident) -> tuple[str, ...]:
     """The evidence in a few lines: how the cause is known, and the end of the log."""

@@ -37,6 +37,10 @@ class Progress(Struct, frozen=True, kw_only=True):
     """When it was complete; None if the journal does not say."""
     saves: tuple[int, ...] = ()
     """Steps of the last few checkpoints, oldest first."""
+    lineage: int = 0
+    """The attempt in which training last started from the disk or at step 0; 0 before the first."""
+    remembered: int = 0
+    """Newest step that was resumed from the memory of the hosts; 0 for none."""
     skipped: tuple[Window, ...] = ()
     """Batches that are skipped on purpose."""
     rollbacks: tuple[Rollback, ...] = ()

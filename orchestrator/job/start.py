@@ -97,6 +97,8 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
         crossing = cost.crossing
     attempt = run.attempt.number + 1
     origin = f"checkpoint step-{run.progress.saved}" if run.progress.saved else "the beginning"
+    if attempt > 1 and run.job.in_memory:
+        origin = f"the newest step in its hosts' memory, else {origin}"
     reason = f"attempt {attempt} on {len(placement)} hosts"
     # A user's program may resume from a checkpoint that ndctl does not know.
     if run.job.run is None or run.progress.saved:
@@ -119,6 +121,7 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
         plan=run.current.number,
         drills=drills,
         skip=run.progress.skipped,
+        lineage=run.progress.lineage,
         reason=reason,
         crossing=crossing,
     )

@@ -32,6 +32,9 @@ def training_resumed(run: Run, event: TrainingResumed) -> Result:
         attempt=replace(run.attempt, step=event.step),
         history=replace(run.history, incidents=tuple(_with_resumed_step(run, event))),
     )
+    if event.in_memory:
+        return _remembered(run, event), ()
+    run = replace(run, progress=replace(run.progress, lineage=event.attempt))
     # The usual case: the leader heard of this checkpoint when it was saved.
     if event.step <= run.progress.saved:
         return run, ()
@@ -44,6 +47,19 @@ def training_resumed(run: Run, event: TrainingResumed) -> Result:
         history=replace(run.history, fruitless=min(run.history.fruitless, 1), advanced=advanced),
     )
     return no_progress.was_saved(run, event.at), ()
+
+
+def _remembered(run: Run, event: TrainingResumed) -> Run:
+    """The ranks resumed from the memory of their hosts. Further on than any time before, that is
+    progress as a checkpoint is, but it is no checkpoint to which the job can roll back."""
+    if event.step <= max(run.progress.saved, run.progress.remembered):
+        return run
+    advanced = max(run.history.advanced, len(run.history.incidents) - 1)
+    return replace(
+        run,
+        progress=replace(run.progress, remembered=event.step),
+        history=replace(run.history, fruitless=min(run.history.fruitless, 1), advanced=advanced),
+    )
 
 
 def _with_resumed_step(run: Run, event: TrainingResumed) -> Iterator[Incident]:

@@ -599,6 +599,7 @@ class Leader:
                     resume=action.attempt > 1 or self.supervisor.run.progress.saved > 0,
                     steps=self.job.steps,
                     skip=action.skip,
+                    lineage=action.lineage,
                     pace=pace_of(self.supervisor.run),
                     classes=self.job.failure_classes,
                     run=self.job.run,

@@ -53,6 +53,8 @@ class Setup(Struct, frozen=True, kw_only=True):
     compile: bool = False
     float8: bool = False
     lora: LoraSpec | None = None
+    remembers: bool = False
+    """Ranks keep checkpoints in the memory of their hosts (`checkpoint.memory`)."""
 
     @property
     def global_batch_size(self) -> int:
@@ -113,6 +115,7 @@ def setup_of(
         compile=train.compile is True,
         float8=train.float8 is True,
         lora=spec.model.lora,
+        remembers=spec.checkpoint.memory.every != "off",
     )
 
 

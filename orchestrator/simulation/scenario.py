@@ -88,6 +88,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     replace_stragglers: bool
     auto_interval: bool
     """The ranks choose the checkpoint interval."""
+    remembers: bool
+    """Ranks keep checkpoints in the memory of their hosts too."""
     pinned: Mapping[str, Literal["never", "always"]]
     """Host -> pin."""
     faults: tuple[Fault, ...]
@@ -107,9 +109,10 @@ class Scenario(Struct, frozen=True, kw_only=True):
     def _options(self) -> str:
         own = [f"rule {rule.name}: {rule.action}" for rule in self.policy]
         keys = [f"on_oom {self.on_oom}", f"on_nan {self.on_nan}"]
-        slow = ["replace_stragglers"] if self.replace_stragglers else []
+        more = ["replace_stragglers"] if self.replace_stragglers else []
+        more += ["checkpoints in memory"] if self.remembers else []
         pins = [f"{host} {use} used" for host, use in self.pinned.items()]
-        return "".join(f", {summary}" for summary in (*keys, *slow, *pins, *own))
+        return "".join(f", {summary}" for summary in (*keys, *more, *pins, *own))
 
 
 def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
@@ -145,6 +148,7 @@ def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
         on_nan=choices.on_nan,
         replace_stragglers=choices.replace_stragglers,
         auto_interval=choices.auto_interval,
+        remembers=choices.remembers,
         pinned=choices.pinned,
     )
     chosen = replace(short, steps=choices.steps, step_s=choices.step_s) if choices.steps else short
@@ -206,6 +210,7 @@ class _Choices(Struct, frozen=True, kw_only=True):
     on_nan: Literal["stop", "rollback"]
     replace_stragglers: bool
     auto_interval: bool
+    remembers: bool
     pinned: Mapping[str, Literal["never", "always"]]
     steps: int
     """Steps of a job that is longer than most; 0: the job is not."""
@@ -237,6 +242,7 @@ def _choices(random: Random, hosts: int) -> _Choices:
         pinned={name: random.choice(uses) for name in names},
         successor_s=random.choice((None, None, 60.0, 150.0)),
         enforces_exclusions=random.random() < 0.5,
+        remembers=random.random() < 0.4,
     )
 
 

@@ -12,10 +12,12 @@ from msgspec.structs import asdict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
-from ndctl.rank.checkpoint_files import defect_of, read_marker
+from ndctl.rank.checkpoint_files import defect_of, read_marker, step_of
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint, newest_complete
 from orchestrator.contract.skipped_batches import Window, already_read, batch_of, merge_windows
 from orchestrator.errors import TrainingError
+from trainer.checkpoint.memory.find import InMemory, newest_in_memory
+from trainer.checkpoint.memory.saves import OpenMemory
 from trainer.checkpoint.read import CheckpointReader, unreadable
 from trainer.checkpoint.state import (
     MODEL,
@@ -61,13 +63,25 @@ class Found:
     """Newer checkpoints that are not used."""
     skip: Sequence[Window] = ()
     """Data to skip. The checkpoint has read none of it."""
+    in_memory: InMemory | None = None
+    """This rank's part of a checkpoint in memory, which is used in place of `folder`."""
+
+    @property
+    def has_weights(self) -> bool:
+        return self.folder is not None or self.in_memory is not None
 
 
 def find_checkpoint(
-    checkpoints: Path, ranks: Ranks, *, verify: bool, skip: Sequence[Window] = ()
+    checkpoints: Path,
+    ranks: Ranks,
+    *,
+    verify: bool,
+    skip: Sequence[Window] = (),
+    memory: OpenMemory | None = None,
 ) -> Found:
     """The newest complete checkpoint that has read none of the data to skip, the same on every
-    rank. With `verify`, the checksums of its files must match too.
+    rank. With `verify`, the checksums of its files must match too. If all ranks have a step in
+    `memory` that is as new, that is used, and no file of a checkpoint is read.
 
     Raises:
         TrainingError: on every rank, if all checkpoints have read some of the data to skip. Then
@@ -77,6 +91,16 @@ def find_checkpoint(
     if not ranks.env.resume:
         # The job starts fresh in a directory that may have checkpoints of an earlier run.
         return Found(None, broadcast_from_rank0(partial(_of_another_run, checkpoints)), skip)
+    remembered: tuple[SkippedCheckpoint, ...] = ()
+    if memory is not None:
+        found, remembered = newest_in_memory(
+            memory.slots, memory.memory, memory.config, ranks.env.rank, skip
+        )
+        newest, _ = broadcast_from_rank0(lambda: newest_complete(checkpoints))
+        if found is not None and (
+            newest is None or (step_of(newest.name) or 0) <= found.header.step
+        ):
+            return Found(None, remembered, skip, found)
     refused: dict[str, str] = {}
     too_late: list[str] = []
     while True:
@@ -85,13 +109,13 @@ def find_checkpoint(
         if folder is None and too_late and not any(window.first == 1 for window in skip):
             raise _all_too_late(too_late, skip)
         if folder is None:
-            return Found(None, passed, skip)
+            return Found(None, (*remembered, *passed), skip)
         defect = verify_on_all_ranks(folder, ranks.env) if verify else None
         if defect is None and skip:
             defect = broadcast_from_rank0(partial(_has_read, folder, skip))
             too_late += [folder.name] if defect else []
         if defect is None:
-            return Found(folder, passed, skip)
+            return Found(folder, (*remembered, *passed), skip)
         refused[folder.name] = defect
 
 
@@ -126,17 +150,32 @@ def resume(
 ) -> tuple[int, tuple[Window, ...]]:
     """Load the checkpoint, if there is one. Returns the number of steps that are done, and all data
     to skip: by earlier attempts and by this one."""
-    step, skipped = load(found.folder, state) if found.folder else (0, ())
+    if found.in_memory is not None:
+        step, skipped = _load_from_memory(found.in_memory, state)
+    else:
+        step, skipped = load(found.folder, state) if found.folder else (0, ())
     reporter.step = step
     if state.ranks.env.rank == 0:
         for passed in found.passed_over:
             LOG.warning("not using checkpoint %s: %s", passed.name, passed.why)
-        if found.folder:
+        if found.in_memory is not None:
+            LOG.info("resumed from step %d in the memory of the hosts", step)
+        elif found.folder:
             LOG.info("resumed from %s", found.folder)
         else:
             LOG.info("starting at step 0")
-        reporter.resumed(step, found.passed_over)
+        reporter.resumed(step, found.passed_over, in_memory=found.in_memory is not None)
     return step, merge_windows(skipped, found.skip)
+
+
+def _load_from_memory(found: InMemory, state: TrainingState) -> tuple[int, tuple[Window, ...]]:
+    # The trainer's configuration is the same, so the tensors are.
+    progress, random = found.progress, state.random()
+    found.slot.read(found.header.table, {**state.tensors(), **random})
+    state.set_random(random)
+    state.skips.restore(progress.skips)
+    state.spikes.restore(progress.spikes)
+    return progress.step, progress.skipped
 
 
 def load(folder: Path, state: TrainingState) -> tuple[int, tuple[Window, ...]]:

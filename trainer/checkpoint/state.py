@@ -104,7 +104,10 @@ class TrainingState:
 
     def snapshot(self, step: int) -> dict[str, Any]:
         """The content of the checkpoint after `step`."""
-        progress = Progress(
+        return {**self.tensors(), **self.random(), PROGRESS: self.progress(step).to_json()}
+
+    def progress(self, step: int) -> Progress:
+        return Progress(
             step=step,
             stream=self.stream,
             skips=self.skips,
@@ -112,7 +115,6 @@ class TrainingState:
             skipped=self.skipped,
             spikes=self.spikes,
         )
-        return {**self.tensors(), **self.random(), PROGRESS: progress.to_json()}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Weights and moments. They share the state's memory, so a load into them restores it."""

@@ -50,6 +50,8 @@ class Records:
         self._waiting: deque[StepRecord] = deque()
         self._added = self._written = 0
         """Numbers of steps."""
+        self._after: list[tuple[int, Callable[[], None]]] = []
+        """Number of steps -> called when so many are written."""
         self._failed: Exception | None = None
         """What ended the thread: most likely, a later attempt has started."""
         self._closing = False
@@ -87,6 +89,15 @@ class Records:
             added = self._added
             self._changed.wait_for(lambda: self._failed or self._written >= added, timeout_s)
             self._raise_failure()
+
+    def written(self, then: Callable[[], None]) -> None:
+        """Call `then` once all records added so far are written, at once or in the thread. It is
+        never called if they cannot be written."""
+        with self._changed:
+            if self._written < self._added:
+                self._after.append((self._added, then))
+                return
+        then()
 
     def sync(self) -> None:
         """Return when the ledger has the lines of all added steps on the disk, or could not write
@@ -151,6 +162,10 @@ class Records:
             with self._changed:
                 self._written += len(batch)
                 self._changed.notify_all()
+                ready = [then for number, then in self._after if number <= self._written]
+                self._after = [one for one in self._after if one[0] > self._written]
+            for then in ready:
+                then()
 
     def _next(self) -> Sequence[StepRecord]:
         """All records that wait, at least one; none at the end."""

@@ -91,11 +91,13 @@ class Reporter:
         )
         self._send(beat, self._nonblocking)
 
-    def resumed(self, step: int, passed_over: tuple[SkippedCheckpoint, ...]) -> None:
-        attempt = self.env.attempt
-        self._send(
-            TrainingResumed(attempt=attempt, step=step, passed_over=passed_over), self._blocking
+    def resumed(
+        self, step: int, passed_over: tuple[SkippedCheckpoint, ...], *, in_memory: bool
+    ) -> None:
+        resumed = TrainingResumed(
+            attempt=self.env.attempt, step=step, passed_over=passed_over, in_memory=in_memory
         )
+        self._send(resumed, self._blocking)
 
     def saved(self, step: int) -> None:
         self._send(CheckpointSaved(attempt=self.env.attempt, step=step), self._blocking)

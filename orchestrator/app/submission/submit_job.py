@@ -563,6 +563,7 @@ def submitted_event(
         keep=_keep(spec),
         notify=spec.notify,
         web=resilience.web,
+        in_memory=isinstance(spec, JobSpec) and spec.checkpoint.memory.every != "off",
     )
 
 

@@ -33,6 +33,8 @@ RUN_DIR = "NDCTL_RUN_DIR"
 """The job's run directory. A user's script keeps its checkpoints and metrics there."""
 KEEP = "NDCTL_KEEP"
 """JSON of the spec's `checkpoint` for a user's script: `keep`, `keep_every`, `verify`."""
+MEMORY = "NDCTL_MEMORY"
+"""JSON of a `HostMemory`: where ranks keep checkpoints in the memory of their host."""
 PROGRESS_FD = "NDCTL_PROGRESS_FD"
 """Descriptor of the memory that a rank shares with its watcher (`files/progress.py`)."""
 TORCHRUN_PID = "NDCTL_TORCHRUN_PID"
@@ -79,6 +81,7 @@ class RankEnv(Struct, frozen=True, kw_only=True):
     skip: str = "[]"
     pace: str = "{}"
     resume: bool = True
+    memory: str = ""
     progress_fd: int | None = None
     no_gpu: bool = False
     """GPUs are hidden from the rank on purpose."""
@@ -100,6 +103,7 @@ class RankEnv(Struct, frozen=True, kw_only=True):
             skip=environ.get(SKIP, "[]"),
             pace=environ.get(PACE, "{}"),
             resume=environ.get(RESUME) != "none",
+            memory=environ.get(MEMORY, ""),
             progress_fd=int(environ[PROGRESS_FD]) if PROGRESS_FD in environ else None,
             no_gpu=hides_gpus(environ),
         )

@@ -20,6 +20,8 @@ class StartAttempt(Struct, frozen=True, kw_only=True):
     reason: str
     skip: tuple[Window, ...] = ()
     """Windows of data that are skipped on purpose."""
+    lineage: int = 0
+    """As in `HostMemory`."""
     crossing: tuple[int, ...] = ()
     """Placement cost of these hosts: bytes per step that leave a host, a leaf, a spine, and so on.
     """

@@ -241,6 +241,8 @@ class Start(Struct, frozen=True, kw_only=True):
     number is unknown, and every rank that returns 0 has finished."""
     skip: tuple[Window, ...] = ()
     """Windows of data that are skipped on purpose."""
+    lineage: int = 0
+    """As in `HostMemory`."""
     pace: SavePace = field(default_factory=SavePace)
     classes: tuple[FailureRule, ...] = ()
     """The failure classes of the spec, also used to classify lines of the host's kernel log."""

@@ -77,6 +77,8 @@ class JobSubmitted(Struct, frozen=True, kw_only=True):
     """Who is told of incidents and ends."""
     web: WebSpec | None = None
     """The leader's server for metrics and pages."""
+    in_memory: bool = False
+    """Ranks keep checkpoints in the memory of their hosts too."""
 
 
 class LeaderStarted(Struct, frozen=True, kw_only=True):
@@ -137,6 +139,8 @@ class TrainingResumed(Struct, frozen=True, kw_only=True):
     attempt: int
     step: Step
     passed_over: tuple[SkippedCheckpoint, ...] = ()
+    in_memory: bool = False
+    """From a checkpoint in the memory of the hosts."""
 
 
 class StepReached(Struct, frozen=True, kw_only=True):

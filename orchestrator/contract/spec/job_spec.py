@@ -52,6 +52,16 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
             raise Invalid([Problem(path="gpu", value=self.gpu, limit=limit, fix=fix)])
 
 
+class MemoryCheckpointSpec(Struct, frozen=True, kw_only=True):
+    """Checkpoints in the memory of the hosts, beside those on the disk."""
+
+    every: Count | Literal["auto", "off"] = "off"
+    """Steps between two of them; `auto`: as few as cost at most 2 % of the time on CPUs and 0.7 %
+    on GPUs. A restart on the same hosts then repeats at most as many steps, and reads no checkpoint
+    from the disk. Each rank keeps two copies of its weights and optimizer state on its host. `off`:
+    none, because a host may need its memory for other things."""
+
+
 class CheckpointSpec(Struct, frozen=True, kw_only=True):
     every_steps: Count = 100
     every: Auto | None = None
@@ -66,6 +76,7 @@ class CheckpointSpec(Struct, frozen=True, kw_only=True):
     verify: bool = True
     """Compare the files with their checksums before resuming from a checkpoint. Without it only
     their sizes are compared: a flipped bit is loaded without a message."""
+    memory: MemoryCheckpointSpec = field(default_factory=MemoryCheckpointSpec)
 
 
 class ResilienceSpec(Struct, frozen=True, kw_only=True):

@@ -249,6 +249,8 @@ def _possible(run: Run, action: Remedy, verdict: Verdict) -> _Found:
     )
     if run.job is not None and run.job.run is not None and not run.progress.saved:
         origin = "where your program resumes: ndctl knows no checkpoint of it"
+    if run.job is not None and run.job.in_memory:
+        origin = f"the newest step in memory, else from {origin}"
     again = f"restart as attempt {run.attempt.number + 1} from {origin}"
     if (
         run.interruption.leaving is not None

@@ -165,15 +165,17 @@ def _items(rank: _Rank) -> dict[str, int]:
 
 
 def _host(setup: Setup, states: States) -> dict[str, int]:
-    """Bytes in host memory per rank: offloaded states, and the copy that an asynchronous checkpoint
-    is written from."""
+    """Bytes in host memory per rank: offloaded states, the copy that an asynchronous checkpoint is
+    written from, and the two slots of checkpoints in memory."""
     moved = states.host
     saved = moved or {"parameters": states.parameters, "optimizer": states.optimizer}
     frozen = 0
     if setup.lora is not None:
         # A checkpoint of a LoRA job holds only the adapters.
         frozen = saved["parameters"] - MASTER_BYTES * states.trained.shard
-    return {**moved, "checkpoint": saved["parameters"] - frozen + saved["optimizer"]}
+    checkpoint = saved["parameters"] - frozen + saved["optimizer"]
+    slots = {"checkpoints in memory": 2 * checkpoint} if setup.remembers else {}
+    return {**moved, "checkpoint": checkpoint, **slots}
 
 
 def boundary_bytes(setup: Setup, rank: StageRank) -> int:

@@ -70,6 +70,8 @@ class RecoveryLaws:
     def check_decision(
         self, event: Event, actions: Sequence[Action], before: Run, run: Run
     ) -> None:
+        if isinstance(event, TrainingResumed) and event.in_memory:
+            self._check_in_memory(event)
         self._note_event(event, before, run)
         known = len(before.history.incidents)
         for incident in run.history.incidents[known:]:
@@ -92,6 +94,20 @@ class RecoveryLaws:
                     self._check_replacement(host, event.at)
                 case _:
                     pass
+
+    def _check_in_memory(self, event: TrainingResumed) -> None:
+        """A host may come back with checkpoints of steps that others have trained again since."""
+        trained = {
+            number: training.step
+            for number, training in self.world.trainings.items()
+            if training.begun and number < event.attempt
+        }
+        reached = trained[max(trained)] if trained else 0
+        require(
+            event.step <= reached,
+            f"training resumes from step {event.step} in memory, but the last attempt only"
+            f" reached step {reached}",
+        )
 
     def _note_event(self, event: Event, before: Run, run: Run) -> None:
         match event:

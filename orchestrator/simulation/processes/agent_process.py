@@ -47,6 +47,7 @@ from orchestrator.simulation.processes.transport import (
     SimulatedServer,
     SimulatedWebsocket,
 )
+from orchestrator.simulation.world.host_memory import HostMemory
 from orchestrator.simulation.world.ranks import HostRanks
 from orchestrator.simulation.world.storage import StoredJournal
 from orchestrator.simulation.world.training import TrainingNews
@@ -88,6 +89,7 @@ class AgentProcess:
         self.server: SimulatedServer | None = None
         self.websockets: list[SimulatedWebsocket] = []
         self.attempt: SimulatedAttempt | None = None
+        self.memory = HostMemory()
         self.storage = self.run_dir_type(self)
         self.fence_name = ""
         """Name of its leader in the fence."""

@@ -87,6 +87,7 @@ def submission_event(
         on_oom=scenario.on_oom,
         on_nan=scenario.on_nan,
         replace_stragglers=scenario.replace_stragglers,
+        in_memory=scenario.remembers,
     )
 
 

@@ -25,6 +25,7 @@ from orchestrator.contract.messages.events import (
     RankExited,
 )
 from orchestrator.simulation.world.flight_recorder import dump_of
+from orchestrator.simulation.world.host_memory import HostMemory
 from orchestrator.simulation.world.training import Training, TrainingNews
 from orchestrator.simulation.world.training_faults import RankFailure
 
@@ -76,6 +77,10 @@ class HostRanks:
     @property
     def host(self) -> str:
         return self.agent.host.name
+
+    @property
+    def memory(self) -> HostMemory:
+        return self.agent.memory
 
     @property
     def attempt(self) -> int:

@@ -22,6 +22,7 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.contract.skipped_batches import Window, batch_of, merge_windows
 from orchestrator.simulation.clock import Timeline
+from orchestrator.simulation.world.host_memory import HostMemory, Memories
 from orchestrator.simulation.world.network import Network
 from orchestrator.simulation.world.storage import Checkpoint, Storage
 from orchestrator.simulation.world.training_faults import (
@@ -54,6 +55,8 @@ class Ranks(Protocol):
     def hung(self) -> bool: ...
     @property
     def slow_s(self) -> float: ...
+    @property
+    def memory(self) -> HostMemory: ...
 
     def end_all(self, exit_code: int) -> None: ...
     def fail_one(self, failure: RankFailure) -> None: ...
@@ -73,6 +76,10 @@ class Work(Struct, frozen=True):
     """Data that must be skipped."""
     peak_bytes: int
     """Device memory that the plan takes."""
+    config: str | None
+    """Names the plan of the checkpoints in memory; None: there are none."""
+    lineage: int
+    """Of the checkpoints in memory that may be used."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +104,7 @@ class Training:
     """Batches that the weights were trained on."""
     skipped: tuple[Window, ...] = ()
     bad_steps: tuple[int, ...] = ()
+    memories: Memories | None = None
     phase: Phase = "init"
     progress_at: float = 0.0
     begun: bool = False
@@ -137,11 +145,28 @@ class Training:
             self._later(STALL_POLL_S, self._begin)
             return
         self.begun = True
-        self._resume(self.storage.newest_checkpoint(self.work.skip))
+        found = self.storage.newest_checkpoint(self.work.skip)
+        remembered = self._newest_in_memory(found)
+        self._resume(remembered or found)
         self._enter_phase("train")
-        self.members[0].report_news(TrainingResumed(attempt=self.attempt, step=self.step))
+        resumed = TrainingResumed(
+            attempt=self.attempt, step=self.step, in_memory=remembered is not None
+        )
+        self.members[0].report_news(resumed)
         if not self._fail_one(self.training_faults.failure_at_start(self.timeline.now)):
             self._next()
+
+    def _newest_in_memory(self, found: Checkpoint | None) -> Checkpoint | None:
+        """The newest checkpoint that all hosts have in memory, if it is as new as `found`."""
+        if self.work.config is None:
+            return None
+        hosts = [self.members[number].memory for number in range(self.nodes)]
+        self.memories = Memories(self.random, self.work.config, hosts, self.work.lineage)
+        newest = self.memories.newest(self.work.skip)
+        if newest is not None and found is not None and found.step > newest.step:
+            newest = None
+        self.memories.resume(newest, self.attempt)
+        return newest
 
     def _resume(self, found: Checkpoint | None) -> None:
         self.interval = self.work.save_every
@@ -183,6 +208,8 @@ class Training:
         if len(self.bad_steps) >= self.training_faults.bad_steps_allowed:
             self._fail_one(not_finite(self.step, self.bad_steps[0]))
             return
+        if self.memories is not None:
+            self.memories.after_step(self._content(), unstable=bool(self.bad_steps))
         if not self.has_stepped:
             self.has_stepped = True
             self.members[0].first_step()
@@ -213,9 +240,13 @@ class Training:
         else:
             self._next()
 
+    def _content(self) -> Checkpoint:
+        """What a checkpoint of now holds."""
+        now, done = self.timeline.now, self.step
+        return Checkpoint(now, done, self.attempt, self.batches, self.skipped, self.bad_steps)
+
     def _record_checkpoint(self) -> None:
-        now, first = self.timeline.now, self.members[0]
-        saved = Checkpoint(now, self.step, self.attempt, self.batches, self.skipped, self.bad_steps)
+        first, saved = self.members[0], self._content()
         self.on_checkpoint(saved)
         self.storage.checkpoints.append(saved)
         first.report_news(CheckpointSaved(attempt=self.attempt, step=self.step))

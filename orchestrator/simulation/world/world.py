@@ -238,6 +238,8 @@ class World:
                 scenario.auto_interval,
                 start.skip,
                 self.plans[int(start.config) - 1].needs.peak_bytes,
+                start.config if scenario.remembers else None,
+                start.lineage,
             )
             training = Training(
                 start.attempt,

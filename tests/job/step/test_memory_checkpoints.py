@@ -1,0 +1,59 @@
+"""Resumes from the memory of hosts: what counts as progress, and which copies may be used."""
+
+from orchestrator.contract.messages.actions import Action, StartAttempt
+from orchestrator.contract.messages.events import TrainingResumed
+from tests.job.job_driver import Job
+
+
+def remembers(job: Job, step: int) -> None:
+    """The present attempt resumes from memory, and does one step."""
+    attempt = job.run.attempt.number
+    job.tell(TrainingResumed(at=job.now(), attempt=attempt, step=step, in_memory=True))
+    job.steps(step + 1)
+
+
+def started(actions: tuple[Action, ...]) -> StartAttempt:
+    (start,) = (action for action in actions if isinstance(action, StartAttempt))
+    return start
+
+
+def test_copies_are_used_until_training_starts_from_the_disk_again() -> None:
+    job = Job(in_memory=True, max_restarts=9)
+    assert [job.run.progress.lineage] == [0]
+    job.running()
+    assert started(job.fails_once()).lineage == 1, "attempt 1 started at step 0"
+    remembers(job, 7)
+    assert started(job.fails_once()).lineage == 1, "attempt 2 went on with its copies"
+    job.trains(first=5)
+    assert started(job.fails_once()).lineage == 3, "attempt 3 read the disk"
+
+
+def test_a_copy_is_no_checkpoint_but_its_step_counts_as_progress() -> None:
+    job = Job(in_memory=True, max_restarts=2).running()
+    for step in (7, 9, 11, 13, 15):
+        job.fails_once()
+        remembers(job, step)
+    progress = job.run.progress
+    assert (progress.saved, progress.saves, progress.remembered) == (0, (), 15)
+    assert job.run.ending is None, "each attempt came further than the one before"
+
+
+def test_failing_again_and_again_at_one_step_spends_the_budget() -> None:
+    job = Job(in_memory=True, max_restarts=2).running()
+    while job.run.ending is None and job.run.attempt.number < 9:
+        job.fails_once()
+        remembers(job, 7)
+    assert job.run.ending == "FAILED"
+    assert job.run.attempt.number <= 4
+
+
+def test_lost_steps_are_counted_from_the_copy() -> None:
+    job = Job(in_memory=True).running()
+    job.saves(20)
+    job.steps(33)
+    job.fails_once(step=33)
+    (incident,) = job.run.history.incidents
+    assert "the newest step in memory, else from checkpoint step-20" in incident.action
+    remembers(job, 32)
+    (incident,) = job.run.history.incidents
+    assert (incident.step, incident.saved) == (33, 32)

@@ -1,0 +1,78 @@
+"""Looks for the newest step in memory on several ranks.
+
+A case has `steps`: for each rank, the steps in its slots, the older first; `torn`: a rank whose
+newer slot is not complete; `flipped`: a rank one bit of whose newer slot changes; `skip`: first and
+last batch of data to skip; and `lineage` and `config`, if they are not those of the slots. The
+answer has the step and the names of skipped ones.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from orchestrator.agent.processes.memory_slots import MemorySlots
+from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.files.host_memory import HostMemory
+from orchestrator.contract.messages.agent_protocol import Start
+from orchestrator.contract.skipped_batches import Window
+from trainer.checkpoint.memory.find import newest_in_memory
+from trainer.checkpoint.memory.slot import Header, Slot, layout_of, slots_of
+from trainer.checkpoint.state import Progress, Stream
+
+STREAM = Stream(seed=0, global_batch_size=1, sequence_length=1, data="d")
+START = Start(
+    attempt=2,
+    node_rank=0,
+    nodes=1,
+    ranks_per_host=1,
+    master_address="",
+    master_port=1,
+    config="",
+    drills=(),
+    lineage=1,
+)
+
+
+def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
+    owner = MemorySlots()  # each rank plays the only rank of its own host
+    memory = owner.of_attempt(START)
+    slots = slots_of(memory, 0)
+    for slot, step in zip(slots, case["steps"][env.rank], strict=False):
+        write(slot, step, env.rank)
+    newer = slots[len(case["steps"][env.rank]) - 1]
+    if case.get("torn") == env.rank:
+        newer.clear()
+    if case.get("flipped") == env.rank:
+        flip(newer)
+    skip = [Window(first=case["skip"][0], last=case["skip"][1])] if "skip" in case else []
+    asked = HostMemory(lineage=case.get("lineage", 1), slots=memory.slots)
+    found, skipped = newest_in_memory(slots, asked, case.get("config", "c"), env.rank, skip)
+    owner.close()
+    step = None if found is None else found.header.step
+    return {"step": step, "skipped": [f"{one.name}: {one.why}" for one in skipped]}
+
+
+def write(slot: Slot, step: int, rank: int) -> None:
+    state = {"model.weight": torch.full((4, 5), float(step + rank))}
+    layout = layout_of(state)
+    slot.reserve(layout)
+    slot.write(layout, state)
+    header = Header(
+        lineage=1,
+        step=step,
+        rank=rank,
+        config="c",
+        digest=slot.digest(layout.table),
+        progress=Progress(step=step, stream=STREAM).to_json(),
+        table=layout.table,
+    )
+    slot.complete(header)
+
+
+def flip(slot: Slot) -> None:
+    header = slot.header()
+    assert header is not None
+    with Path(slot.path).open("r+b") as file:
+        file.seek(header.table[0].offset)
+        file.write(b"\x01")

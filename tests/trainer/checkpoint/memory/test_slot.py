@@ -1,0 +1,139 @@
+"""A slot holds a complete checkpoint or none, whatever ends the process that writes it."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from orchestrator.agent.processes.memory_slots import MemorySlots
+from tests.agent.processes.test_torchrun import START
+from trainer.checkpoint.memory.slot import Header, Layout, Slot, layout_of
+
+STATE = {
+    "model.weight": torch.arange(5_000, dtype=torch.float32).view(50, 100),
+    "model.bias": torch.arange(7).to(torch.bfloat16),
+    "optimizer.weight.step": torch.tensor(3.0),
+    "model.empty": torch.empty(0, 4),
+    "rng.0": torch.get_rng_state(),
+}
+"""Shards as ranks have them: of several types, one of them empty."""
+
+
+@pytest.fixture
+def memory() -> Iterator[MemorySlots]:
+    memory = MemorySlots()
+    yield memory
+    memory.close()
+
+
+@pytest.fixture
+def slot(memory: MemorySlots) -> Slot:
+    start = msgspec.structs.replace(START, ranks_per_host=1)
+    return Slot(memory.of_attempt(start).slots[0][0])
+
+
+def header_of(slot: Slot, layout: Layout, step: int = 4, progress: str = "{}") -> Header:
+    return Header(
+        lineage=1,
+        step=step,
+        rank=0,
+        config="c",
+        digest=slot.digest(layout.table),
+        progress=progress,
+        table=layout.table,
+    )
+
+
+def written(slot: Slot) -> Layout:
+    layout = layout_of(STATE)
+    slot.reserve(layout)
+    slot.write(layout, STATE)
+    slot.complete(header_of(slot, layout))
+    return layout
+
+
+def test_every_tensor_comes_back_bit_by_bit(slot: Slot) -> None:
+    written(slot)
+    found = Slot(slot.path)  # as the rank of the next attempt opens it
+    header = found.header()
+    assert header is not None
+    into = {name: torch.full_like(tensor, 1) for name, tensor in STATE.items()}
+    found.read(header.table, into)
+    assert all(torch.equal(into[name], STATE[name]) for name in STATE)
+    assert found.digest(header.table) == header.digest
+
+
+def test_a_slot_is_empty_before_and_while_it_is_written(slot: Slot) -> None:
+    assert slot.header() is None
+    layout = written(slot)
+    slot.write(layout, STATE)
+    assert slot.header() is None
+
+
+def test_a_writer_that_is_killed_leaves_an_empty_slot(slot: Slot) -> None:
+    layout = written(slot)
+    child = os.fork()
+    if child == 0:
+        slot.write(layout, STATE)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert Slot(slot.path).header() is None
+
+
+def test_a_flipped_bit_changes_the_digest(slot: Slot) -> None:
+    layout = written(slot)
+    digest = slot.digest(layout.table)
+    with Path(slot.path).open("r+b") as file:
+        file.seek(layout.num_bytes - 5_000)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 0x10]))
+    assert slot.digest(layout.table) != digest
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [b"\xff" * 64, b"\x08" + bytes(7) + b"not JSON", b"\x01"],
+    ids=["long", "not JSON", "short"],
+)
+def test_junk_is_no_checkpoint(slot: Slot, junk: bytes) -> None:
+    layout = layout_of(STATE)
+    slot.reserve(layout)
+    with Path(slot.path).open("r+b") as file:
+        file.write(junk)
+    assert slot.header() is None
+
+
+def test_a_header_without_room_is_refused(slot: Slot) -> None:
+    layout = layout_of(STATE)
+    slot.reserve(layout)
+    slot.write(layout, STATE)
+    with pytest.raises(ValueError, match="more than its room"):
+        slot.complete(header_of(slot, layout, progress="x" * layout.begin))
+    assert slot.header() is None
+
+
+def test_another_layout_takes_the_place_of_the_old_one(slot: Slot) -> None:
+    old = written(slot)
+    other = layout_of({"model.weight": torch.zeros(3)})
+    slot.reserve(other)
+    assert slot.header() is None
+    assert slot.size == other.num_bytes < old.num_bytes
+
+
+def test_memory_is_freed_with_its_owner() -> None:
+    memory = MemorySlots()
+    two = memory.of_attempt(msgspec.structs.replace(START, ranks_per_host=2))
+    slot = Slot(two.slots[1][1])
+    written(slot)
+    one = memory.of_attempt(msgspec.structs.replace(START, ranks_per_host=1))
+    assert one.slots == two.slots[:1], "the rank that stays keeps its slots"
+    with pytest.raises(FileNotFoundError):
+        Slot(two.slots[1][1])
+    memory.close()
+    with pytest.raises(FileNotFoundError):
+        Slot(two.slots[0][0])

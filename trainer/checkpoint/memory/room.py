@@ -1,0 +1,54 @@
+"""How much memory of this host checkpoints may take."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+SPARE = 0.1
+"""Part of the host's memory that checkpoints leave free: data loaders and page caches need it."""
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Memory that checkpoints may take now: what the kernel calls available, and what the limits of
+    this process's control groups leave, less a spare part."""
+    total, available = _of_host(root)
+    for limit, used in _of_groups(root):
+        total, available = min(total, limit), min(available, limit - used)
+    return max(0, available - int(SPARE * total))
+
+
+def _of_host(root: Path) -> tuple[int, int]:
+    values = {}
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        values[name] = int(rest.split()[0]) << 10
+    return values["MemTotal"], values["MemAvailable"]
+
+
+def _of_groups(root: Path) -> Iterator[tuple[int, int]]:
+    """Limit and use of each control group with a limit, in bytes: version 2, or the memory
+    controller of version 1. Sources: kernel's admin-guide/cgroup-v2 (memory.max, memory.current)
+    and cgroup-v1/memory (memory.limit_in_bytes, memory.usage_in_bytes)."""
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            mount, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            mount = root / "sys/fs/cgroup/memory"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        group = mount / path.lstrip("/")
+        # In a container only the container's own group is mounted, as the topmost one.
+        for folder in (group, *group.parents) if group.is_dir() else (mount,):
+            if (pair := _pair(folder, names)) is not None:
+                yield pair
+            if folder == mount:
+                break
+
+
+def _pair(folder: Path, names: tuple[str, str]) -> tuple[int, int] | None:
+    try:
+        limit, used = ((folder / name).read_text().strip() for name in names)
+    except OSError:
+        return None
+    return None if limit == "max" else (int(limit), int(used))

@@ -1,0 +1,187 @@
+"""One checkpoint of one rank in the memory of its host.
+
+A slot is a file in memory, which the agent owns, so it outlives the rank. It has the length of its
+header, the header, and the bytes of all tensors. The length is 0 while the slot is being written,
+and is set last. So a rank that ends at any moment leaves either a complete slot or an empty one.
+"""
+
+import math
+import mmap
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import torch
+from torch.distributed.tensor import DTensor
+
+from orchestrator.contract.files.host_memory import HostMemory
+
+LENGTH = struct.Struct("<Q")
+PAGE = 4096
+"""Each tensor begins at a multiple of this, so that a copy of it is fast."""
+HEADER_ROOM = 1 << 20
+"""Bytes kept for the header besides its table: the progress of the job, with its skipped data."""
+ENTRY_ROOM = 256
+"""Bytes kept in the header for one tensor besides its name."""
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor in a slot."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    """Of this rank's shard."""
+    offset: int
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * dtype_of(self.dtype).itemsize
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    lineage: int
+    """As in `HostMemory`."""
+    step: int
+    rank: int
+    config: str
+    """Digest of the trainer's configuration. With another one the shards may be others."""
+    digest: int
+    """Of the bytes of all tensors (`digest_of`)."""
+    progress: str
+    """JSON of the job's `Progress`."""
+    table: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the tensors of this rank lie in each of its slots."""
+
+    table: tuple[Entry, ...]
+    begin: int
+    """Offset of the first tensor."""
+    num_bytes: int
+    """Size of the slot."""
+
+
+def layout_of(tensors: Mapping[str, torch.Tensor]) -> Layout:
+    """`tensors` may be distributed; each rank keeps its own shards."""
+    shards = {name: shard_of(tensor) for name, tensor in tensors.items()}
+    header = HEADER_ROOM + sum(ENTRY_ROOM + len(name.encode()) for name in shards)
+    begin = offset = _pages(LENGTH.size + header)
+    table = []
+    for name, shard in shards.items():
+        dtype = str(shard.dtype).removeprefix("torch.")
+        entry = Entry(name=name, dtype=dtype, shape=tuple(shard.shape), offset=offset)
+        table.append(entry)
+        offset = _pages(offset + entry.num_bytes)
+    return Layout(tuple(table), begin, offset)
+
+
+def _pages(num_bytes: int) -> int:
+    return -(-num_bytes // PAGE) * PAGE
+
+
+def shard_of(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of `tensor`, which shares its memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def dtype_of(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+class Slot:
+    """One slot, which this process writes or reads. Nothing else uses it meanwhile."""
+
+    def __init__(self, path: str) -> None:
+        """Raises OSError, for example if the agent has ended."""
+        self.path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._map: mmap.mmap | None = None
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self._file).st_size
+
+    def header(self) -> Header | None:
+        """None if the slot holds no complete checkpoint."""
+        begin = os.pread(self._file, LENGTH.size, 0)
+        length = LENGTH.unpack(begin)[0] if len(begin) == LENGTH.size else 0
+        if not 0 < length <= self.size:
+            return None
+        try:
+            return msgspec.json.decode(os.pread(self._file, length, LENGTH.size), type=Header)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+
+    def reserve(self, layout: Layout) -> None:
+        """Make room for `layout`, and take the memory now.
+
+        Raises:
+            OSError: the memory cannot be had.
+        """
+        if self.size == layout.num_bytes:
+            return
+        self._map = None
+        os.ftruncate(self._file, 0)  # what was there is of another layout
+        os.posix_fallocate(self._file, 0, layout.num_bytes)
+
+    def free(self) -> None:
+        """Give the memory back; the slot is empty then."""
+        self._map = None
+        os.ftruncate(self._file, 0)
+
+    def clear(self) -> None:
+        """The slot holds no complete checkpoint from now on. Its memory is kept."""
+        if self.size:
+            os.pwrite(self._file, LENGTH.pack(0), 0)
+
+    def write(self, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy `tensors` into the slot; it is not complete before `complete`."""
+        self.clear()
+        for entry in layout.table:
+            self._view(entry).copy_(shard_of(tensors[entry.name]))
+
+    def complete(self, header: Header) -> None:
+        """Declare the slot complete.
+
+        Raises:
+            ValueError: the header is longer than the room for it.
+        """
+        text = msgspec.json.encode(header)
+        if LENGTH.size + len(text) > min(entry.offset for entry in header.table):
+            raise ValueError(f"the header has {len(text)} bytes, more than its room")
+        os.pwrite(self._file, text, LENGTH.size)
+        # Last, and in one write. The kernel orders it after what this process wrote before.
+        os.pwrite(self._file, LENGTH.pack(len(text)), 0)
+
+    def read(self, table: Sequence[Entry], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy the slot's tensors into those of the same name."""
+        for entry in table:
+            shard_of(tensors[entry.name]).copy_(self._view(entry))
+
+    def digest(self, table: Sequence[Entry]) -> int:
+        """A sum over the bytes of all tensors. A flipped bit changes it, and so does a page that
+        was not copied."""
+        begin = min(entry.offset for entry in table)
+        words = self._bytes()[begin:].view(torch.int64)
+        # int64 wraps around, so the order in which threads add does not matter.
+        return int(words.sum())
+
+    def _view(self, entry: Entry) -> torch.Tensor:
+        end = entry.offset + entry.num_bytes
+        return self._bytes()[entry.offset : end].view(dtype_of(entry.dtype)).view(entry.shape)
+
+    def _bytes(self) -> torch.Tensor:
+        if self._map is None:
+            self._map = mmap.mmap(self._file, self.size)
+        return torch.frombuffer(self._map, dtype=torch.uint8)
+
+
+def slots_of(memory: HostMemory, local_rank: int) -> tuple[Slot, ...]:
+    """The slots of a rank. Raises OSError."""
+    return tuple(Slot(path) for path in memory.slots[local_rank])
