@@ -8,10 +8,14 @@ from orchestrator.contract.spec.types import Auto, Dtype
 GPU_NAMES = (
     "h100-sxm-80gb",
     "h100-sxm-96gb-500w",
+    "h100-pcie-80gb",
     "h200-sxm-141gb",
     "a100-sxm-80gb",
     "a100-sxm-40gb",
     "b200-sxm-180gb",
+    "gb200-186gb",
+    "b300-sxm-270gb",
+    "mi300x-192gb",
     "l40s-48gb",
     "rtx4090-24gb",
 )

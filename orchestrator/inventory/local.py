@@ -64,11 +64,14 @@ MODELS: Mapping[str, str] = {
     r"H200": "h200-sxm-141gb",
     r"A100-SXM.*80GB": "a100-sxm-80gb",
     r"A100-SXM.*40GB": "a100-sxm-40gb",
-    r"B200": "b200-sxm-180gb",
+    r"\bB200": "b200-sxm-180gb",
+    r"\bGB200": "gb200-186gb",
+    r"\bB300.*": "b300-sxm-270gb",
+    r"H100 PCIe": "h100-pcie-80gb",
     r"L40S": "l40s-48gb",
     r"RTX 4090": "rtx4090-24gb",
 }
-"""Ending of the driver's name of a device -> its profile. PCIe and NVL cards end differently."""
+"""Ending of the driver's name of a device -> its profile. NVL cards end differently."""
 
 
 def this_machine(environ: Mapping[str, str], driver: Path = DRIVER) -> Inventory:

@@ -17,6 +17,7 @@ LinkKind = Literal[
     "pcie4",
     "pcie4 via host",
     "pcie5",
+    "infinity fabric",
     "infiniband",
     "ethernet",
     "shared memory",
