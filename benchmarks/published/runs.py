@@ -72,6 +72,7 @@ def _runs_of(source: Source) -> Iterator[Run]:
                     int(row["devices_per_host"]),
                     row["attention"],
                     row["inter_host_bytes_per_s"],
+                    int(row.get("hosts_per_nvlink_block") or 0),
                 ),
                 tokens_per_second_per_device=float(row["tokens_per_second_per_device"]),
                 memory_bytes=int(row["memory_bytes"]) if row["memory_bytes"] else None,
@@ -112,10 +113,19 @@ def _models() -> Mapping[str, Mapping[str, Any]]:
 
 
 @cache
-def _fabric(profile: str, hosts: int, devices: int, attention: str, link: str) -> Fabric:
-    """Hosts of this profile with the published attention kernel and, if given, link."""
+def _fabric(
+    profile: str, hosts: int, devices: int, attention: str, link: str, in_block: int
+) -> Fabric:
+    """Hosts of this profile with the published attention kernel and, if given, link between hosts
+    and size of NVLink blocks."""
     overrides: dict[str, Any] = {"calibration": {"attention": attention}}
     if link:
         overrides["inter_host"] = {"bytes_per_s": float(link)}
     known = load_profile(profile, overrides, "the published run")
-    return Fabric(profile=known, hosts=hosts, devices_per_host=devices)
+    blocks = [in_block] * (hosts // in_block) + [hosts % in_block] if in_block else []
+    return Fabric(
+        profile=known,
+        hosts=hosts,
+        devices_per_host=devices,
+        blocks=tuple(size for size in blocks if size),
+    )
