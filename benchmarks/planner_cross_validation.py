@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from benchmarks.planner_accuracy import mean
+from benchmarks.published.compared import mean
 from benchmarks.published.runs import Run, runs, sources
 from orchestrator.inventory.profile import Fabric
 from orchestrator.plan.cost.step import step_time

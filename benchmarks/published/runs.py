@@ -17,6 +17,15 @@ from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.setup import Setup
 
 FOLDER = Path(__file__).parent
+Stack = Literal["torch", "megatron", "megatron with user buffers"]
+STACKS: Mapping[Stack, Mapping[str, float]] = {
+    "torch": {},
+    "megatron": {"accumulate_bytes": 0},
+    "megatron with user buffers": {"accumulate_bytes": 0, "tp_hidden": 0.8},
+}
+"""What a training stack does in another way than ndctl's trainer, as values of a calibration:
+Megatron adds the gradients of micro batches inside the matrix products, and TransformerEngine's
+user buffers overlap collectives of tp with products."""
 DEGREES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
@@ -30,6 +39,7 @@ class Source(Struct, frozen=True, kw_only=True):
     table: str
     use: Literal["calibration", "checked", "held out"]
     reads: str
+    stack: Stack = "torch"
 
 
 class Run(NamedTuple):
@@ -41,6 +51,22 @@ class Run(NamedTuple):
     tokens_per_second_per_device: float
     memory_bytes: int | None
     """Largest memory that torch's allocator had given out; None: not published."""
+    other_method: bool
+    """The run shares work between ranks by a method that no setup of ndctl describes; `reads` says
+    which. Such runs are reported apart."""
+
+
+class Hardware(NamedTuple):
+    profile: str
+    hosts: int
+    devices_per_host: int
+    attention: str
+    """Kernel."""
+    inter_host_bytes_per_s: str
+    """Empty: as in the profile."""
+    hosts_per_nvlink_block: int
+    """0: NVLink ends with the host."""
+    stack: Stack
 
 
 @cache
@@ -66,17 +92,23 @@ def _runs_of(source: Source) -> Iterator[Run]:
                 model=row["model"],
                 profile=row["profile"],
                 setup=_setup(row),
-                fabric=_fabric(
-                    row["profile"],
-                    int(row["hosts"]),
-                    int(row["devices_per_host"]),
-                    row["attention"],
-                    row["inter_host_bytes_per_s"],
-                    int(row.get("hosts_per_nvlink_block") or 0),
-                ),
+                fabric=_fabric(_hardware(source, row)),
                 tokens_per_second_per_device=float(row["tokens_per_second_per_device"]),
                 memory_bytes=int(row["memory_bytes"]) if row["memory_bytes"] else None,
+                other_method=row.get("other_method") == "true",
             )
+
+
+def _hardware(source: Source, row: Mapping[str, str]) -> Hardware:
+    return Hardware(
+        profile=row["profile"],
+        hosts=int(row["hosts"]),
+        devices_per_host=int(row["devices_per_host"]),
+        attention=row["attention"],
+        inter_host_bytes_per_s=row["inter_host_bytes_per_s"],
+        hosts_per_nvlink_block=int(row.get("hosts_per_nvlink_block") or 0),
+        stack=source.stack,
+    )
 
 
 def _setup(row: Mapping[str, str]) -> Setup:
@@ -113,19 +145,17 @@ def _models() -> Mapping[str, Mapping[str, Any]]:
 
 
 @cache
-def _fabric(
-    profile: str, hosts: int, devices: int, attention: str, link: str, in_block: int
-) -> Fabric:
-    """Hosts of this profile with the published attention kernel and, if given, link between hosts
-    and size of NVLink blocks."""
-    overrides: dict[str, Any] = {"calibration": {"attention": attention}}
-    if link:
-        overrides["inter_host"] = {"bytes_per_s": float(link)}
-    known = load_profile(profile, overrides, "the published run")
-    blocks = [in_block] * (hosts // in_block) + [hosts % in_block] if in_block else []
+def _fabric(given: Hardware) -> Fabric:
+    overrides: dict[str, Any] = {
+        "calibration": {"attention": given.attention, **STACKS[given.stack]}
+    }
+    if given.inter_host_bytes_per_s:
+        overrides["inter_host"] = {"bytes_per_s": float(given.inter_host_bytes_per_s)}
+    hosts, block = given.hosts, given.hosts_per_nvlink_block
+    blocks = [block] * (hosts // block) + [hosts % block] if block else []
     return Fabric(
-        profile=known,
+        profile=load_profile(given.profile, overrides, "the published run"),
         hosts=hosts,
-        devices_per_host=devices,
+        devices_per_host=given.devices_per_host,
         blocks=tuple(size for size in blocks if size),
     )

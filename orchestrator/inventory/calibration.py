@@ -50,9 +50,9 @@ class ErrorRange(Struct, frozen=True, kw_only=True):
     tokens: int
     """Longest sequences of the class; 0: of any length."""
     low: Rate
-    """10th percentile; each source has the same weight."""
     high: Rate
-    """90th percentile."""
+    """9 of 10 published speeds of a source that the range does not rest on are from `low` to
+    `high`."""
     runs: int
     sources: int
 
@@ -104,3 +104,8 @@ class Calibration(Struct, frozen=True, kw_only=True):
     comparison: Comparison
     links: Mapping[str, LinkCalibration]
     """One entry for every kind of link."""
+    steady_float8: Share | None = None
+    """`steady` of float8 products; None: as for other types."""
+    tp_hidden: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
+    accumulate_bytes: Amount = 10.0
+    """Default: of ndctl's trainer."""

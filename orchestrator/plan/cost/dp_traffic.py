@@ -126,7 +126,8 @@ def _fsdp(
         # Shards are summed.
         traffic.copied += (reduced * 6 + reduced / shards * 12) * setup.micro_batches
     else:
-        traffic.copied += reduced * 6 + reduced * 10 * (setup.micro_batches - 1)
+        added = machine.calibration.accumulate_bytes * (setup.micro_batches - 1)
+        traffic.copied += reduced * (6 + added)
     if shards * mesh.dp_replicate == 1:
         return traffic
     wire = machine.wire(shards, mesh.tp)

@@ -70,9 +70,12 @@ def _machine(fabric: Fabric) -> Machine:
     # Attention draws less power than matrix products, so the clock drops only half as much. On B200
     # cuDNN has 0.84 of the rate at 128k tokens, when the chip is hot, that it has at 32k.
     clock = (1 + slowed * calibration.steady) / 2
-    boundless = calibration.steady * (DEEP + calibration.depth_half) / DEEP
+    boundless = slowed * (DEEP + calibration.depth_half) / DEEP
     rates = {
-        kind: rate * calibration.gemm.get(kind, calibration.gemm["bfloat16"]) * slowed * boundless
+        kind: rate
+        * calibration.gemm.get(kind, calibration.gemm["bfloat16"])
+        * boundless
+        * _steady(calibration, kind)
         for kind, rate in profile.flops.items()
     }
     rates.setdefault("float8", rates["bfloat16"])
@@ -86,6 +89,12 @@ def _machine(fabric: Fabric) -> Machine:
         fastest_tile=max(tile.speed for tile in calibration.tiles),
         has_device=profile.device != "cpu",
     )
+
+
+def _steady(calibration: Calibration, kind: str) -> float:
+    if kind == "float8" and calibration.steady_float8 is not None:
+        return calibration.steady_float8
+    return calibration.steady
 
 
 def _slowed(profile: Profile) -> float:

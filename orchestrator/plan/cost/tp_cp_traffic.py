@@ -43,7 +43,8 @@ def tensor_traffic(machine: Machine, shape: ModelShape, part: Slice) -> tuple[Ax
     """The traffic of one layer with sequence parallelism.
 
     The inputs of attention and MLP are gathered, and their outputs are reduce-scattered; the
-    backward pass mirrors this (Korthikanti et al. 2022, section 4.2.2). Nothing overlaps with it.
+    backward pass mirrors this (Korthikanti et al. 2022, section 4.2.2). In our trainer nothing
+    overlaps with it (`tp_hidden` is 0).
     Recomputation does not need the layer's output, so it stops before the last reduce-scatter. The
     modes that recompute by operation store what is reduce-scattered, but not what is gathered.
     """
@@ -83,7 +84,8 @@ def _of_hidden_states(machine: Machine, shape: ModelShape, part: Slice, calls: i
     copies_s = move_s(machine, 2 * whole, 1) if part.sequences > 1 else 0.0
     seconds = calls * (machine.wire(part.tp, 1).gather_s(whole) + copies_s)
     sent = calls * ring_gather_bytes(part.tp, whole)
-    return Times(sent=sent, calls=calls, seconds=seconds, exposed=seconds)
+    exposed = seconds * (1 - machine.calibration.tp_hidden)
+    return Times(sent=sent, calls=calls, seconds=seconds, exposed=exposed)
 
 
 def context_traffic(

@@ -245,7 +245,6 @@ def test_the_number_of_devices_is_between_zero_and_all(
     [
         ({"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}, "h100-sxm-80gb"),
         ({"nvidia.com/gpu.product": "NVIDIA-H100-PCIe"}, "h100-pcie-80gb"),
-        ({"nvidia.com/gpu.product": "NVIDIA-H100-NVL"}, None),
         ({"nvidia.com/gpu.product": "NVIDIA-GB200"}, "gb200-186gb"),
         ({"nvidia.com/gpu.product": "NVIDIA-B300-SXM6-AC"}, "b300-sxm-270gb"),
         ({"nvidia.com/gpu.product": "NVIDIA-H100-NVL"}, None),
