@@ -26,7 +26,7 @@ def test_equal_switches_share_one_line() -> None:
 def test_nvlink_blocks_are_below_their_leaf_with_their_link() -> None:
     assert describe_inventory(load_inventory(BLOCKS, "x")).splitlines() == [
         "72 hosts free, 288 devices; each host has 4 x b200-sxm-180gb",
-        "NVLink blocks: nvlink5, 900 GB/s per device and direction, 9.2 us",
+        "NVLink blocks: nvlink5, 900 GB/s per device and direction, 3.4 us",
         "leaf-1 … leaf-2 (2)  36 hosts free each",
         "  nvlink-block-1 … nvlink-block-2 (2)  18 hosts free each  host-01 … host-36",
     ]
