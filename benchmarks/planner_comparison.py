@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
-from benchmarks.planner_accuracy import Compared, compare
+from benchmarks.published.compared import Compared, compare
 from benchmarks.published.runs import runs
 from orchestrator.inventory.profiles import CALIBRATIONS
 

@@ -1,7 +1,7 @@
 """The margin below which two plans count as equally fast."""
 
-from benchmarks.planner_accuracy import compare
 from benchmarks.planner_comparison import FILE, pairs, report, text_of, typical
+from benchmarks.published.compared import compare
 from benchmarks.published.runs import runs
 
 

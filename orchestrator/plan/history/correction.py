@@ -27,8 +27,9 @@ UNLIKE = 0.5
 """Weight of a job for each property that differs from the plan's."""
 NEAR = 4.0
 """Sizes of models, and numbers of ranks, within this factor count as alike."""
-DECILE = 1.2816
-"""Standard deviations from the median to the 90th percentile of a normal distribution."""
+EDGE = 1.6449
+"""Standard deviations from the median to the edge of a range, which has 9 of 10 values of a normal
+distribution."""
 OWN_SHARE, LEAST_OWN, MOST_OWN = 0.35, 0.04, 0.9
 """Standard deviation of the error that a job does not share with others of its kind, as a share of
 the whole error; at least, in logarithms; and at most, as a share. An assumption, which `OWN_JOBS`
@@ -135,7 +136,7 @@ def _ratio(record: SpeedRecord, fabric: Fabric) -> float | None:
 
 def posterior(time: StepTime, seen: Sequence[Observed]) -> Posterior:
     low, high = _range(time)
-    whole = max((math.log(high) - math.log(low)) / (2 * DECILE), LEAST_OWN)
+    whole = max((math.log(high) - math.log(low)) / (2 * EDGE), LEAST_OWN)
     prior_own = min(max(OWN_SHARE * whole, LEAST_OWN), MOST_OWN * whole)
     shared2 = whole**2 - prior_own**2
     centre = _weighted_median(seen)
@@ -146,7 +147,7 @@ def posterior(time: StepTime, seen: Sequence[Observed]) -> Posterior:
     scatter = sum(one.weight * min(one.log_ratio, most) ** 2 for one in off)
     own2 = (OWN_JOBS * prior_own**2 + scatter) / (OWN_JOBS + jobs)
     trust = shared2 / (shared2 + own2 / jobs)
-    spread = DECILE * math.sqrt(shared2 * (1 - trust) + own2)
+    spread = EDGE * math.sqrt(shared2 * (1 - trust) + own2)
     least, most = BOUNDS[time.certainty not in (None, "guessed")]
     factor = min(max(math.exp(trust * centre), least), most)
     prior_centre = (math.log(low) + math.log(high)) / 2
