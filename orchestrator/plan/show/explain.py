@@ -30,6 +30,8 @@ from orchestrator.plan.show.tables import labelled, table, wrapped
 from orchestrator.plan.show.traffic import describe_traffic
 
 BAR = 30
+SURE = 0.95
+"""A plan is said to fit if it does with at least this share of the published allocators."""
 
 
 def describe_plan(plan: Plan, decision: Decision | None = None) -> str:
@@ -191,6 +193,8 @@ def _memory(plan: Plan) -> list[str]:
     if memory.peak_bytes_range:
         low, high = map(show_bytes, memory.peak_bytes_range)
         lines += labelled("", f"{low} to {high}: {BASIS}")
+    if memory.fits is not None:
+        lines += labelled("", _fits(memory.fits))
     lines += bars(plan.memory_along_pp or [memory])
     if memory.host:
         items = ", ".join(f"{item} {show_bytes(size)}" for item, size in memory.host.items())
