@@ -202,6 +202,13 @@ def _memory(plan: Plan) -> list[str]:
     return lines
 
 
+def _fits(share: float) -> str:
+    if share >= SURE:
+        return "fits"
+    said = f"with {share:.0%} of the published allocators"
+    return f"likely fits: {said}" if share >= 0.5 else f"may not fit: only {said}"
+
+
 OUT_OF = {"nvlink block": "an NVLink block", "leaf": "a leaf switch"}
 
 
