@@ -51,7 +51,10 @@ def _assert_the_same_is_seen(job: KubeNdctl, other_machine: KubeNdctl) -> None:
         logs = one.output_of("logs", JOB)
         steps = [int(found) for found in re.findall(r"\[\S+ rank 0\] .* step (\d+)/24 loss", logs)]
         assert steps == list(STEPS), logs
-    for view in (("events", JOB), ("status", JOB), ("describe", JOB), ("list",)):
+        (listed,) = json.loads(one.output_of("list", "--json"))["jobs"]
+        assert (listed["name"], listed["backend"]) == (JOB, "kubernetes")
+        assert (listed["state"], listed["step"], listed["steps"]) == ("SUCCEEDED", 24, 24)
+    for view in (("events", JOB), ("status", JOB), ("describe", JOB)):
         here, there = _lines(job.output_of(*view)), _lines(other_machine.output_of(*view))
         assert here == there, view
         assert view == ("events", JOB) or any(f"PyTorchJob {NAMESPACE}/{JOB}" in it for it in here)
