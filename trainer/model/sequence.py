@@ -79,6 +79,70 @@ def scatter_sequence(summand_BTD: torch.Tensor, ranks: TensorRanks) -> torch.Ten
     return part
 
 
+class Regather:
+    """Stored for the backward pass in place of a gathered tensor, and gathers it again there.
+
+    All matrix products of the tensor share one gather, as they did in the forward pass.
+    """
+
+    def __init__(self, part_BtD: torch.Tensor, whole_BTD: torch.Tensor, ranks: TensorRanks) -> None:
+        self._part_BtD = part_BtD.detach()
+        self._storage = whole_BTD.untyped_storage()._cdata
+        self._ranks = ranks
+        self._stored = self._taken = 0
+        self._whole: torch.Tensor | None = None
+
+    def store(self, tensor: torch.Tensor) -> "torch.Tensor | _View":
+        """What to store for `tensor`, which an operation needs in the backward pass."""
+        # Fake tensors have storages without an address, so their addresses cannot be compared.
+        is_whole = tensor.untyped_storage()._cdata == self._storage and tensor.is_contiguous()
+        if not is_whole or tensor.numel() != self._part_BtD.numel() * self._ranks.size:
+            return tensor
+        self._stored += 1
+        return _View(self, tensor.shape)
+
+    def take(self, shape: torch.Size) -> torch.Tensor:
+        """The gathered tensor. It is freed when it was taken as often as it was stored. A backward
+        pass that is split, as in zero-bubble schedules, takes it twice as often."""
+        if self._whole is None:
+            with _below_autograd():
+                self._whole = _gathered(self._part_BtD, self._ranks)
+        whole = self._whole.view(shape)
+        self._taken += 1
+        if self._taken % self._stored == 0:
+            self._whole = None
+        return whole
+
+
+class _View(NamedTuple):
+    source: Regather
+    shape: torch.Size
+
+
+def _restore(stored: torch.Tensor | _View) -> torch.Tensor:
+    return stored.source.take(stored.shape) if isinstance(stored, _View) else stored
+
+
+def gather_again(part_BtD: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:
+    """`gather_sequence`. In modules that are called under `stored_as_part`, the result is not kept
+    for the backward pass, only this rank's part."""
+    whole_BTD = gather_sequence(part_BtD, ranks)
+    if torch.is_grad_enabled():
+        setattr(whole_BTD, REGATHER, Regather(part_BtD, whole_BTD, ranks))
+    return whole_BTD
+
+
+REGATHER = "_ndctl_regather"
+"""Attribute of a result of `gather_again`."""
+
+
+def stored_as_part(input: torch.Tensor) -> AbstractContextManager[object]:
+    """While this is open, operations store `input` as its part, if `gather_again` returned it."""
+    if torch.compiler.is_compiling() or (regather := getattr(input, REGATHER, None)) is None:
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(regather.store, _restore)
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part_BtD: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:

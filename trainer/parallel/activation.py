@@ -14,6 +14,7 @@ from trainer.model.adapters import LINEAR
 from trainer.model.decoder import Decoder, is_adapter
 from trainer.parallel.context.gather import gathered_attention
 from trainer.parallel.context.ring import ring_attention
+from trainer.parallel.tensor import regather
 
 DROPOUTS = ("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop")
 
@@ -43,7 +44,8 @@ large as a layer's input on all tp ranks together, so it is gathered again."""
 def apply_activation_checkpointing(
     decoder: Decoder, mode: Checkpointing, every: int | None, tp: int = 1
 ) -> None:
-    """Wrap the layers of `decoder` that recompute; `every` is the k of `every_k`."""
+    """Wrap the layers of `decoder` that recompute; `every` is the k of `every_k`. With tp, the
+    others gather their inputs again in the backward pass."""
     config = decoder.config
     # Without dropout, layers draw no random numbers, so their random state need not be restored.
     random = any(getattr(config, key, 0) > 0 for key in DROPOUTS)
@@ -57,6 +59,8 @@ def apply_activation_checkpointing(
                 stored = _stored(layer, mode, tp, dropout)
                 kept["context_fn"] = partial(_contexts, stored, _adapter_rank(layer))
             decoder.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=random, **kept)
+        else:
+            regather(layer)
 
 
 def layers_to_wrap(num_layers: int, mode: Checkpointing, every: int | None) -> set[int]:

@@ -16,12 +16,27 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 from transformers import PretrainedConfig
 
 from orchestrator.errors import TrainingError
 from trainer.model.decoder import Decoder
 from trainer.model.families import family_of
-from trainer.model.sequence import TensorRanks, gather_sequence, local_weight, scatter_sequence
+from trainer.model.sequence import (
+    TensorRanks,
+    gather_again,
+    gather_sequence,
+    local_weight,
+    scatter_sequence,
+    stored_as_part,
+)
+
+GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
+WAIT = torch.ops._c10d_functional.wait_tensor.default
 
 
 class Sharded(nn.Module):
@@ -38,7 +53,8 @@ class Local(Sharded):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         bias = getattr(self, "bias", None)
-        return compute(self, input, None if bias is None else local_weight(bias))
+        with stored_as_part(input):
+            return compute(self, input, None if bias is None else local_weight(bias))
 
 
 class Scattering(Sharded):
@@ -57,13 +73,56 @@ class Gathering(Sharded):
     """Attention or MLP: gets this rank's tokens, and computes its own heads or features of all
     tokens."""
 
+    regathers: bool = False
+    """The backward pass gathers the tokens again, because they would be kept until then."""
+
     def forward(self, *args: torch.Tensor, **kwargs: Any) -> Any:
+        if not self.regathers or not torch.compiler.is_compiling():
+            return self.gathered(*args, **kwargs)
+        # torch.compile cannot trace the hooks of `stored_as_part`. It reads `recompute_gathers`
+        # when it traces the layer, and decides by itself what else to keep.
+        return checkpoint(
+            self.gathered,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=recompute_gathers,
+            **kwargs,
+        )
+
+    def gathered(self, *args: torch.Tensor, **kwargs: Any) -> Any:
         if args:
-            args = (gather_sequence(args[0], self.tensor_ranks), *args[1:])
-        else:
-            part_BtD = kwargs["hidden_states"]
-            kwargs = {**kwargs, "hidden_states": gather_sequence(part_BtD, self.tensor_ranks)}
-        return self.own.forward(self, *args, **kwargs)
+            return self.own.forward(self, self.gather(args[0]), *args[1:], **kwargs)
+        part_BtD = kwargs["hidden_states"]
+        return self.own.forward(self, **{**kwargs, "hidden_states": self.gather(part_BtD)})
+
+    def gather(self, part_BtD: torch.Tensor) -> torch.Tensor:
+        kind = part_BtD.device.type
+        if torch.is_autocast_enabled(kind):
+            # Otherwise each product would store a cast copy of the wider gathered tokens.
+            part_BtD = part_BtD.to(torch.get_autocast_dtype(kind))
+        again = self.regathers and not torch.compiler.is_compiling()
+        return (gather_again if again else gather_sequence)(part_BtD, self.tensor_ranks)
+
+
+def regather(layer: nn.Module) -> None:
+    """Make a layer that recomputes nothing gather its inputs again. It does nothing without tp."""
+    for module in layer.modules():
+        if isinstance(module, Gathering):
+            module.regathers = True
+
+
+def recompute_gathers() -> tuple[Any, Any]:
+    """The contexts of a compiled region that recomputes only what it gathers."""
+    last: Any = None
+
+    def policy(_context: Any, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        nonlocal last
+        again = op is GATHER or (op is WAIT and last is GATHER)
+        last = op
+        return CheckpointPolicy.MUST_RECOMPUTE if again else CheckpointPolicy.PREFER_SAVE
+
+    return create_selective_checkpoint_contexts(policy)
 
 
 class PlainWeights:

@@ -200,7 +200,7 @@ def _stage(
 def _total(layer: Layer, traffic: AxisTraffic, rank: StageLayers) -> Times:
     """Sum over all layers of a rank: forward, recomputation and backward."""
     again = traffic.again if layer.whole else traffic.again_by_operation
-    times = 1 + layer.repeated * again
+    times = 1 + layer.repeated * again + (1 - layer.repeated) * traffic.again_plain
     layers, forward, backward = rank.layers, traffic.forward, traffic.backward
     return Times(
         sent=layers * (forward.sent * times + backward.sent),

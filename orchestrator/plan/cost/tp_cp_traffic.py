@@ -37,6 +37,9 @@ class AxisTraffic(Struct, frozen=True, kw_only=True):
     """Share of the forward traffic that recomputation of the whole layer repeats."""
     again_by_operation: float = 0.0
     """The same for `elementwise` and `selective`, which store most results."""
+    again_plain: float = 0.0
+    """Share of the forward traffic that the backward pass of a layer without recomputation repeats.
+    """
 
 
 def tensor_traffic(machine: Machine, shape: ModelShape, part: Slice) -> tuple[AxisTraffic, ...]:
@@ -46,7 +49,8 @@ def tensor_traffic(machine: Machine, shape: ModelShape, part: Slice) -> tuple[Ax
     backward pass mirrors this (Korthikanti et al. 2022, section 4.2.2). In our trainer nothing
     overlaps with it (`tp_hidden` is 0).
     Recomputation does not need the layer's output, so it stops before the last reduce-scatter. The
-    modes that recompute by operation store what is reduce-scattered, but not what is gathered.
+    modes that recompute by operation store what is reduce-scattered, but not what is gathered. Nor
+    does a layer that recomputes nothing (`trainer/model/sequence.py`, `gather_again`).
     """
     each = _of_hidden_states(machine, shape, part, 2)
     group = machine.wire(part.tp, 1).group
@@ -60,12 +64,23 @@ def tensor_traffic(machine: Machine, shape: ModelShape, part: Slice) -> tuple[Ax
             backward=each,
             again=again,
             again_by_operation=by_operation,
+            again_plain=plain,
         )
-        for collective, again, by_operation in (
-            ("all-gather", 1.0, 1.0),
-            ("reduce-scatter", 0.5, 0.0),
+        for collective, again, by_operation, plain in (
+            ("all-gather", 1.0, 1.0, _regathered(shape, part)),
+            ("reduce-scatter", 0.5, 0.0, 0.0),
         )
     )
+
+
+def _regathered(shape: ModelShape, part: Slice) -> float:
+    """Share of the gathered inputs whose gradients of weights need them. With LoRA an input without
+    adapters is not needed."""
+    if part.lora is None:
+        return 1.0
+    targets = set(part.lora.target_modules).intersection(name for name, _, _ in shape.linear)
+    blocks = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"})
+    return sum(bool(targets & block) for block in blocks) / len(blocks)
 
 
 @lru_cache(maxsize=8192)

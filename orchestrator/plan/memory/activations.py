@@ -7,6 +7,7 @@ trainer's allocations.
 """
 
 import math
+from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -37,6 +38,8 @@ class Layer(Struct, frozen=True):
 
     whole: float
     """Stored from forward to backward without checkpointing."""
+    recomputed: float
+    """What recomputation stores until the layer's backward pass is done."""
     kept: float
     """Stored with checkpointing, the layer's input included."""
     usages: tuple[LayerUsage, ...]
@@ -87,10 +90,13 @@ def _layer(
     kind: Checkpointing,
     lora: LoraSpec | None,
 ) -> Layer:
+    kept_parts = _Parts.of(shape, tp, values, ulysses, lora, regathers=True)
+    plain = _usages(shape, tp, values, kept_parts, lora)
+    # A recomputed layer does not gather a third time.
     parts = _Parts.of(shape, tp, values, ulysses, lora)
-    plain = _usages(shape, tp, values, parts, lora)
+    recomputed = plain if kind == "none" else _usages(shape, tp, values, parts, lora)
     hidden = shape.hidden_size * values.hidden / tp
-    kept = parts.whole if kind == "none" else hidden
+    kept = kept_parts.whole if kind == "none" else hidden
     # The stored input is there besides what the first norm stores, its cast copy. Under autocast
     # the norm uses the input itself.
     twice = 0.0 if kind == "none" or values.autocast else hidden
@@ -98,14 +104,15 @@ def _layer(
         kept += _by_operation(shape, tp, values, ulysses, kind, lora)
         twice += _unneeded(shape, tp, values, lora)
     return Layer(
-        whole=parts.whole,
+        whole=kept_parts.whole,
+        recomputed=0.0 if kind == "none" else parts.whole,
         kept=kept,
-        usages=tuple(LayerUsage(m.tokens + twice, m.weights) for m in plain),
+        usages=tuple(LayerUsage(m.tokens + twice, m.weights) for m in recomputed),
         plain_usages=plain,
         last_norm=_norm(shape, tp, values, lora is None)
         + (0 if lora else shape.hidden_size * values.size),
         outputs=_outputs(shape, tp, values.size),
-        widest=max(plain[0].tokens - parts.whole, plain[2].tokens),
+        widest=max(plain[0].tokens - kept_parts.whole, plain[2].tokens),
     )
 
 
@@ -124,34 +131,46 @@ class _Parts(Struct, frozen=True):
     """Including the norm before it."""
     mlp_norm: float
     mlp: float
+    regathers: bool
+    """Gathered inputs are gathered again in the backward pass, not stored."""
 
     @property
     def whole(self) -> float:
         return self.attention + self.mlp_norm + self.mlp
 
     @classmethod
-    def of(
-        cls, shape: ModelShape, tp: int, values: _Values, ulysses: bool, lora: LoraSpec | None
+    def of(  # noqa: PLR0913
+        cls,
+        shape: ModelShape,
+        tp: int,
+        values: _Values,
+        ulysses: bool,
+        lora: LoraSpec | None,
+        *,
+        regathers: bool = False,
     ) -> "_Parts":
-        """The matrix products store the gathered outputs of the norms. With LoRA only the adapters
-        store their inputs, because a frozen matrix has no weight gradient."""
+        """The matrix products store the gathered outputs of the norms, or with `regathers` this
+        rank's part of them. With LoRA only the adapters store their inputs, because a frozen matrix
+        has no weight gradient."""
         targets, size = None if lora is None else set(lora.target_modules), values.size
         query, kv, heads = shape.query_size, shape.kv_size, shape.num_heads
         attention = (2 * query + 2 * kv + query * ulysses) * size + heads * FLOAT32_BYTES
         if shape.qk_norm:
             attention += (query + kv) * (FLOAT32_BYTES + size)
-        into = shape.hidden_size * size
+        into = shape.hidden_size * size / (tp if regathers else 1)
         norm = _norm(shape, tp, values, trained=lora is None)
         further = (shape.layer_norms - 2) / 2 * norm
         inputs = _count_matrices(shape, targets, "q_proj", "k_proj", "v_proj", "c_attn")
         mlp_inputs = _count_matrices(shape, targets, "gate_proj", "up_proj", "c_fc")
-        # Without autocast the matrices share one stored input; with it each stores its own cast.
-        if not values.autocast:
+        # The matrices share one stored input. With autocast each stores its own cast, except under
+        # tp, which casts before it gathers.
+        if tp > 1 or not values.autocast:
             inputs, mlp_inputs = min(1, inputs), min(1, mlp_inputs)
         return cls(
             attention=norm + into * inputs + further + attention / tp,
             mlp_norm=norm + into * mlp_inputs + further,
             mlp=_mlp(shape, size, targets) / tp,
+            regathers=regathers,
         )
 
 
@@ -256,11 +275,23 @@ def _usages(
         LayerUsage(in_norm + 3 * incoming, weights[2]),
     ]
     if tp > 1:
-        # The gradients of the inputs of gate and up, and the reduce-scatter buffer for their sum.
-        found.append(
-            LayerUsage(parts.attention + parts.mlp_norm + 3 * hidden + incoming, weights[1])
-        )
+        found += _in_tensor_parallel(parts, weights, hidden, inner, incoming)
     return tuple(found)
+
+
+def _in_tensor_parallel(
+    parts: _Parts, weights: tuple[int, int, int], hidden: float, inner: float, incoming: float
+) -> Iterator[LayerUsage]:
+    """Points in the MLP's backward pass where tensors with the tokens of all tp ranks exist."""
+    rest = parts.attention + parts.mlp_norm + incoming
+    if not parts.regathers:
+        # The gradients of the inputs of gate and up, and the reduce-scatter buffer for their sum.
+        yield LayerUsage(rest + 3 * hidden, weights[1])
+        return
+    # The gathered input and its gradient by up; gate, its gradient and that of its activation.
+    yield LayerUsage(rest + 2 * hidden + 1.5 * inner, (weights[0] + weights[1]) // 2)
+    # The gathered input, its gradients by up and gate, and the gradient of gate.
+    yield LayerUsage(rest + 3 * hidden + inner / 2, weights[1])
 
 
 def _split(shape: ModelShape, tp: int) -> int:

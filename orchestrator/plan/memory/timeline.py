@@ -179,9 +179,8 @@ class _Rank(NamedTuple):
         working = width * self.size * self.tokens
         if done is None:
             return self.kept * self.below(layers) + working
-        return (
-            self.others + self.below(layers - 1 - done) + self.layer.whole * self.tokens + working
-        )
+        stored = max(self.layer.whole, self.layer.recomputed) * self.tokens
+        return self.others + self.below(layers - 1 - done) + stored + working
 
     def _is_plain(self, done: int) -> bool:
         return (self.units.layers - done) % every(self.setup) != 0
@@ -373,9 +372,8 @@ def _split_backward(
     Nothing is freed until the second pass, and each layer's earlier gradients are summed when it is
     done."""
     alive = rank.kept * rank.below(rank.units.layers)
-    recomputed = 0 if rank.setup.checkpointing == "none" else rank.layer.whole
     for done in {1, max(rank.split, default=1)}:
-        stored = done * (rank.layer.outputs + recomputed) + rank.layer.widest
+        stored = done * (rank.layer.outputs + rank.layer.recomputed) + rank.layer.widest
         yield Point(
             "backward",
             done,

@@ -13,7 +13,7 @@ from tests.trainer.launch.tiny_runs import LLAMA, tiny, work
 from tests.trainer.launch.training_worker import run_alone
 from tests.trainer.parallel.parity_cells import COMPILED, GRAD_NORM, LOSS, difference, measure
 from trainer.model.build import build_stages, read_model_config
-from trainer.model.decoder import StageSlice
+from trainer.model.decoder import Decoder, StageSlice
 from trainer.model.init_weights import allocate
 from trainer.model.weights import first_weights
 from trainer.parallel.activation import apply_activation_checkpointing
@@ -94,6 +94,11 @@ def bytes_kept(mode: Checkpointing) -> int:
     first_weights([decoder], None, 0, resumed=False)
     ids = torch.arange(32).unsqueeze(0)
     decoder.set_positions(ids)
+    return stored_bytes(decoder, ids)
+
+
+def stored_bytes(decoder: Decoder, ids_BT: torch.Tensor) -> int:
+    """Bytes that the layers store for the backward pass, without the weights."""
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -101,6 +106,6 @@ def bytes_kept(mode: Checkpointing) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        decoder(ids).sum().backward()
+        decoder(ids_BT).sum().backward()
     weights = {parameter.untyped_storage()._cdata for parameter in decoder.parameters()}
     return sum(size for storage, size in kept.items() if storage not in weights)

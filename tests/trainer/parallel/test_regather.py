@@ -1,0 +1,128 @@
+"""Under tensor parallel, layers without recomputation keep a rank's part of what they gather."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from benchmarks.traced import fake_world
+from orchestrator.contract.spec.model_spec import LoraSpec, ModelSpec
+from orchestrator.contract.spec.train_spec import Checkpointing
+from tests.trainer.launch.tiny_runs import LLAMA
+from tests.trainer.parallel.test_activation import Operations
+from tests.trainer.parallel.test_compile import stored_bytes
+from trainer.model.adapters import add_adapters
+from trainer.model.build import build_stages, read_model_config
+from trainer.model.decoder import Decoder, StageSlice
+from trainer.model.init_weights import allocate
+from trainer.parallel.activation import apply_activation_checkpointing
+from trainer.parallel.compile import compile_layers
+from trainer.parallel.tensor import Gathering, apply_tensor_parallel
+
+TP, BATCH, TOKENS = 4, 2, 32
+"""Tokens of a sequence on all tp ranks together."""
+LAYERS, GATHERS = 3, 2
+"""Gathers of a layer: before attention and before the MLP."""
+KINDS = {**LLAMA, "num_hidden_layers": LAYERS, "num_key_value_heads": 4}
+GATHER = {torch.ops._c10d_functional.all_gather_into_tensor.default}
+PRODUCTS = {torch.ops.aten.mm.default}
+
+
+@pytest.fixture
+def ranks() -> Iterator[None]:
+    """One rank of a fake process group, whose collectives do nothing."""
+    with fake_world(TP, 0):
+        yield
+
+
+def build(
+    mode: Checkpointing = "none", targets: tuple[str, ...] = (), every: int | None = None
+) -> Decoder:
+    config = read_model_config(ModelSpec(config=KINDS))
+    (decoder,) = build_stages(config, [StageSlice(0, LAYERS, LAYERS)])
+    if targets:
+        add_adapters(decoder, LoraSpec(rank=2, target_modules=targets))
+    apply_tensor_parallel(decoder, init_device_mesh("cpu", (TP,), mesh_dim_names=("tp",))["tp"])
+    apply_activation_checkpointing(decoder, mode, every, TP)
+    return decoder
+
+
+def keep_gathered(decoder: Decoder) -> None:
+    for module in decoder.modules():
+        if isinstance(module, Gathering):
+            module.regathers = False
+
+
+def fill(decoder: Decoder) -> None:
+    allocate(decoder, torch.device("cpu"))
+    for parameter in decoder.parameters():
+        nn.init.constant_(parameter, 0.01)
+    decoder.set_positions(torch.arange(TOKENS).unsqueeze(0))
+
+
+def passes(decoder: Decoder) -> tuple[int, int, int]:
+    """Bytes alive after the forward pass; gathers in the forward and in the backward pass."""
+    fill(decoder)
+    ids = torch.zeros(BATCH, TOKENS, dtype=torch.long)
+    with Operations() as operations:
+        total = decoder(ids).sum()
+        kept, forward = operations.bytes_alive(), operations.num(GATHER)
+        total.backward()
+        return kept, forward, operations.num(GATHER) - forward
+
+
+@pytest.mark.usefixtures("ranks")
+def test_only_a_ranks_part_of_gathered_inputs_is_kept() -> None:
+    whole = build()
+    keep_gathered(whole)
+    most, forward, backward = passes(whole)
+    kept, forward_again, backward_again = passes(build())
+    values = BATCH * TOKENS * KINDS["hidden_size"]
+    assert most - kept == LAYERS * GATHERS * 4 * values * (TP - 1) / TP
+    assert forward_again == forward
+    # Once per gather, although queries, keys and values need it, and gate and up.
+    assert backward_again == backward + LAYERS * GATHERS
+
+
+@pytest.mark.usefixtures("ranks")
+@pytest.mark.parametrize(
+    ("targets", "again"),
+    [(("q_proj", "v_proj"), 1), (("gate_proj",), 1), (("k_proj", "up_proj"), 2), (("o_proj",), 0)],
+)
+def test_with_adapters_only_what_they_need_is_gathered_again(
+    targets: tuple[str, ...], again: int
+) -> None:
+    whole = build(targets=targets)
+    keep_gathered(whole)
+    assert passes(build(targets=targets))[2] == passes(whole)[2] + LAYERS * again
+
+
+@pytest.mark.usefixtures("ranks")
+def test_a_recomputed_layer_gathers_twice_not_three_times() -> None:
+    kept = build()
+    keep_gathered(kept)
+    plain = passes(kept)[2]
+    again = LAYERS * GATHERS
+    modes: tuple[Checkpointing, ...] = ("full", "selective", "elementwise")
+    assert {passes(build(mode))[2] for mode in modes} == {plain + again}
+    assert passes(build("every_k", every=2))[2] == plain + again
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("ranks")
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_layers_keep_the_part_too() -> None:
+    kept = {}
+    for regathers in (False, True):
+        torch._dynamo.reset()
+        decoder = build()
+        if not regathers:
+            keep_gathered(decoder)
+        compile_layers(decoder)
+        fill(decoder)
+        kept[regathers] = stored_bytes(decoder, torch.zeros(BATCH, TOKENS, dtype=torch.long))
+    values = BATCH * TOKENS * KINDS["hidden_size"]
+    assert kept[False] - kept[True] >= LAYERS * GATHERS * 4 * values * (TP - 1) / TP * 0.9
