@@ -2,13 +2,11 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
-
-from trainer.model.regions import local_part
 
 Parts = list[tuple[torch.Tensor, int]]
 """This rank's part of each gradient, and the number of ranks that hold the same part."""
@@ -41,18 +39,22 @@ def local_gradients(
     return parts
 
 
-def squared_norm(parts: Parts, device: torch.device) -> torch.Tensor:
-    """This rank's summand of the squared norm of the whole gradient, float64.
+def part_norms(parts: Parts) -> list[torch.Tensor]:
+    """The norm of each part, on its device."""
+    return list(torch._foreach_norm([part for part, _ in parts])) if parts else []
+
+
+def squared_norm(parts: Parts, norms: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """This rank's summand of the squared norm of the whole gradient, float64, from `part_norms`.
 
     It copies nothing to or from the device, so the host does not wait.
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
     held: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
-    for part, copies in parts:
-        held[copies].append(part)
-    for copies, tensors in held.items():
-        norms = torch.stack(torch._foreach_norm(tensors)).to(device, torch.float64)
-        total += norms.square().sum() / copies
+    for (_, copies), norm in zip(parts, norms, strict=True):
+        held[copies].append(norm)
+    for copies, several in held.items():
+        total += torch.stack(several).to(device, torch.float64).square().sum() / copies
     return total
 
 
@@ -79,13 +81,3 @@ def clip_factor_on_device(norm: torch.Tensor, limit: float | None) -> torch.Tens
     if limit is None:
         return one
     return torch.where(norm > limit, torch.full_like(norm, limit) / (norm + 1e-6), one)
-
-
-def not_finite(named: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
-    """Names of the parameters whose gradient is not finite in this rank's part."""
-    return [
-        name
-        for name, parameter in named
-        if (gradient := parameter.grad) is not None
-        and not torch.isfinite(local_part(gradient)).all()
-    ]

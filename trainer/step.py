@@ -15,7 +15,7 @@ from trainer.gradients import (
     clip_factor,
     clip_factor_on_device,
     local_gradients,
-    not_finite,
+    part_norms,
     scale,
     scale_on_device,
     squared_norm,
@@ -26,6 +26,9 @@ from trainer.optimizer import set_lr, update_if, update_threads
 from trainer.parallel.passes import Passes
 from trainer.rank.ranks import Ranks
 from trainer.rank.signals import StopRequest
+
+Norms = Sequence[tuple[str, torch.Tensor]]
+"""Names of parameters, and the norms of their gradients in this rank's shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,7 @@ class Totals:
     read: Sums
     """Checksums of the samples that all ranks together have read."""
     bad_gradients: Sequence[str] = ()
-    """Parameters with a gradient that is not finite in this rank's shard; unknown after `queue`."""
+    """Parameters with a gradient that is not finite in this rank's shard."""
 
     @property
     def finite(self) -> bool:
@@ -99,8 +102,8 @@ class Stepper:
         state then stay bit-identical on every rank. The host waits for the device only once, when
         it reads the totals.
         """
-        parts, vector = self._pass(step, stop, news)
-        totals = self._totals(vector.tolist())
+        parts, norms, vector = self._pass(step, stop, news)
+        totals = self._totals(vector.tolist(), norms)
         self.watch.after_collective()
         with self.watch.part("optimizer"):
             # All ranks take the same branch, because the totals are the same on every rank. The
@@ -111,8 +114,6 @@ class Stepper:
                 set_lr(self.optimizer, lr)
                 with update_threads(self.update_threads):
                     self.optimizer.step()
-            elif totals.tokens:
-                totals = replace(totals, bad_gradients=not_finite(self.parameters))
             self.optimizer.zero_grad()
         return totals
 
@@ -131,7 +132,7 @@ class Stepper:
 
         The optimizer must be one of `SKIP_ON_DEVICE`.
         """
-        parts, vector = self._pass(step, stop, news)
+        parts, norms, vector = self._pass(step, stop, news)
         read = _copy_to_host(vector)
         self.watch.after_collective()
         with self.watch.part("optimizer"):
@@ -146,18 +147,21 @@ class Stepper:
             set_lr(self.optimizer, lr)
             update_if(finite, self.optimizer)
             self.optimizer.zero_grad()
-        return lambda: self._totals(read())
+        return lambda: self._totals(read(), norms)
 
-    def _pass(self, step: int, stop: StopRequest, news: News) -> tuple[Parts, torch.Tensor]:
-        """Forward, backward, and the sums over all ranks: this rank's gradients, and the vector
-        that `_totals` reads."""
+    def _pass(self, step: int, stop: StopRequest, news: News) -> tuple[Parts, Norms, torch.Tensor]:
+        """Forward, backward, and the sums over all ranks: this rank's gradients, and what `_totals`
+        reads."""
         with self.watch.host_part("data"):
             batches = self.batches.of_step(step)
         with self.watch.part("passes"):
             sums = self.passes.train(batches)
         parts = local_gradients((p for _, p in self.parameters), self.ranks.stage_ranks, self.tied)
-        norm2 = squared_norm(parts, self.ranks.device)
-        return parts, self._sum(sums, norm2, stop.asked, news)
+        norms = part_norms(parts)
+        norm2 = squared_norm(parts, norms, self.ranks.device)
+        names = (name for name, parameter in self.parameters if parameter.grad is not None)
+        named = list(zip(names, norms, strict=True))
+        return parts, named, self._sum(sums, norm2, stop.asked, news)
 
     def _sum(self, sums: LossSums, norm2: torch.Tensor, stop: bool, news: News) -> torch.Tensor:
         """Sum all values that the ranks must agree on, in one all-reduce at the end of the step."""
@@ -172,12 +176,12 @@ class Stepper:
         dist.all_reduce(vector)
         return vector
 
-    def _totals(self, vector: Sequence[float]) -> Totals:
+    def _totals(self, vector: Sequence[float], norms: Norms) -> Totals:
         loss, z_loss, tokens, norm2_sum, stops, failures, wanted, *rest = vector
         remembered, remember_every, *read = rest
         # All tp ranks of a group have counted the same tokens.
         loss, z_loss, tokens = (value / self.ranks.tp for value in (loss, z_loss, tokens))
-        return Totals(
+        totals = Totals(
             loss=loss / tokens if tokens else math.nan,
             z_loss=z_loss / tokens if tokens else math.nan,
             tokens=tokens,
@@ -189,6 +193,10 @@ class Stepper:
             read=Sums(*read),
             save_failed=failures > 0,
         )
+        if totals.finite or not tokens:
+            return totals
+        bad = [name for name, norm in norms if not math.isfinite(norm.item())]
+        return replace(totals, bad_gradients=bad)
 
     def _learned(self, tokens: float) -> float:
         """Factor from a mean over all tokens to a mean over the learned `tokens`."""

@@ -27,7 +27,7 @@ from benchmarks.traced.allocations import Allocations
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from trainer.data.batches import MicroBatch
-from trainer.gradients import local_gradients, scale, squared_norm
+from trainer.gradients import local_gradients, part_norms, scale, squared_norm
 from trainer.main import loss_of, named_to_update, optimizer_of
 from trainer.measure.timing import Stopwatch
 from trainer.model.decoder import Decoder
@@ -186,7 +186,7 @@ def _step(config: TrainingConfig, ranks: Ranks, stages: list[Decoder], ledger: "
     )
     rank.passes.train(rank.batches)
     parts = local_gradients((p for _, p in rank.named), ranks.stage_ranks, rank.tied.copies)
-    squared_norm(parts, ranks.device)
+    squared_norm(parts, part_norms(parts), ranks.device)
     scale(parts, 0.5)
     kept["gradients"] = sum(part.numel() * part.element_size() for part, _ in parts)
     del parts

@@ -139,7 +139,7 @@ class _Parts(Struct, frozen=True):
         return self.attention + self.mlp_norm + self.mlp
 
     @classmethod
-    def of(  # noqa: PLR0913
+    def of(
         cls,
         shape: ModelShape,
         tp: int,

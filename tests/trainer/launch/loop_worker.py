@@ -75,6 +75,9 @@ class Watched(Stepper):
     def check(self, step: int, totals: Totals, before: list[bytes]) -> None:
         assert totals.finite == (step not in (POISON[0] or ()))
         assert (before == self.bits()) == (not totals.finite)
+        last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+        first, _ = self.parameters[0]
+        assert list(totals.bad_gradients) == ([first] if last and not totals.finite else [])
 
     def bits(self) -> list[bytes]:
         parameters = [p for _, p in self.parameters]

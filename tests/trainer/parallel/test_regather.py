@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from benchmarks.traced import fake_world
+from benchmarks.traced.step import fake_world
 from orchestrator.contract.spec.model_spec import LoraSpec, ModelSpec
 from orchestrator.contract.spec.train_spec import Checkpointing
 from tests.trainer.launch.tiny_runs import LLAMA
