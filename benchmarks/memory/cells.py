@@ -81,8 +81,8 @@ class Cell:
 
 
 FSDP8, FSDP64 = {"dp_shard": 8}, {"dp_shard": 64}
-FULL, SELECTIVE, ELEMENTWISE = (
-    {"activation_checkpointing": kind} for kind in ("full", "selective", "elementwise")
+FULL, SELECTIVE, ELEMENTWISE, GATHERS = (
+    {"activation_checkpointing": kind} for kind in ("full", "selective", "elementwise", "gathers")
 )
 ROUNDED = {"optimizer": {"state_dtype": "bfloat16"}}
 GPT2 = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
@@ -116,7 +116,9 @@ CELLS: Mapping[str, Cell] = {
     "8b, 64 ranks, tp 8, full": Cell(parallel={"dp_shard": 8, "tp": 8}, train=FULL),
     "8b, 64 ranks, tp 8, selective": Cell(parallel={"dp_shard": 8, "tp": 8}, train=SELECTIVE),
     "8b, 64 ranks, tp 8, elementwise": Cell(parallel={"dp_shard": 8, "tp": 8}, train=ELEMENTWISE),
+    "8b, 64 ranks, tp 8, gathers": Cell(parallel={"dp_shard": 8, "tp": 8}, train=GATHERS),
     "8b, 8 ranks, tp 8": Cell(parallel={"tp": 8}, micro=2),
+    "8b, 8 ranks, tp 8, gathers": Cell(parallel={"tp": 8}, micro=2, train=GATHERS),
     "8b, 8 ranks, tp 2, selective": Cell(parallel={"dp_shard": 4, "tp": 2}, train=SELECTIVE),
     "8b, 64 ranks, hsdp": Cell(parallel={"dp_replicate": 8, "dp_shard": 8}, train=FULL),
     "8b, 8 ranks, cp 2": Cell(parallel={"dp_shard": 4, "cp": 2}),
@@ -201,6 +203,16 @@ CELLS: Mapping[str, Cell] = {
     ),
     "8b, 8 ranks, 6 layers, ddp, tp 2": Cell(
         changed=FEW, parallel={"data": "ddp", "dp_replicate": 4, "tp": 2}
+    ),
+    "8b, 8 ranks, 6 layers, ddp, tp 2, gathers": Cell(
+        changed=FEW, parallel={"data": "ddp", "dp_replicate": 4, "tp": 2}, train=GATHERS
+    ),
+    "8b, 16 ranks, pp 2, tp 4, zbv, gathers": Cell(
+        changed={"num_hidden_layers": 8},
+        parallel={"dp_shard": 2, "pp": 2, "tp": 4, "pipeline": {"schedule": "zbv"}},
+        passes=8,
+        tokens=2048,
+        train=GATHERS,
     ),
     "8b, 8 ranks, 6 layers, zero1, 4 micro batches": Cell(
         changed=FEW, parallel={"data": "zero1", "dp_replicate": 8}, passes=4

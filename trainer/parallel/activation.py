@@ -9,7 +9,12 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from orchestrator.contract.spec.train_spec import BY_OPERATION, Checkpointing, stored_products
+from orchestrator.contract.spec.train_spec import (
+    BY_OPERATION,
+    STORES_ALL,
+    Checkpointing,
+    stored_products,
+)
 from trainer.model.adapters import LINEAR
 from trainer.model.decoder import Decoder, is_adapter
 from trainer.parallel.context.gather import gathered_attention
@@ -44,8 +49,8 @@ large as a layer's input on all tp ranks together, so it is gathered again."""
 def apply_activation_checkpointing(
     decoder: Decoder, mode: Checkpointing, every: int | None, tp: int = 1
 ) -> None:
-    """Wrap the layers of `decoder` that recompute; `every` is the k of `every_k`. With tp, the
-    others gather their inputs again in the backward pass."""
+    """Wrap the layers of `decoder` that recompute, or make them gather again; `every` is the k of
+    `every_k`."""
     config = decoder.config
     # Without dropout, layers draw no random numbers, so their random state need not be restored.
     random = any(getattr(config, key, 0) > 0 for key in DROPOUTS)
@@ -59,13 +64,13 @@ def apply_activation_checkpointing(
                 stored = _stored(layer, mode, tp, dropout)
                 kept["context_fn"] = partial(_contexts, stored, _adapter_rank(layer))
             decoder.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=random, **kept)
-        else:
+        elif mode == "gathers":
             regather(layer)
 
 
 def layers_to_wrap(num_layers: int, mode: Checkpointing, every: int | None) -> set[int]:
     """Indices of the layers to recompute; `every` is the k of `every_k` (None: √num_layers)."""
-    if mode == "none":
+    if mode in STORES_ALL:
         return set()
     step = (every or max(1, round(num_layers**0.5))) if mode == "every_k" else 1
     return set(range(step - 1, num_layers, step))

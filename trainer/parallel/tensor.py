@@ -74,7 +74,7 @@ class Gathering(Sharded):
     tokens."""
 
     regathers: bool = False
-    """The backward pass gathers the tokens again, because they would be kept until then."""
+    """The backward pass gathers the tokens again, instead of keeping them until then."""
 
     def forward(self, *args: torch.Tensor, **kwargs: Any) -> Any:
         if not self.regathers or not torch.compiler.is_compiling():
@@ -106,7 +106,7 @@ class Gathering(Sharded):
 
 
 def regather(layer: nn.Module) -> None:
-    """Make a layer that recomputes nothing gather its inputs again. It does nothing without tp."""
+    """Make `layer` gather its inputs again in the backward pass. It does nothing without tp."""
     for module in layer.modules():
         if isinstance(module, Gathering):
             module.regathers = True

@@ -20,10 +20,13 @@ MOST_BETA = 0.996
 """bfloat16 has 8 significant bits: a moment that shrinks by less than 1/256 in a step is rounded
 back to its value and never decays."""
 
-Checkpointing = Literal["none", "elementwise", "selective", "every_k", "full"]
+Checkpointing = Literal["none", "gathers", "elementwise", "selective", "every_k", "full"]
 
 BY_OPERATION: frozenset[Checkpointing] = frozenset({"elementwise", "selective"})
 """Modes that recompute some operations of each layer. The others recompute whole layers."""
+
+STORES_ALL: frozenset[Checkpointing] = frozenset({"none", "gathers"})
+"""Modes that repeat no computation. `gathers` repeats communication."""
 
 SCATTERED = frozenset({"o_proj", "down_proj"})
 """Linear layers whose results tp reduce-scatters. The scattered results are stored."""
@@ -155,8 +158,9 @@ class TrainSpec(Struct, frozen=True, kw_only=True):
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
     activation_checkpointing: Checkpointing | Auto = "auto"
-    """Which activations are recomputed in the backward pass. `elementwise`: all but the results of
-    matrix products, attention and communication; `selective`: also every second product, as in
+    """Which activations are recomputed in the backward pass. `gathers`: with tp, layers gather
+    their inputs again, and compute nothing again; `elementwise`: all but the results of matrix
+    products, attention and reductions; `selective`: also every second product, as in
     torchtitan; `full`: whole layers, from their inputs; `every_k`: those of every k-th layer, k
     being `checkpoint_every`; `auto`: as few as the memory requires, none without a planner."""
     checkpoint_every: Count | None = None

@@ -7,7 +7,7 @@ from functools import lru_cache
 from msgspec import Struct
 
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
-from orchestrator.contract.spec.train_spec import BY_OPERATION, Checkpointing
+from orchestrator.contract.spec.train_spec import BY_OPERATION, STORES_ALL, Checkpointing
 from orchestrator.plan.cost.dp_traffic import Windows
 from orchestrator.plan.cost.layers import (
     Passes,
@@ -88,6 +88,8 @@ class Layer(Struct, frozen=True, kw_only=True):
     """Seconds to recompute one layer."""
     whole: bool
     """Recomputation repeats the whole forward pass, not some of its operations."""
+    regathers: bool
+    """Recomputation only repeats the gathers of tp."""
 
     @property
     def compute(self) -> float:
@@ -146,12 +148,13 @@ def _layer(machine: Machine, shape: ModelShape, part: Slice, options: PassOption
         repeated=_repeated(shape, options),
         recompute=recompute,
         whole=whole,
+        regathers=kind == "gathers",
     )
 
 
 def _repeated(shape: ModelShape, options: PassOptions) -> float:
     """Share of the layers that are recomputed (`trainer/parallel/activation.py`)."""
-    if options.checkpointing == "none":
+    if options.checkpointing in STORES_ALL:
         return 0.0
     if options.checkpointing != "every_k":
         return 1.0
@@ -200,7 +203,7 @@ def _stage(
 def _total(layer: Layer, traffic: AxisTraffic, rank: StageLayers) -> Times:
     """Sum over all layers of a rank: forward, recomputation and backward."""
     again = traffic.again if layer.whole else traffic.again_by_operation
-    times = 1 + layer.repeated * again + (1 - layer.repeated) * traffic.again_plain
+    times = 1 + layer.repeated * again + layer.regathers * traffic.regathered
     layers, forward, backward = rank.layers, traffic.forward, traffic.backward
     return Times(
         sent=layers * (forward.sent * times + backward.sent),

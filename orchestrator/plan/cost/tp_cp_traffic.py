@@ -37,9 +37,8 @@ class AxisTraffic(Struct, frozen=True, kw_only=True):
     """Share of the forward traffic that recomputation of the whole layer repeats."""
     again_by_operation: float = 0.0
     """The same for `elementwise` and `selective`, which store most results."""
-    again_plain: float = 0.0
-    """Share of the forward traffic that the backward pass of a layer without recomputation repeats.
-    """
+    regathered: float = 0.0
+    """The same for `gathers`."""
 
 
 def tensor_traffic(machine: Machine, shape: ModelShape, part: Slice) -> tuple[AxisTraffic, ...]:
@@ -50,7 +49,7 @@ def tensor_traffic(machine: Machine, shape: ModelShape, part: Slice) -> tuple[Ax
     overlaps with it (`tp_hidden` is 0).
     Recomputation does not need the layer's output, so it stops before the last reduce-scatter. The
     modes that recompute by operation store what is reduce-scattered, but not what is gathered. Nor
-    does a layer that recomputes nothing (`trainer/model/sequence.py`, `gather_again`).
+    does `gathers` (`trainer/model/sequence.py`, `gather_again`).
     """
     each = _of_hidden_states(machine, shape, part, 2)
     group = machine.wire(part.tp, 1).group
@@ -64,9 +63,9 @@ def tensor_traffic(machine: Machine, shape: ModelShape, part: Slice) -> tuple[Ax
             backward=each,
             again=again,
             again_by_operation=by_operation,
-            again_plain=plain,
+            regathered=regathered,
         )
-        for collective, again, by_operation, plain in (
+        for collective, again, by_operation, regathered in (
             ("all-gather", 1.0, 1.0, _regathered(shape, part)),
             ("reduce-scatter", 0.5, 0.0, 0.0),
         )

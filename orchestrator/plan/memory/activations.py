@@ -16,6 +16,7 @@ from msgspec import Struct
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.contract.spec.train_spec import (
     BY_OPERATION,
+    STORES_ALL,
     Checkpointing,
     stored_products,
 )
@@ -90,29 +91,26 @@ def _layer(
     kind: Checkpointing,
     lora: LoraSpec | None,
 ) -> Layer:
-    kept_parts = _Parts.of(shape, tp, values, ulysses, lora, regathers=True)
-    plain = _usages(shape, tp, values, kept_parts, lora)
-    # A recomputed layer does not gather a third time.
-    parts = _Parts.of(shape, tp, values, ulysses, lora)
-    recomputed = plain if kind == "none" else _usages(shape, tp, values, parts, lora)
+    parts = _Parts.of(shape, tp, values, ulysses, lora, regathers=kind == "gathers")
+    plain = _usages(shape, tp, values, parts, lora)
     hidden = shape.hidden_size * values.hidden / tp
-    kept = kept_parts.whole if kind == "none" else hidden
+    kept = parts.whole if kind in STORES_ALL else hidden
     # The stored input is there besides what the first norm stores, its cast copy. Under autocast
     # the norm uses the input itself.
-    twice = 0.0 if kind == "none" or values.autocast else hidden
+    twice = 0.0 if kind in STORES_ALL or values.autocast else hidden
     if kind in BY_OPERATION:
         kept += _by_operation(shape, tp, values, ulysses, kind, lora)
         twice += _unneeded(shape, tp, values, lora)
     return Layer(
-        whole=kept_parts.whole,
-        recomputed=0.0 if kind == "none" else parts.whole,
+        whole=parts.whole,
+        recomputed=0.0 if kind in STORES_ALL else parts.whole,
         kept=kept,
-        usages=tuple(LayerUsage(m.tokens + twice, m.weights) for m in recomputed),
+        usages=tuple(LayerUsage(m.tokens + twice, m.weights) for m in plain),
         plain_usages=plain,
         last_norm=_norm(shape, tp, values, lora is None)
         + (0 if lora else shape.hidden_size * values.size),
         outputs=_outputs(shape, tp, values.size),
-        widest=max(plain[0].tokens - kept_parts.whole, plain[2].tokens),
+        widest=max(plain[0].tokens - parts.whole, plain[2].tokens),
     )
 
 
@@ -147,7 +145,7 @@ class _Parts(Struct, frozen=True):
         ulysses: bool,
         lora: LoraSpec | None,
         *,
-        regathers: bool = False,
+        regathers: bool,
     ) -> "_Parts":
         """The matrix products store the gathered outputs of the norms, or with `regathers` this
         rank's part of them. With LoRA only the adapters store their inputs, because a frozen matrix

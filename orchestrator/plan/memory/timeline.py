@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from orchestrator.contract.spec.train_spec import chunks_of_loss
+from orchestrator.contract.spec.train_spec import STORES_ALL, chunks_of_loss
 from orchestrator.plan.memory.activations import Layer, LayerUsage, layer_of
 from orchestrator.plan.memory.states import (
     MASTER_BYTES,
@@ -135,7 +135,7 @@ class _Rank(NamedTuple):
         kind = self.setup.checkpointing
         if kind == "every_k":
             return layers - layers // every(self.setup)
-        return layers if kind == "none" else 0
+        return layers if kind in STORES_ALL else 0
 
     @property
     def loss(self) -> Usage:

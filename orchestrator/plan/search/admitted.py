@@ -107,15 +107,17 @@ def micro_sizes(spec: JobSpec, mesh: Mesh, pipeline: PipelineSpec) -> list[int]:
     return [size for size in sizes if can_run(pipeline, mesh.pp, share // size)]
 
 
-def checkpointings(spec: JobSpec, pp: int, pipeline: PipelineSpec) -> tuple[Checkpointing, ...]:
+def checkpointings(spec: JobSpec, mesh: Mesh, pipeline: PipelineSpec) -> tuple[Checkpointing, ...]:
     """The modes that `auto` may choose from, least recomputation first."""
     wish = spec.train.activation_checkpointing
     if wish != "auto":
         return (wish,)
     some: tuple[Checkpointing, ...] = ("every_k",) if spec.train.checkpoint_every else ()
     # The rule `zbv-selective` refuses it there, so `auto` must not choose it.
-    if not splits_backward(pp, pipeline):
+    if not splits_backward(mesh.pp, pipeline):
         some = ("elementwise", "selective", *some)
+    if mesh.tp > 1:
+        some = ("gathers", *some)
     return ("none", *some, "full")
 
 

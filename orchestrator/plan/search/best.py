@@ -81,7 +81,7 @@ class _Node:
         """One for each checkpointing, least recomputation first, with the mesh that shards most and
         the smallest chunks of the loss. Computed lazily: the search never expands most nodes."""
         spec, mesh = self.space.spec, _widest(self.family)
-        first, *more = checkpointings(spec, mesh.pp, self.pipeline)
+        first, *more = checkpointings(spec, mesh, self.pipeline)
         setup = replace(
             setup_of(spec, self.space.shape, mesh, self.micro, first, self.pipeline),
             compile=self.kernels.compile,

@@ -122,6 +122,7 @@ def _split(plan: Plan) -> list[str]:
 def _recompute(plan: Plan) -> str:
     return {
         "none": "none: all activations are kept",
+        "gathers": "gathers: all activations are kept, and gathered inputs are gathered again",
         "elementwise": "elementwise: results of matrix products and of attention are kept",
         "selective": "selective: results of attention and of every second product are kept",
         "full": "full: every layer, from its input",

@@ -164,6 +164,17 @@ def test_full_recomputation_repeats_all_traffic_but_the_last_result() -> None:
     assert bytes_sent(full, "tp", "reduce-scatter") - ends == pytest.approx(scattered * 5 / 4)
 
 
+def test_gathers_repeats_gathers_whose_inputs_weights_need() -> None:
+    def gathered(lora: LoraSpec | None, kind: str) -> float:
+        one = setup(mesh=Mesh(tp=8), checkpointing=kind, lora=lora)
+        return bytes_sent(one, "tp", "all-gather") - 2 * 8192 * 4096 * 2 * 7 / 8
+
+    for targets, share in ((None, 1), (("q_proj", "v_proj"), 0.5), (("o_proj",), 0)):
+        lora = LoraSpec(rank=8, target_modules=targets) if targets else None
+        plain = gathered(lora, "none")
+        assert gathered(lora, "gathers") == pytest.approx(plain * (1 + share / 2))
+
+
 @pytest.mark.parametrize("kind", ["elementwise", "selective"])
 def test_recomputation_by_operation_repeats_only_gathers(kind: str) -> None:
     plain, other, full = (

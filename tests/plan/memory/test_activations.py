@@ -113,6 +113,16 @@ def test_context_parallel_divides_the_activations_of_a_sequence(method: str) -> 
     assert whole["activations"] / 4 <= cut["activations"] < whole["activations"] / 3.5
 
 
+def test_gathers_divides_them_too() -> None:
+    shape = shape_of(LLAMA3_8B)
+    whole, cut = (
+        layer_of(setup(shape=shape, mesh=Mesh(tp=tp), checkpointing="gathers")).kept
+        for tp in (1, 8)
+    )
+    assert cut == pytest.approx(whole / 8)
+    assert whole == layer_of(setup(shape=shape, checkpointing="none")).kept
+
+
 def test_sequence_parallel_divides_all_but_gathered_activations() -> None:
     shape = shape_of(LLAMA3_8B)
     whole, cut = (layer_of(setup(shape=shape, mesh=Mesh(tp=tp))).whole for tp in (1, 8))

@@ -43,7 +43,7 @@ def every_option(space: Space) -> Iterator[Option]:
         for pipeline in pipelines(space.request, mesh):
             sizes = micro_sizes(spec, mesh, pipeline)
             for micro in sizes:
-                for kind in checkpointings(spec, mesh.pp, pipeline):
+                for kind in checkpointings(spec, mesh, pipeline):
                     setup = setup_of(spec, shape, mesh, micro, kind, pipeline)
                     ways = product(
                         reshardings(spec, mesh, pipeline),

@@ -43,7 +43,7 @@ def test_a_mesh_that_the_table_admits_can_be_set_up(space: Space) -> None:
         for pipeline in able:
             sizes = micro_sizes(space.spec, mesh, pipeline)
             assert sizes
-            kind = checkpointings(space.spec, mesh.pp, pipeline)[0]
+            kind = checkpointings(space.spec, mesh, pipeline)[0]
             setup = setup_of(space.spec, space.shape, mesh, sizes[0], kind, pipeline)
             for reshard in reshardings(space.spec, mesh, pipeline):
                 option = space.option(space.peak(replace(setup, reshard=reshard)))

@@ -116,6 +116,7 @@ TWO: Sequence[Cell] = (
         for mode in RECOMPUTED
         for cell in (mesh(dp_shard=2), mesh(tp=2), mesh("ring", cp=2), _pipeline("1f1b"))
     ),
+    with_train(mesh(tp=2), "recompute gathers", activation_checkpointing="gathers"),
     *(
         with_train(cell, "bfloat16", ("llama", "qwen3"), dtype="bfloat16")
         for cell in (
@@ -160,6 +161,7 @@ FOUR: Sequence[Cell] = (
     _pipeline("zbv", dp_replicate=2, data="zero1"),
     _pipeline("1f1b", tp=2),
     _pipeline("zbv", tp=2),
+    with_train(_pipeline("zbv", tp=2), "recompute gathers", activation_checkpointing="gathers"),
     _pipeline("1f1b", cp=2),
     _pipeline("interleaved_1f1b", cp=2),
     mesh("1f1b", pp=4),

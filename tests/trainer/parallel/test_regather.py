@@ -1,4 +1,4 @@
-"""Under tensor parallel, layers without recomputation keep a rank's part of what they gather."""
+"""Mode `gathers`: under tensor parallel, layers keep a rank's part of what they gather."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ from trainer.model.decoder import Decoder, StageSlice
 from trainer.model.init_weights import allocate
 from trainer.parallel.activation import apply_activation_checkpointing
 from trainer.parallel.compile import compile_layers
-from trainer.parallel.tensor import Gathering, apply_tensor_parallel
+from trainer.parallel.tensor import apply_tensor_parallel
 
 TP, BATCH, TOKENS = 4, 2, 32
 """Tokens of a sequence on all tp ranks together."""
@@ -27,7 +27,6 @@ LAYERS, GATHERS = 3, 2
 """Gathers of a layer: before attention and before the MLP."""
 KINDS = {**LLAMA, "num_hidden_layers": LAYERS, "num_key_value_heads": 4}
 GATHER = {torch.ops._c10d_functional.all_gather_into_tensor.default}
-PRODUCTS = {torch.ops.aten.mm.default}
 
 
 @pytest.fixture
@@ -37,22 +36,14 @@ def ranks() -> Iterator[None]:
         yield
 
 
-def build(
-    mode: Checkpointing = "none", targets: tuple[str, ...] = (), every: int | None = None
-) -> Decoder:
+def build(mode: Checkpointing = "gathers", targets: tuple[str, ...] = ()) -> Decoder:
     config = read_model_config(ModelSpec(config=KINDS))
     (decoder,) = build_stages(config, [StageSlice(0, LAYERS, LAYERS)])
     if targets:
         add_adapters(decoder, LoraSpec(rank=2, target_modules=targets))
     apply_tensor_parallel(decoder, init_device_mesh("cpu", (TP,), mesh_dim_names=("tp",))["tp"])
-    apply_activation_checkpointing(decoder, mode, every, TP)
+    apply_activation_checkpointing(decoder, mode, None, TP)
     return decoder
-
-
-def keep_gathered(decoder: Decoder) -> None:
-    for module in decoder.modules():
-        if isinstance(module, Gathering):
-            module.regathers = False
 
 
 def fill(decoder: Decoder) -> None:
@@ -75,9 +66,7 @@ def passes(decoder: Decoder) -> tuple[int, int, int]:
 
 @pytest.mark.usefixtures("ranks")
 def test_only_a_ranks_part_of_gathered_inputs_is_kept() -> None:
-    whole = build()
-    keep_gathered(whole)
-    most, forward, backward = passes(whole)
+    most, forward, backward = passes(build("none"))
     kept, forward_again, backward_again = passes(build())
     values = BATCH * TOKENS * KINDS["hidden_size"]
     assert most - kept == LAYERS * GATHERS * 4 * values * (TP - 1) / TP
@@ -94,20 +83,9 @@ def test_only_a_ranks_part_of_gathered_inputs_is_kept() -> None:
 def test_with_adapters_only_what_they_need_is_gathered_again(
     targets: tuple[str, ...], again: int
 ) -> None:
-    whole = build(targets=targets)
-    keep_gathered(whole)
-    assert passes(build(targets=targets))[2] == passes(whole)[2] + LAYERS * again
-
-
-@pytest.mark.usefixtures("ranks")
-def test_a_recomputed_layer_gathers_twice_not_three_times() -> None:
-    kept = build()
-    keep_gathered(kept)
-    plain = passes(kept)[2]
-    again = LAYERS * GATHERS
-    modes: tuple[Checkpointing, ...] = ("full", "selective", "elementwise")
-    assert {passes(build(mode))[2] for mode in modes} == {plain + again}
-    assert passes(build("every_k", every=2))[2] == plain + again
+    _, _, gathers = passes(build(targets=targets))
+    _, _, without = passes(build("none", targets))
+    assert gathers == without + LAYERS * again
 
 
 @pytest.mark.slow
@@ -116,13 +94,12 @@ def test_a_recomputed_layer_gathers_twice_not_three_times() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_layers_keep_the_part_too() -> None:
     kept = {}
-    for regathers in (False, True):
+    modes: tuple[Checkpointing, ...] = ("none", "gathers")
+    for mode in modes:
         torch._dynamo.reset()
-        decoder = build()
-        if not regathers:
-            keep_gathered(decoder)
+        decoder = build(mode)
         compile_layers(decoder)
         fill(decoder)
-        kept[regathers] = stored_bytes(decoder, torch.zeros(BATCH, TOKENS, dtype=torch.long))
+        kept[mode] = stored_bytes(decoder, torch.zeros(BATCH, TOKENS, dtype=torch.long))
     values = BATCH * TOKENS * KINDS["hidden_size"]
-    assert kept[False] - kept[True] >= LAYERS * GATHERS * 4 * values * (TP - 1) / TP * 0.9
+    assert kept["none"] - kept["gathers"] >= LAYERS * GATHERS * 4 * values * (TP - 1) / TP * 0.9
