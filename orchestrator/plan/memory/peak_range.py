@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from orchestrator.plan.memory.reserve import CONTEXT_BYTES, MIB
 
 TRACED = (0.997, 1.002)
-"""10th and 90th percentile of traced tensors, relative to planned ones: the 68 cells of
+"""10th and 90th percentile of traced tensors, relative to planned ones: the 72 cells of
 `benchmarks/results/memory.md`."""
 SLACKS = (0.023, 0.066)
 """10th and 90th percentile of what torch's caching allocator holds in addition to tensors: the
@@ -19,7 +19,7 @@ SLACK_DECILES = (
     *(0.0379, 0.0412, 0.0535, 0.0661, 0.0794),
 )
 """The same 43 runs: smallest, every tenth per cent, and largest."""
-BASIS = "68 traced steps of the trainer, and the allocators of 43 published runs"
+BASIS = "72 traced steps of the trainer, and the allocators of 43 published runs"
 
 
 def peak_range(tensors: int, reserve: Mapping[str, int]) -> tuple[int, int]:

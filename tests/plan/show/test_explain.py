@@ -75,7 +75,7 @@ accuracy      3,900 to 4,500 tokens/s per device: 12 comparable published runs
   communication  500 ms  25.0%        ##########
 
 memory        about 30 GiB of 60 GiB on the fullest rank
-              29 GiB to 32 GiB: 68 traced steps of the trainer, and the allocators of 43 published
+              29 GiB to 32 GiB: 72 traced steps of the trainer, and the allocators of 43 published
               runs
   every rank [PPPPPPPPPPAAAAAAAAAAAAAAAAAAAA..............................] 30 GiB of 60 GiB
   A activations 20 GiB, P parameters 10 GiB
