@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from orchestrator.contract.spec.model_spec import LoraSpec
-from orchestrator.contract.spec.train_spec import BY_OPERATION, repeated_products
+from orchestrator.contract.spec.train_spec import BY_OPERATION, STORES_ALL, repeated_products
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Setup, every
 
@@ -31,7 +31,7 @@ def recomputed_per_token(setup: Setup) -> float:
     would be a third of `flops_per_token`, but the head is not repeated, nor is the last product of
     a layer if no gradient needs its result."""
     shape, kind = setup.shape, setup.checkpointing
-    if kind == "none":
+    if kind in STORES_ALL:
         return 0.0
     names, open_end = [name for name, _ in shape.products], shape.has_open_end(setup.lora)
     products = [2.0 * inputs * outputs for inputs, outputs in _products(shape)]
