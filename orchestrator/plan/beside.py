@@ -97,7 +97,7 @@ def _smallest(space: Space, mesh: Mesh) -> Option | None:
         # Each stage needs a layer.
         if mesh.pp > 1 and mesh.pp * pipeline.stages > space.shape.num_layers:
             continue
-        for size, kind in product(micro, checkpointings(spec, mesh.pp, pipeline)):
+        for size, kind in product(micro, checkpointings(spec, mesh, pipeline)):
             setup = setup_of(spec, space.shape, mesh, size, kind, pipeline)
             found.append(space.peak(setup))
     least = min(found, key=lambda peak: peak.bytes, default=None)

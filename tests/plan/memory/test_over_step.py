@@ -45,7 +45,7 @@ def test_the_highest_point_is_the_peak_of_the_plan(overrides: tuple[str, ...]) -
 
 
 def test_a_step_goes_from_left_to_right_and_ends_as_it_began() -> None:
-    (one,) = drawn()
+    (one,) = drawn("train.activation_checkpointing=none", "train.micro_batch_size=1")
     places = [sample.at for sample in one.samples]
     assert places == sorted(places)
     assert (places[0], places[-1]) == (0.0, 1.0)
