@@ -99,7 +99,7 @@ BAD: list[tuple[str, str, str, str]] = [
     ("train.z_loss=0", "train.z_loss", "above 0", "a number above 0"),
     ("train.optimizer.name=adamv", "train.optimizer.name", "'adamw'", "did you mean adam"),
     ("train.wandb=''", "train.wandb", "a project's name, not empty", "something like llama"),
-    ("train.float8=1", "train.float8", "true or false, got 1", "set train.float8"),
+    ("train.float8=1", "train.float8", "true or false or 'auto', got 1", "set train.float8"),
     ("model.lora.rank=0", "model.lora.rank", "at least 1", "1 or more"),
     ("model.lora.alpha=-1", "model.lora.alpha", "above 0", "a number above 0"),
     ("model.lora.quantize=nf8", "model.lora.quantize", "'none' or 'nf4'", "did you mean nf4?"),
@@ -128,10 +128,15 @@ BAD: list[tuple[str, str, str, str]] = [
     (
         "train.activation_checkpointing=some",
         "train.activation_checkpointing",
-        "'none' or 'elementwise' or 'selective'",
+        "'none' or 'gathers' or 'elementwise'",
         "set train.activation_checkpointing",
     ),
-    ("train.compile=yes", "train.compile", "true or false, got 'yes'", "set train.compile to true"),
+    (
+        "train.compile=yes",
+        "train.compile",
+        "true or false or 'auto', got 'yes'",
+        "set train.compile to true",
+    ),
     ("train.grad_clip=-1", "train.grad_clip", "above 0", "a number above 0"),
     (
         "parallel.tp=0",

@@ -121,7 +121,7 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
         plan=run.current.number,
         drills=drills,
         skip=run.progress.skipped,
-        lineage=run.progress.lineage,
+        lineage=run.progress.lineage if run.job.in_memory else 0,
         reason=reason,
         crossing=crossing,
     )

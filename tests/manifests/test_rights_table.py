@@ -59,7 +59,7 @@ def rendered() -> set[Row]:
         (role,) = (
             one
             for one in yaml.safe_load_all((ROOT / "manifests" / file).read_text())
-            if one["kind"] in ("Role", "ClusterRole") and one["metadata"]["name"] == name
+            if one.get("kind") in ("Role", "ClusterRole") and one["metadata"]["name"] == name
         )
         for rule in role["rules"]:
             found |= {*rows_of(who, rule)}
@@ -95,7 +95,7 @@ def test_every_role_of_the_manifests_is_in_the_table() -> None:
         if path.parent.name not in ("crds", "examples")
         for one in yaml.safe_load_all(path.read_text())
         # A patch of an overlay is a list.
-        if isinstance(one, dict) and one["kind"] in ("Role", "ClusterRole")
+        if isinstance(one, dict) and one.get("kind") in ("Role", "ClusterRole")
     }
     assert there == {*WHO}
 

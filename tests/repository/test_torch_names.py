@@ -33,9 +33,12 @@ OF_TORCH = {
         "_AutoDispatchBelowAutograd",
         "_C",
         "_c10d_functional",
+        "_cdata",
         "_local_tensor",
+        "_ndctl_regather",
         "torch.distributed.tensor._dtensor_spec.DTensorSpec",
     },
+    "trainer/parallel/tensor.py": {"_c10d_functional"},
     "trainer/optimizer.py": {"_foreach_copy_"},
     "trainer/parallel/activation.py": {
         "_c10d_functional",

@@ -6,7 +6,7 @@ in any file system: whatever ends the agent, the kernel frees it.
 
 import os
 
-from orchestrator.contract.files.host_memory import HostMemory
+from orchestrator.contract.files.env import HostMemory
 from orchestrator.contract.messages.agent_protocol import Start
 
 NAME = "ndctl-checkpoint"

@@ -112,6 +112,10 @@ class Reader:
             return  # it says what a scheduler said, which may change
         if summary.is_over and summary.leader_alive:
             return  # the leader may still write
+        try:
+            msgspec.json.encode(summary)
+        except UnicodeEncodeError:
+            return  # a lone surrogate, which msgspec cannot write: its journal is read each time
         self._known[str(found.run_dir.path)] = Cached(stamp, summary)
         self._changed = True
 

@@ -102,9 +102,9 @@ def test_nodes_without_the_resource_are_named_with_their_resources() -> None:
     ("labels", "message", "entry"),
     [
         (
-            {"nvidia.com/gpu.product": "NVIDIA-GB200"},
-            "n has nvidia.com/gpu.product=NVIDIA-GB200",
-            'type: "nvidia-gb200"',
+            {"nvidia.com/gpu.product": "NVIDIA-X900"},
+            "n has nvidia.com/gpu.product=NVIDIA-X900",
+            'type: "nvidia-x900"',
         ),
         (
             {"node.kubernetes.io/instance-type": "G9.metal"},

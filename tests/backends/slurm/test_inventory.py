@@ -144,12 +144,12 @@ def test_a_job_that_has_to_wait_is_planned_on_busy_hosts() -> None:
 
 
 def test_unknown_gpus_are_an_error_that_asks_for_a_profile() -> None:
-    text = captured("22.05/typed-nodes.txt").replace("gpu:nvidia_h100_80gb_hbm3", "gpu:mi300x")
+    text = captured("22.05/typed-nodes.txt").replace("gpu:nvidia_h100_80gb_hbm3", "gpu:x900")
     shell = CapturedCluster(answers={"nodes": Completed(0, text.replace("ib,h100", "ib"), "")})
     with pytest.raises(PlanError) as caught:
         hosts_for(slurm_of(shell), TABLE, cluster(2))
-    assert "Slurm reports gpu:mi300x (features: ib) for n01" in caught.value.message
-    assert 'gpus: [{type: "mi300x", profile' in caught.value.fix
+    assert "Slurm reports gpu:x900 (features: ib) for n01" in caught.value.message
+    assert 'gpus: [{type: "x900", profile' in caught.value.fix
 
 
 def test_a_malformed_host_list_is_an_error() -> None:

@@ -196,7 +196,6 @@ def test_a_killed_rank_stops_all_and_the_next_attempt_starts_from_the_checkpoint
             plan=1,
             drills=(),
             reason="attempt 2 on 2 hosts from checkpoint step-20",
-            lineage=1,
         ),
     )
     assert (type(job.run.stage), job.run.state) == (Starting, "RECOVERING")

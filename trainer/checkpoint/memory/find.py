@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from orchestrator.contract.codec import encode
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
-from orchestrator.contract.files.host_memory import HostMemory
+from orchestrator.contract.files.env import HostMemory
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.skipped_batches import Window, already_read, batch_of
 from trainer.checkpoint.memory.slot import Header, Slot

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.contract.codec import decode
-from orchestrator.contract.files.host_memory import HostMemory
+from orchestrator.contract.files.env import HostMemory
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.spec.job_spec import MemoryCheckpointSpec
 from trainer.checkpoint.memory.find import InMemory

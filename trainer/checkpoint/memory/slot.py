@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch.distributed.tensor import DTensor
 
-from orchestrator.contract.files.host_memory import HostMemory
+from orchestrator.contract.files.env import HostMemory
 
 LENGTH = struct.Struct("<Q")
 PAGE = 4096

@@ -96,6 +96,7 @@ cluster:
   hosts: 2
   gpus_per_host: 2
   spare_hosts: 1
+  memory_margin: 0.0
   slurm:
     partition: train
     time: 1-00:00:00
@@ -118,6 +119,8 @@ checkpoint:
   keep: 2
   async: true
   verify: true
+  memory:
+    every: 'off'
 resilience:
   max_restarts: 5
   max_allocations: 3

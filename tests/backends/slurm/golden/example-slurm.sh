@@ -96,6 +96,7 @@ cluster:
   hosts: 2
   gpus_per_host: 2
   spare_hosts: 0
+  memory_margin: 0.0
   slurm:
     partition: train
     time: 0:30:00
@@ -119,6 +120,8 @@ checkpoint:
   keep: 2
   async: true
   verify: true
+  memory:
+    every: 'off'
 resilience:
   max_restarts: 5
   max_allocations: 3

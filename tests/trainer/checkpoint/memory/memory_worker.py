@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from orchestrator.agent.processes.memory_slots import MemorySlots
-from orchestrator.contract.files.env import RankEnv
-from orchestrator.contract.files.host_memory import HostMemory
+from orchestrator.contract.files.env import HostMemory, RankEnv
 from orchestrator.contract.messages.agent_protocol import Start
 from orchestrator.contract.skipped_batches import Window
 from trainer.checkpoint.memory.find import newest_in_memory
