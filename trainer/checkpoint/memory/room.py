@@ -2,7 +2,22 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+
+class _Names(NamedTuple):
+    """Files of a control group, and a line of the third one."""
+
+    limit: str
+    used: str
+    statistics: str
+    cached: str
+
+
+VERSION_2 = _Names("memory.max", "memory.current", "memory.stat", "inactive_file")
+VERSION_1 = _Names(
+    "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file"
+)
 SPARE = 0.1
 """Part of the host's memory that checkpoints leave free: data loaders and page caches need it."""
 
@@ -26,15 +41,17 @@ def _of_host(root: Path) -> tuple[int, int]:
 
 def _of_groups(root: Path) -> Iterator[tuple[int, int]]:
     """Limit and use of each control group with a limit, in bytes: version 2, or the memory
-    controller of version 1. Sources: kernel's admin-guide/cgroup-v2 (memory.max, memory.current)
-    and cgroup-v1/memory (memory.limit_in_bytes, memory.usage_in_bytes)."""
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
+    controller of version 1. Sources: the kernel's admin-guide/cgroup-v2 and cgroup-v1/memory."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # a kernel without control groups
+        return
+    for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            mount, names = root / "sys/fs/cgroup", ("memory.max", "memory.current")
+            mount, names = root / "sys/fs/cgroup", VERSION_2
         elif "memory" in controllers.split(","):
-            mount = root / "sys/fs/cgroup/memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            mount, names = root / "sys/fs/cgroup/memory", VERSION_1
         else:
             continue
         group = mount / path.lstrip("/")
@@ -46,9 +63,15 @@ def _of_groups(root: Path) -> Iterator[tuple[int, int]]:
                 break
 
 
-def _pair(folder: Path, names: tuple[str, str]) -> tuple[int, int] | None:
+def _pair(folder: Path, names: _Names) -> tuple[int, int] | None:
     try:
-        limit, used = ((folder / name).read_text().strip() for name in names)
+        limit, used, statistics = ((folder / name).read_text().strip() for name in names[:3])
     except OSError:
         return None
-    return None if limit == "max" else (int(limit), int(used))
+    if limit == "max":
+        return None
+    # The kernel gives these pages of files back first, so they are as good as free.
+    cached = next(
+        (line for line in statistics.splitlines() if line.startswith(f"{names.cached} ")), ""
+    )
+    return int(limit), max(0, int(used) - int(cached.split()[1] if cached else 0))

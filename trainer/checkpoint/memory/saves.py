@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -92,6 +92,9 @@ class MemoryCheckpoints:
     cost_s: float | None = None
     """Seconds that training waited for the last copy; None before the second, because the first one
     touches new memory."""
+    kept: Slot | None = None
+    """The slot that was written last, or that this attempt resumed from. The next copy goes into
+    the other one."""
     newest: int | None = None
     """Step of the last copy that was begun."""
     done: int | None = None
@@ -101,7 +104,6 @@ class MemoryCheckpoints:
     thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="memory-checkpoint")
     )
-    pending: Future[None] | None = None
 
     @property
     def is_done(self) -> bool:
@@ -139,18 +141,14 @@ class MemoryCheckpoints:
         """Copy the state after `step`. Returns when training may continue."""
         begun = time.perf_counter()
         tensors = {**self.state.tensors(), **self.state.random()}
-        slot = self._older()
+        slot = next(slot for slot in self.opened.slots if slot is not self.kept)
         slot.write(self.layout, tensors)
         if self.state.ranks.device.type == "cuda":
             torch.cuda.synchronize()
-        first, self.newest = self.newest is None, step
+        first, self.kept, self.newest = self.newest is None, slot, step
         progress = self.state.progress(step).to_json()
-        self.pending = self.thread.submit(self._complete, slot, step, progress)
+        self.thread.submit(self._complete, slot, step, progress)
         self.cost_s = None if first else time.perf_counter() - begun
-
-    def _older(self) -> Slot:
-        """An empty slot, or the one with the older step."""
-        return min(self.opened.slots, key=_step_in)
 
     def _complete(self, slot: Slot, step: int, progress: str) -> None:
         table = self.layout.table
@@ -175,11 +173,6 @@ class MemoryCheckpoints:
 
         # A step that is resumed from is never repeated, so its lines must be in the files.
         self.written(complete)
-
-
-def _step_in(slot: Slot) -> int:
-    header = slot.header()
-    return -1 if header is None else header.step
 
 
 def interval(cost_s: float, step_s: float, share: float) -> int:
@@ -220,6 +213,7 @@ def start_saving(
         lineage=ranks.env.attempt if found is None else found.header.lineage,
         written=written,
         layout=layout,
+        kept=None if found is None else found.slot,
         every=1 if opened.spec.every == "auto" else int(opened.spec.every),
     )
 

@@ -49,7 +49,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     config: str
     """Digest of the trainer's configuration. With another one the shards may be others."""
     digest: int
-    """Of the bytes of all tensors (`digest_of`)."""
+    """Of the bytes of all tensors (`Slot.digest`)."""
     progress: str
     """JSON of the job's `Progress`."""
     table: tuple[Entry, ...]
@@ -60,8 +60,6 @@ class Layout:
     """Where the tensors of this rank lie in each of its slots."""
 
     table: tuple[Entry, ...]
-    begin: int
-    """Offset of the first tensor."""
     num_bytes: int
     """Size of the slot."""
 
@@ -70,14 +68,14 @@ def layout_of(tensors: Mapping[str, torch.Tensor]) -> Layout:
     """`tensors` may be distributed; each rank keeps its own shards."""
     shards = {name: shard_of(tensor) for name, tensor in tensors.items()}
     header = HEADER_ROOM + sum(ENTRY_ROOM + len(name.encode()) for name in shards)
-    begin = offset = _pages(LENGTH.size + header)
+    offset = _pages(LENGTH.size + header)
     table = []
     for name, shard in shards.items():
         dtype = str(shard.dtype).removeprefix("torch.")
         entry = Entry(name=name, dtype=dtype, shape=tuple(shard.shape), offset=offset)
         table.append(entry)
         offset = _pages(offset + entry.num_bytes)
-    return Layout(tuple(table), begin, offset)
+    return Layout(tuple(table), offset)
 
 
 def _pages(num_bytes: int) -> int:
@@ -153,7 +151,7 @@ class Slot:
             ValueError: the header is longer than the room for it.
         """
         text = msgspec.json.encode(header)
-        if LENGTH.size + len(text) > min(entry.offset for entry in header.table):
+        if LENGTH.size + len(text) > header.table[0].offset:
             raise ValueError(f"the header has {len(text)} bytes, more than its room")
         os.pwrite(self._file, text, LENGTH.size)
         # Last, and in one write. The kernel orders it after what this process wrote before.
@@ -167,8 +165,7 @@ class Slot:
     def digest(self, table: Sequence[Entry]) -> int:
         """A sum over the bytes of all tensors. A flipped bit changes it, and so does a page that
         was not copied."""
-        begin = min(entry.offset for entry in table)
-        words = self._bytes()[begin:].view(torch.int64)
+        words = self._bytes()[table[0].offset :].view(torch.int64)
         # int64 wraps around, so the order in which threads add does not matter.
         return int(words.sum())
 

@@ -33,16 +33,23 @@ def host(root: Path, groups: str, files: dict[str, str]) -> Path:
             {
                 "system.slice/slurmstepd.scope/job_7/memory.max": str(20 * GIB),
                 "system.slice/slurmstepd.scope/job_7/memory.current": str(5 * GIB),
+                "system.slice/slurmstepd.scope/job_7/memory.stat": "anon 9\ninactive_file 0",
                 "system.slice/slurmstepd.scope/job_7/step_0/user/task_0/memory.max": "max",
                 "system.slice/slurmstepd.scope/job_7/step_0/user/task_0/memory.current": "9",
+                "system.slice/slurmstepd.scope/job_7/step_0/user/task_0/memory.stat": "anon 9",
             },
             20 - 5 - 2,
         ),
         # A container, in which its own group is mounted as the topmost one.
         (
             "0::/kubepods/pod1/c1\n",
-            {"memory.max": str(8 * GIB), "memory.current": str(6 * GIB)},
-            8 - 6 - 0.8,
+            {
+                "memory.max": str(8 * GIB),
+                "memory.current": str(6 * GIB),
+                "memory.stat": f"anon 9\nfile {3 * GIB}\ninactive_file {2 * GIB}",
+            },
+            # Pages of files that the kernel can drop count as free.
+            8 - (6 - 2) - 0.8,
         ),
         # Version 1.
         (
@@ -50,6 +57,7 @@ def host(root: Path, groups: str, files: dict[str, str]) -> Path:
             {
                 "memory/job/memory.limit_in_bytes": str(10 * GIB),
                 "memory/job/memory.usage_in_bytes": str(10 * GIB),
+                "memory/job/memory.stat": f"inactive_file 0\ntotal_inactive_file {GIB // 2}",
             },
             0,
         ),

@@ -113,7 +113,7 @@ def test_a_header_without_room_is_refused(slot: Slot) -> None:
     slot.reserve(layout)
     slot.write(layout, STATE)
     with pytest.raises(ValueError, match="more than its room"):
-        slot.complete(header_of(slot, layout, progress="x" * layout.begin))
+        slot.complete(header_of(slot, layout, progress="x" * layout.table[0].offset))
     assert slot.header() is None
 
 
