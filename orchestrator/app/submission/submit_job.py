@@ -235,11 +235,13 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
             another model, optimizer or other data.
         PlanError: the bundled trainer cannot train the model, although it can be planned.
         JobError: the job is running or being submitted; or it ended and neither `resume` nor `new`
-            is set; or it has no steps left; or all its checkpoints are lost.
+            is set; or it has no steps left; or all its checkpoints are lost; or the path of its run
+            directory is not UTF-8.
         BackendError: the agents could not be started, and nothing is left running. If the
             scheduler refused the job, the run directory is restored or removed.
     """
     run_dir = submission.run_dir
+    _check_path(run_dir.path)
     backend = submitter_of(submission.planned.spec.cluster.backend, environ, clock)
     _check_inputs(submission, environ)
     _check_trainable(submission)
@@ -384,6 +386,17 @@ def _admit_remotely(
         if refusal is not None:
             raise refusal
     return former
+
+
+def _check_path(run_dir: Path) -> None:
+    """Spec, journal and registry hold the path as text."""
+    try:
+        str(run_dir).encode()
+    except UnicodeEncodeError:
+        raise JobError(
+            f"the path of the run directory is not UTF-8: {run_dir}",
+            fix="give --run-root or NDCTL_RUN_ROOT a folder whose path is UTF-8",
+        ) from None
 
 
 def _check_inputs(submission: Submission, environ: Mapping[str, str]) -> None:

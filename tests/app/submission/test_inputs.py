@@ -1,6 +1,7 @@
 """Data, tokenizers and weights that a spec names are checked before a job is queued."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from orchestrator.app.submission.inputs import Looked, look
 from orchestrator.cli import cli
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.spec.job_spec import JobSpec
-from orchestrator.errors import SpecError, TrainingError
+from orchestrator.errors import JobError, SpecError, TrainingError
 from orchestrator.load import of_the_trainer, read_spec
 from tests.agent.world import TurnedClock
 from tests.jobs_on_disk import SPEC, NoCluster, cluster, submission
@@ -223,3 +224,13 @@ def test_a_job_with_missing_data_writes_no_file(cluster: NoCluster, tmp_path: Pa
         with pytest.raises(SpecError, match=r"data\.files: must be a glob of data files"):
             begin(submission(tmp_path, NO_DATA), {}, TurnedClock())
     assert (cluster.submitted, list(tmp_path.iterdir())) == ([], [])
+
+
+def test_a_run_root_that_is_not_utf8_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / os.fsdecode(b"runs\xff")
+    told = CliRunner().invoke(cli, ["submit", str(SPEC), "--run-root", str(root)])
+    assert isinstance(told.exception, JobError)
+    assert "is not UTF-8" in told.exception.message
+    assert not root.exists()
