@@ -168,6 +168,15 @@ async def _nothing() -> None:
     pass
 
 
+async def without_harm(what: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Do what the end of a job must not depend on. A defect in it is logged, and the agents still
+    exit and the hosts are still released."""
+    try:
+        await work()
+    except Exception:
+        log.exception("failed to %s", what)
+
+
 class Leader:
     def __init__(  # noqa: PLR0913 - the world outside, piece by piece
         self,
@@ -303,11 +312,11 @@ class Leader:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             ending = _ending_of(deciding, done)
             if isinstance(ending, EndJob):
-                await self._record_speed()
+                await without_harm("record the speed of the job", self._record_speed)
             # The agents exit before the hosts are released, because the release kills what still
             # runs there.
             await self._farewell(ending)
-            await self.before_release()
+            await without_harm("send the last messages", self.before_release)
             if isinstance(ending, EndJob) and self.granted.allocation is not None:
                 await self.backend_calls.release()
             return ending

@@ -39,6 +39,7 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.errors import BackendError, Ended, SpecError
 from orchestrator.job.plans import JobPlan
+from orchestrator.job.state import Run
 from orchestrator.leader.backend_calls import LISTEN_S, BackendCalls
 from orchestrator.leader.leader import FENCE_S
 from orchestrator.posix.fd_limit import OWN
@@ -546,6 +547,35 @@ def test_the_hosts_are_released_when_the_job_has_ended(tmp_path: Path) -> None:
         assert job.backend.released == 1
 
     run_script(tmp_path, script, allocation=GRANTED)
+
+
+def test_a_defect_in_records_or_messages_holds_no_host_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def record(run: Run) -> None:
+        raise KeyError("a defect")
+
+    async def tell() -> None:
+        raise KeyError("another defect")
+
+    async def script(job: LedJob) -> None:
+        job.leader.storage.record_speed = record  # type: ignore[method-assign]
+        job.leader.before_release = tell
+        zero, one = await job.start_both()
+        for agent in (zero, one):
+            await agent.send(stopped(agent.host, finished=True))
+        for agent in (zero, one):
+            await agent.expect(Leave)
+            await agent.ws.close()
+        await job.end()
+        assert job.backend.released == 1
+
+    run_script(tmp_path, script, allocation=GRANTED)
+    failed = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert failed == [
+        "failed to record the speed of the job",
+        "failed to send the last messages",
+    ]
 
 
 def a_register(sent_at: float, host: str = "host-1", address: str = "10.0.0.1") -> Register:

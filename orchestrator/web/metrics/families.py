@@ -134,7 +134,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="ndctl_steps",
-        help="Optimizer steps that the job shall do; absent if it is unknown.",
+        help="Optimizer steps of the whole job; absent if their number is unknown.",
         values=lambda sample: _one(sample.view.steps or None),
     ),
     Family(
