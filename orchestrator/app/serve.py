@@ -15,13 +15,13 @@ from orchestrator.app.commands import commands_for
 from orchestrator.app.launch_statuses import launch_statuses
 from orchestrator.app.remote import Found
 from orchestrator.dashboard.command_hints import Commands
+from orchestrator.dashboard.reading.job_reader import ReadJob
 from orchestrator.dashboard.scheduler_status import POLL_INTERVAL_S, is_quiet
 from orchestrator.errors import BackendError, JobError
 from orchestrator.job.stage import ENDED
 from orchestrator.seams import Clock, LaunchStatus
 from orchestrator.web.access import Access, is_loopback
 from orchestrator.web.fleet import Fleet, Place, Strikes
-from orchestrator.web.job_reader import ReadJob
 from orchestrator.web.metrics.exposition import Exposition
 from orchestrator.web.server import Listening, Looker, application, keep_textfile, serving
 

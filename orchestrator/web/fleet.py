@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.dashboard.command_hints import Commands
+from orchestrator.dashboard.reading.job_reader import JobReader, ReadJob
 from orchestrator.errors import NdctlError
 from orchestrator.seams import Clock, LaunchStatus
-from orchestrator.web.job_reader import JobReader, ReadJob
 
 log = logging.getLogger(__name__)
 

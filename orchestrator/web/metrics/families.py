@@ -14,9 +14,9 @@ from prometheus_client.metrics_core import Metric
 
 from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.contract.visible import visible
+from orchestrator.dashboard.reading.job_reader import ReadJob
 from orchestrator.dashboard.view import Health, View, last_step
 from orchestrator.job.stage import State
-from orchestrator.web.job_reader import ReadJob
 
 JOB_LABELS = ("job_name", "run_root")
 """The labels of each series. `job` is the label that Prometheus gives to what it scrapes."""
