@@ -5,10 +5,6 @@ the steps, the micro batch must divide the global batch) are left to the loader,
 better.
 """
 
-import ast
-import functools
-import inspect
-import textwrap
 import types
 import typing
 from collections.abc import Mapping
@@ -23,6 +19,7 @@ from orchestrator.contract.spec.kubernetes_spec import EnvFrom, ValueFrom
 from orchestrator.contract.spec.limits import Above, AtLeast, AtMost, Limit, Matches, OneOf
 from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.contract.spec.run_spec import RunSpec
+from orchestrator.specs.docstrings import docstrings
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TYPES: dict[Any, dict[str, Any]] = {
@@ -64,7 +61,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _object(cls: type[Struct], definitions: dict[str, Any]) -> dict[str, Any]:
-    about, notes = _docstrings(cls)
+    about, notes = docstrings(cls)
     properties: dict[str, Any] = {}
     required: list[str] = []
     defaults = {f.name: _default(f) for f in structs.fields(cls)}
@@ -136,16 +133,3 @@ def _limit(limit: Limit) -> dict[str, Any]:
             return {"enum": list(names)}
         case _:
             typing.assert_never(limit)
-
-
-@functools.cache
-def _docstrings(cls: type) -> tuple[str, dict[str, str]]:
-    """The docstring of `cls`, and for each field the docstring below it."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
-    assert isinstance(tree, ast.ClassDef)
-    notes = {}
-    for above, below in zip(tree.body, tree.body[1:], strict=False):
-        match above, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(str(text))):
-                notes[name] = inspect.cleandoc(text)
-    return ast.get_docstring(tree) or "", notes

@@ -24,6 +24,7 @@ from orchestrator.cli import (
     snapshots,
 )
 from orchestrator.cli.options import say_error
+from orchestrator.cli.specs import explaining
 from orchestrator.contract.visible import VisibleStream
 
 EXIT_CODES = (
@@ -36,6 +37,7 @@ SECTIONS = {
     "Start a job": (
         own_program.run,
         launch.submit,
+        explaining.explain,
         plans.validate,
         plans.plan,
         launch.render,
@@ -57,7 +59,7 @@ SECTIONS = {
     "Act on jobs": (fleet.wait, jobs.cancel, fleet.prune),
     "Hosts and failures": (machines.hosts, policies.policy, policies.classify),
     "Look ahead": (forecasting.forecast, simulating.simulate),
-    "For other programs": (serving.serve, plans.schema, inside.agent, controlling.controller),
+    "For other programs": (serving.serve, explaining.schema, inside.agent, controlling.controller),
 }
 """All commands, as `--help` groups them: first what a newcomer needs first."""
 

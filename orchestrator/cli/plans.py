@@ -1,4 +1,4 @@
-"""Commands that start nothing: `validate`, `schema`, `plan`, `inventory`."""
+"""Commands that start nothing: `validate`, `plan`, `inventory`."""
 
 import os
 import sys
@@ -12,7 +12,6 @@ from orchestrator.cli.options import (
     FiniteRange,
     inventory_option,
     json_option,
-    json_text,
     keys_with_values,
     looks_for,
     plan_for,
@@ -98,14 +97,6 @@ def _problems_json(placed: "Iterable[tuple[str, Problem]]") -> list[dict[str, ob
         }
         for place, problem in placed
     ]
-
-
-@click.command(epilog="Example: ndctl schema > job.schema.json")
-def schema() -> None:
-    """Print the JSON schema of job specs, for editors."""
-    from orchestrator.schema import json_schema
-
-    say(json_text(json_schema()))
 
 
 @click.command(

@@ -18,6 +18,7 @@ ANSWERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "validate": ((str(SPEC),),),
     "plan": ((str(SPEC),), (str(SPEC), "--compare", "parallel.tp=1,3"), (str(SPEC), "--zero")),
     "inventory": ((),),
+    "explain": ((), ("train.optimizer",), ("train", "--recursive")),
     "forecast": ((str(SPEC), "--days", "5", "--histories", "2"),),
     "list": ((), ("--run-root", "no-such-folder")),
     "status": ((JOB,), ("*",), (JOB, JOB)),

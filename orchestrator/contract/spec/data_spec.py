@@ -34,6 +34,8 @@ class ValidationSpec(Struct, frozen=True, kw_only=True):
 
 
 class DataSpec(Struct, frozen=True, kw_only=True):
+    """What the job reads, and how it becomes sequences of tokens."""
+
     files: Files
     """A glob of files, `**` for any depth; `{stdlib}` is Python's own library folder."""
     format: Literal["auto", "text", "jsonl", "parquet", "dataset", "tokens"] = "auto"
@@ -50,3 +52,4 @@ class DataSpec(Struct, frozen=True, kw_only=True):
     sequence_length: Annotated[int, AtLeast(8), AtMost(1 << 20)]
     """Tokens per sequence."""
     validation: ValidationSpec | None = None
+    """Held-out data for `train.eval_every`. null: none."""

@@ -48,7 +48,11 @@ class FailureRule(Struct, frozen=True, kw_only=True):
     ]
     """The failure class. Several rules may share one."""
     scope: Scope
+    """Where the cause lies, and so who has to act."""
     action: Remedy
+    """What ndctl does: `restart` on the same hosts; `replace`: without the host; `requeue`: give
+    the hosts back and wait in the queue; `replan`: with a plan that needs less memory; `rollback`:
+    from one checkpoint back, without the data read since; `stop`: end the job."""
     advice: str = ""
     """What the user should do."""
     patterns: tuple[str, ...] = ()
@@ -58,9 +62,11 @@ class FailureRule(Struct, frozen=True, kw_only=True):
     signals: tuple[str, ...] = ()
     """Names of signals that ended the process, such as SIGKILL."""
     exit_codes: tuple[int, ...] = ()
+    """Exit codes of the process."""
     kinds: tuple[str, ...] = ()
     """Kinds of incident, such as hang and host-lost, which leave no log line."""
     phases: tuple[Phase, ...] = ()
+    """Phases of the rank in which the rule applies. Empty: all."""
     symptom: bool = False
     """The message also appears when a peer failed, so it is never the root cause if another rank
     failed with a message that is not a symptom."""
@@ -110,7 +116,7 @@ class ExitReading(Struct, frozen=True, kw_only=True):
     """What the end of one rank means, as far as this rank alone shows."""
 
     failure: Reading | None = None
-    """None: unknown."""
+    """null: unknown."""
     symptom: bool = False
     """The end looks like a reaction to the loss of a peer."""
     timed_out: bool = False

@@ -28,14 +28,17 @@ from orchestrator.contract.spec.types import MOST_HOSTS, Auto, Count, Devices, H
 
 
 class ClusterSpec(Struct, frozen=True, kw_only=True):
+    """Where the job runs, and on how many hosts and devices."""
+
     backend: Literal["local", "slurm", "kubernetes"] = "local"
     """Where the job runs. `local` runs every host as processes of this machine."""
     hosts: Hosts = 1
+    """Number of hosts that train. `spare_hosts` are additional."""
     gpus_per_host: Devices = 1
     """Ranks per host, one per device. On a machine without GPUs each is a CPU process."""
     gpu: Annotated[str, OneOf(GPU_NAMES)] | None = None
     """Hardware profile of these devices. If set, planning needs no inventory: hosts and devices are
-    the ones given here. None: the hosts report their devices."""
+    the ones given here. null: the hosts report their devices."""
     spare_hosts: Annotated[int, AtLeast(0), AtMost(MOST_HOSTS)] = 0
     """Hosts that register and wait, to replace a host that fails."""
     memory_margin: Annotated[float, AtLeast(0), AtMost(0.5)] = 0.0
@@ -66,7 +69,10 @@ class MemoryCheckpointSpec(Struct, frozen=True, kw_only=True):
 
 
 class CheckpointSpec(Struct, frozen=True, kw_only=True):
+    """When checkpoints are written, and which are kept."""
+
     every_steps: Count = 100
+    """Optimizer steps between two checkpoints on the disk."""
     every: Auto | None = None
     """`auto`: start with `every_steps`. After the first save, the interval follows from how long a
     save stops training and from how often the job fails (Young, Daly)."""
@@ -80,9 +86,12 @@ class CheckpointSpec(Struct, frozen=True, kw_only=True):
     """Compare the files with their checksums before resuming from a checkpoint. Without it only
     their sizes are compared: a flipped bit is loaded without a message."""
     memory: MemoryCheckpointSpec = field(default_factory=MemoryCheckpointSpec)
+    """Checkpoints in the memory of the hosts, in addition."""
 
 
 class ResilienceSpec(Struct, frozen=True, kw_only=True):
+    """What happens after failures."""
+
     max_restarts: Annotated[int, AtLeast(0)] = 5
     """Restarts in a row without a new checkpoint, after which the job fails."""
     max_allocations: Count = 3
@@ -126,7 +135,7 @@ class ResilienceSpec(Struct, frozen=True, kw_only=True):
     """Rules for failures, the first match wins. They are tried before ndctl's rules, which
     `ndctl policy` lists."""
     web: WebSpec | None = None
-    """The leader serves metrics for Prometheus; `web: {}` with all defaults. None: it does not.
+    """The leader serves metrics for Prometheus; `web: {}` with all defaults. null: it does not.
     `ndctl serve` serves the same for any number of jobs."""
 
     def __post_init__(self) -> None:
@@ -156,8 +165,11 @@ class CommonSpec(Struct, frozen=True, kw_only=True):
     """Name of the run directory below `run_root`. Kubernetes allows only lower case, digits and -.
     """
     cluster: ClusterSpec = field(default_factory=ClusterSpec)
+    """Where the job runs, and on how many hosts and devices."""
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
+    """When checkpoints are written, and which are kept."""
     resilience: ResilienceSpec = field(default_factory=ResilienceSpec)
+    """What happens after failures: restarts, timeouts, hosts, rules of your own."""
     notify: tuple[NotifySpec, ...] = ()
     """Who is told of incidents and of the end: Slack, a webhook, mail, a command."""
     run_root: Annotated[str, Matches(r".+", "a directory, not empty", "ndctl-runs")] = "ndctl-runs"
@@ -184,9 +196,13 @@ class JobSpec(CommonSpec, frozen=True, kw_only=True):
     """A job of the bundled trainer, which the planner splits over ranks."""
 
     model: ModelSpec
+    """Which model is trained."""
     data: DataSpec
+    """What it reads."""
     train: TrainSpec
+    """How it is trained: steps, batch, number formats, optimizer, checks, metrics."""
     parallel: ParallelSpec = field(default_factory=ParallelSpec)
+    """How the model and the batch are split over ranks. What is not given, the planner chooses."""
     objective: Literal["throughput", "memory", "fewest_hosts"] = "throughput"
     """What the planner optimizes when it decides `auto`: the shortest step, the least memory per
     device, or the fewest of `cluster.hosts` and then the shortest step."""
@@ -208,6 +224,7 @@ class ScriptSpec(CommonSpec, frozen=True, kw_only=True):
     """A job of the user's own program. It decides itself how its ranks share the work."""
 
     run: RunSpec
+    """Your own program, in place of `model`, `data`, `train` and `parallel`."""
 
     @property
     def elsewhere(self) -> str:

@@ -75,11 +75,17 @@ class MountedVolume(Struct, frozen=True, kw_only=True):
     """One more volume in every pod, from exactly one source."""
 
     name: Name
+    """Name of the volume in the pod."""
     mount_path: Path
+    """Where each pod mounts it."""
     claim: Name | None = None
+    """A PersistentVolumeClaim of the namespace."""
     host_path: Path | None = None
+    """A folder of the node."""
     secret: Name | None = None
+    """A Secret of the namespace; each of its keys is a file."""
     config_map: Name | None = None
+    """A ConfigMap of the namespace; each of its keys is a file."""
     empty_dir: Quantity | None = None
     """A folder on the node with this size limit. It is deleted with the pod."""
     read_only: bool = True
@@ -106,8 +112,11 @@ class ValueFrom(Struct, frozen=True, kw_only=True):
     when the pod starts. ndctl neither reads nor stores it."""
 
     key: Key
+    """Key in the Secret or ConfigMap."""
     secret: Name | None = None
+    """Name of a Secret of the namespace."""
     config_map: Name | None = None
+    """Name of a ConfigMap of the namespace."""
 
     def __post_init__(self) -> None:
         _check_one_source(self.secret, self.config_map)
@@ -118,7 +127,9 @@ class EnvFrom(Struct, frozen=True, kw_only=True):
     `env` wins over one of the same name here."""
 
     secret: Name | None = None
+    """Name of a Secret of the namespace."""
     config_map: Name | None = None
+    """Name of a ConfigMap of the namespace."""
     prefix: str = ""
     """Put before the name of each variable."""
 
@@ -134,13 +145,18 @@ def _check_one_source(secret: str | None, config_map: str | None) -> None:
 
 
 class Toleration(Struct, frozen=True, kw_only=True):
+    """A taint of nodes on which the pods may run, in Kubernetes' own terms."""
+
     key: str = ""
     """Empty: every taint."""
     operator: Literal["Exists", "Equal"] = "Exists"
+    """`Exists`: any value of the taint. `Equal`: exactly `value`."""
     value: str = ""
+    """Value of the taint, with `operator: Equal`."""
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
     """Empty: every effect."""
     toleration_seconds: Annotated[int, AtLeast(0)] | None = None
+    """Seconds for which a NoExecute taint is tolerated. null: for ever."""
 
     def __post_init__(self) -> None:
         # The API server does not check these: it accepts the job and then rejects every pod of it.
@@ -171,6 +187,7 @@ class TopologyRequest(Struct, frozen=True, kw_only=True):
     """Every `slice_size` consecutive pods run on nodes with one value of this label: Kueue's
     podset-slice-required-topology. Only with Kueue, and only for jobs with one kind of pods."""
     slice_size: Count | None = None
+    """Number of consecutive pods of a slice."""
     levels: tuple[Label, ...] = ()
     """Without Kueue: labels of preferred pod affinities, outermost first. The last one has the
     largest weight."""
@@ -193,32 +210,42 @@ class TopologyRequest(Struct, frozen=True, kw_only=True):
 
 
 class KubernetesSpec(Struct, frozen=True, kw_only=True):
+    """Settings of a job on Kubernetes."""
+
     kind: Kind = "pytorchjob"
+    """Resource that creates the pods: Kubeflow's PyTorchJob (training operator v1), JobSet, or
+    Kubeflow's TrainJob (Trainer v2)."""
     context: str | None = None
-    """Context of the kubeconfig; None: its current one."""
+    """Context of the kubeconfig; null: its current one."""
     namespace: Name | None = None
-    """None: the namespace of the context, else `default`."""
+    """null: the namespace of the context, else `default`."""
     image: Annotated[str, Matches(r"\S+", "an image reference", "ghcr.io/you/ndctl:0.1")] | None = (
         None
     )
     """An image with ndctl installed (manifests/image/); needed to render or submit."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """When a node pulls the image. null: Kubernetes' rule, which is `Always` for the tag latest,
+    else `IfNotPresent`."""
     image_pull_secrets: tuple[Name, ...] = ()
+    """Names of Secrets with the registry's credentials."""
     python: str = "python3"
     """The interpreter inside the image; it must have ndctl installed."""
     service_account: Name | None = None
-    """Service account of the pods. None: the job creates one that has the rights its leader needs,
+    """Service account of the pods. null: the job creates one that has the rights its leader needs,
     only on objects of this job."""
     priority_class: Name | None = None
+    """PriorityClass of the pods. null: the cluster's default."""
     runs: RunVolume = field(default_factory=RunVolume)
+    """The volume of the run directories."""
     run_root: Path = "/ndctl/runs"
     """Where each pod mounts `runs`."""
     gpu_resource: str | None = "nvidia.com/gpu"
-    """Resource name with which `cluster.gpus_per_host` devices are requested; None: ranks run on
+    """Resource name with which `cluster.gpus_per_host` devices are requested; null: ranks run on
     CPUs."""
     rdma_resource: str | None = None
     """The name differs by site, such as `rdma/hca_shared_devices_a` or `nvidia.com/hostdev`."""
     rdma_count: Count = 1
+    """How many of `rdma_resource` each pod requests."""
     cpu: Quantity | None = None
     """CPU request of a pod. There is no limit, because a limit would throttle the ranks."""
     memory: Quantity | None = None
@@ -227,24 +254,32 @@ class KubernetesSpec(Struct, frozen=True, kw_only=True):
     """Make `cpu` a limit too; it must be a whole number then. The pod gets the class Guaranteed,
     and a kubelet with the static CPU policy gives it CPUs of its own, near its devices."""
     shm: Quantity | None = "64Gi"
-    """Size limit of /dev/shm (an emptyDir in memory, which counts as memory of the pod); None: the
+    """Size limit of /dev/shm (an emptyDir in memory, which counts as memory of the pod); null: the
     runtime's 64 MiB."""
     host_network: bool = False
+    """Pods use the network of their node, for example for InfiniBand without a plug-in."""
     network_policy: bool = True
     """Create a NetworkPolicy: the job's pods accept connections only from each other. It needs a
     network plug-in that enforces policies, and has no effect with `host_network`."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
+    """Labels that a node must have."""
     tolerations: tuple[Toleration, ...] = ()
+    """Taints of nodes on which the pods may run."""
     env: Mapping[str, str | ValueFrom] = field(default_factory=dict)
     """Variables of the ranks: a text, which everybody can read in the spec and in a ConfigMap, or
     `{secret: NAME, key: KEY}` for a secret."""
     env_from: tuple[EnvFrom, ...] = ()
+    """Secrets and ConfigMaps whose keys become variables of the ranks."""
     volumes: tuple[MountedVolume, ...] = ()
+    """More volumes in every pod, for data and caches."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of your own, on the job and on its pods."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     """Labels and annotations are set on the job and on its pods."""
     run_as_user: Annotated[int, AtLeast(1)] = 1000
+    """User id of the processes in the pods. It is never root."""
     run_as_group: Annotated[int, AtLeast(1)] = 1000
+    """Group id of the processes in the pods."""
     queue: Name | None = None
     """A LocalQueue of Kueue. Jobs stay suspended until Kueue admits them."""
     gang_scheduler: Literal["auto", "volcano", "coscheduling"] | None = "auto"
@@ -271,7 +306,7 @@ class KubernetesSpec(Struct, frozen=True, kw_only=True):
     exclude: tuple[Name, ...] = ()
     """Names of nodes that the job must not use."""
     topology: TopologyRequest | None = None
-    """None: what the plan requests."""
+    """null: what the plan requests."""
     force_delete_after: Seconds = 120.0
     """Seconds after which a pod on an unreachable node is deleted by force, if RBAC allows it."""
     pod_patience: Seconds = 600.0
@@ -279,7 +314,7 @@ class KubernetesSpec(Struct, frozen=True, kw_only=True):
     with fewer hosts or is requeued. The other pods wait in place until then."""
     ttl_after_finished: Annotated[int, AtLeast(0)] | None = None
     """Seconds after the job's end at which its objects are deleted, with their pods and logs. The
-    run directory stays. None: never."""
+    run directory stays. null: never."""
     pod_template: Mapping[str, Any] = field(default_factory=dict)
     """Merged into each pod template, for settings that have no key here. Mappings are merged key by
     key, and null removes a key. Lists of named things (containers, env, volumes) are merged by

@@ -15,6 +15,7 @@ class LoraSpec(Struct, frozen=True, kw_only=True):
     """Low-rank adapters (Hu et al. 2021) by PEFT. The model is frozen, the adapters are trained."""
 
     rank: Count = 8
+    """Rank of the adapters' matrices."""
     alpha: Annotated[float, Above(0)] = 16.0
     """Adapters are scaled by alpha / rank."""
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")

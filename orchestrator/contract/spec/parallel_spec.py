@@ -109,9 +109,11 @@ class ParallelSpec(Struct, frozen=True, kw_only=True):
     """`fsdp` shards everything over dp_shard; `ddp` copies everything over dp_replicate; `zero1`
     copies everything except the optimizer's state, which it shards."""
     fsdp: FsdpSpec = field(default_factory=FsdpSpec)
+    """Options of FSDP2, for `data: fsdp`."""
     context: Literal["ring", "ulysses", "all_gather"] = "ring"
     """How attention sees the whole sequence if cp splits it."""
     pipeline: PipelineSpec = field(default_factory=PipelineSpec)
+    """Schedule of the pipeline, for pp above 1."""
 
     def __post_init__(self) -> None:
         if self.data != "fsdp" and (problems := [*self._problems_of_copies()]):

@@ -53,12 +53,18 @@ class PolicyRule(Struct, frozen=True, kw_only=True):
         Annotated[str, Matches(CLASS, "the name of a class, with * and ? as wildcards", "xid-*")],
         ...,
     ] = ()
+    """Names of failure classes, with * and ? as wildcards, such as `xid-*`. Empty: all."""
     scopes: tuple[Scope, ...] = ()
+    """Scopes of failure classes. Empty: all."""
     phases: tuple[Phase, ...] = ()
     """Phases of the rank. A failure with an unknown phase matches no rule that has phases."""
     says: tuple[Remedy, ...] = ()
     """Actions of the failure's class."""
     same: Same = "class"
+    """Which earlier incidents count. `class`: of the same class; `host`: also on the same host;
+    `strike`: of any class against the same host; `error`: with the same exception, message and
+    step; `start`: without a new step in between; `checkpoint`: of the same class without a new
+    checkpoint in between; `any`: all."""
     times: Count = 1
     """The rule matches from this occurrence on; `same` says what counts as one."""
     window: Seconds | None = None
@@ -67,6 +73,7 @@ class PolicyRule(Struct, frozen=True, kw_only=True):
     """Seconds to wait before the second restart by this rule; doubled for each later one. The
     first restart is immediate."""
     backoff_max: Seconds = 300.0
+    """Longest wait in seconds."""
     why: str = ""
     """Reason, printed by `ndctl policy`."""
 

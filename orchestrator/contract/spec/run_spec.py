@@ -26,6 +26,7 @@ class MetricPatterns(Struct, frozen=True, kw_only=True):
     step: Pattern | None = None
     """Optimizer steps of the job that are done."""
     loss: Pattern | None = None
+    """The loss of the step."""
 
 
 class Keep(Struct, frozen=True, kw_only=True):
@@ -55,6 +56,7 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     """An executable, as with `torchrun --no-python`: a path with a slash, relative to `workdir`, or
     a name in PATH."""
     args: tuple[str, ...] = ()
+    """Arguments of the program."""
     workdir: File = "."
     """Working directory of each rank, relative to the folder in which you submit."""
     env: Mapping[str, str] = field(default_factory=dict)

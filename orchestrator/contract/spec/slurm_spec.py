@@ -65,9 +65,12 @@ class ContainerSpec(Struct, frozen=True, kw_only=True):
     """A container for agents and ranks, by NVIDIA's pyxis (srun's --container-… options)."""
 
     image: Word
+    """The image, as `--container-image` of srun takes it: a path of a .sqsh file, or a registry's
+    name."""
     mounts: tuple[Word, ...] = ()
     """SRC:DST[:FLAGS] each. The run root must be among them."""
     workdir: Word | None = None
+    """Working directory inside the container. null: that of the image."""
     env: tuple[Word, ...] = ()
     """Variables of the host that win over those of the image."""
     python: Word = "python3"
@@ -90,31 +93,42 @@ class HooksSpec(Struct, frozen=True, kw_only=True):
 
 
 class SlurmSpec(Struct, frozen=True, kw_only=True):
+    """Settings of a job on Slurm, in sbatch's own terms."""
+
     partition: Word | tuple[Word, ...] | None = None
-    """One partition, or several from which Slurm chooses one. None: the cluster's default."""
+    """One partition, or several from which Slurm chooses one. null: the cluster's default."""
     account: Word | None = None
+    """Account that is charged. null: your default account."""
     qos: Word | None = None
+    """Quality of service. null: the default of your account."""
     time: Count | Time | None = None
-    """Time limit of one allocation. At its end the job is requeued until all steps are done. None:
+    """Time limit of one allocation. At its end the job is requeued until all steps are done. null:
     the partition's limit."""
     gpus: Literal["per-node", "gres", "none"] = "per-node"
     """How to request `cluster.gpus_per_host` devices: --gpus-per-node, --gres=gpu:N, or not at all
     (if ranks run on CPUs or `gres` requests them)."""
     gpu_type: Word | None = None
+    """Type of GPU to request, such as `h100`. null: any type of the partition."""
     gres: Word | None = None
     """More generic resources, such as `nvme:1`."""
     cpus_per_task: Count | None = None
-    """CPUs for the one task of a host. None: Slurm's default; with `exclusive` the whole host."""
+    """CPUs for the one task of a host. null: Slurm's default; with `exclusive` the whole host."""
     mem: Word | None = None
     """Memory of a host, such as `500G`; `0` is all of it."""
     exclusive: bool = True
+    """Request whole hosts, which no other job shares."""
     constraint: Word | None = None
+    """Features that the hosts must have, such as `h100&ib`."""
     nodelist: Word | None = None
+    """Hosts that the allocation must contain, such as `node[01-04]`."""
     exclude: Word | None = None
+    """Hosts that the job must not use. ndctl adds those that failed."""
     reservation: Word | None = None
+    """Reservation from which the hosts come."""
     licenses: Word | None = None
+    """Licenses that the job holds, such as `matlab:2`."""
     switches: Count | Word | None = None
-    """COUNT[@WAIT]: at most COUNT leaf switches. None: what the plan requests."""
+    """COUNT[@WAIT]: at most COUNT leaf switches. null: what the plan requests."""
     switch_wait: Annotated[int, AtLeast(0)] | Time = "1:00"
     """How long the job may wait for the switches while hosts are idle, in minutes or in the format
     of `time`, if `switches` has no WAIT; `0`: not at all. Slurm's `max_switch_wait` (5 minutes by
@@ -122,8 +136,11 @@ class SlurmSpec(Struct, frozen=True, kw_only=True):
     segment: Count | None = None
     """Number of hosts of a block that stay together (Slurm 23.11 or newer, block topology)."""
     comment: str | None = None
+    """Comment that Slurm's accounting keeps with the job."""
     mail_type: Word | None = None
+    """Occasions of Slurm's own mails, such as `END,FAIL`. `notify` tells more."""
     mail_user: Word | None = None
+    """Who gets Slurm's own mails. null: you."""
     notice_s: Seconds = 90.0
     """How long before the time limit Slurm sends its signal (with the site's
     `preempt_send_user_signal` also before a preemption). Ranks have this time, less 45 s, for a
@@ -137,18 +154,23 @@ class SlurmSpec(Struct, frozen=True, kw_only=True):
     """Variables of every agent and rank. Do not put secrets here: the batch script contains them as
     plain text."""
     group: Word | None = None
-    """Unix group of the run directory and its files. You must be a member. None: your own group, or
+    """Unix group of the run directory and its files. You must be a member. null: your own group, or
     the one that the run root sets."""
     mode: Mode | None = None
     """Permissions of the run directory and its files: who may read (5) or write (7), for owner,
-    group and others. The job's secret always stays readable by you alone. None: 700."""
+    group and others. The job's secret always stays readable by you alone. null: 700."""
     hooks: HooksSpec = field(default_factory=HooksSpec)
+    """Commands of your own on each host, before and after the ranks."""
     modules: tuple[Word, ...] = ()
+    """Environment modules that each host loads, as with `module load`."""
     setup: tuple[str, ...] = ()
     """Lines of shell that run on the first host before the agents start."""
     container: ContainerSpec | None = None
+    """Run agents and ranks in a container of pyxis. null: directly on the host."""
     sbatch_args: tuple[SbatchFlag, ...] = ()
+    """More options of sbatch, one in each item, such as `--nice=5`. ndctl sets some itself."""
     srun_args: tuple[SrunFlag, ...] = ()
+    """More options of the srun that starts the agents, such as `--mpi=none`."""
     snapshot: bool = False
     """Copy ndctl's code into the run directory and run it from there, so that an upgrade does not
     change a job that is requeued."""

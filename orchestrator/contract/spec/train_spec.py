@@ -66,6 +66,8 @@ def chunks_of_loss(wish: int | Auto, tokens: int) -> int:
 
 
 class OptimizerSpec(Struct, frozen=True, kw_only=True):
+    """The optimizer and its settings."""
+
     name: Literal["adamw", "adam", "nadam", "radam", "adafactor", "sgd"] = "adamw"
     """One of torch.optim."""
     lr: Annotated[float, Above(0)] = 3.0e-4
@@ -75,7 +77,9 @@ class OptimizerSpec(Struct, frozen=True, kw_only=True):
     beta1: Annotated[float, AtLeast(0), AtMost(0.9999)] = 0.9
     """Momentum, if the optimizer has one."""
     beta2: Annotated[float, AtLeast(0), AtMost(0.9999)] = 0.95
+    """Decay of the average of squared gradients, if the optimizer has one."""
     eps: Annotated[float, Above(0)] = 1.0e-8
+    """Added to the denominator of the update, so that it is never zero."""
     state_dtype: Dtype = "float32"
     """Number format in which `adamw` and `adam` keep their two moments between steps. A step
     computes in float32 either way. `bfloat16` halves their memory and rounds them once per step."""
@@ -109,9 +113,12 @@ class OptimizerSpec(Struct, frozen=True, kw_only=True):
 
 
 class ScheduleSpec(Struct, frozen=True, kw_only=True):
+    """The learning rate over the steps: a linear warm-up, then `kind`."""
+
     kind: Literal["constant", "linear", "cosine"] = "cosine"
     """Learning rate after the warm-up; linear and cosine end at zero."""
     warmup_steps: Annotated[int, AtLeast(0)] = 0
+    """Steps in which the learning rate rises linearly from zero to `optimizer.lr`."""
 
 
 class ProfileSpec(Struct, frozen=True, kw_only=True):
@@ -120,7 +127,9 @@ class ProfileSpec(Struct, frozen=True, kw_only=True):
     at_step: Count
     """The first step that is recorded."""
     steps: Count = 2
+    """Number of steps that are recorded."""
     ranks: tuple[Annotated[int, AtLeast(0)], ...] = (0,)
+    """Ranks that record."""
 
 
 class SpikeSpec(Struct, frozen=True, kw_only=True):
@@ -137,6 +146,8 @@ class SpikeSpec(Struct, frozen=True, kw_only=True):
 
 
 class TrainSpec(Struct, frozen=True, kw_only=True):
+    """How the model is trained."""
+
     steps: Count
     """Optimizer steps of the whole job."""
     global_batch_size: Count
@@ -148,6 +159,7 @@ class TrainSpec(Struct, frozen=True, kw_only=True):
     micro_batch_size: Count | Auto = "auto"
     """Sequences that one data-parallel rank processes at a time."""
     seed: Annotated[int, AtLeast(0), AtMost(2**63 - 1)] = 0
+    """Seed of the initial weights, the order of the data, and dropout."""
     dtype: Dtype | Auto = "auto"
     """Number format of the model's computation; `auto`: bfloat16 on a GPU that has it, else
     float32. Master weights are always float32."""
@@ -156,7 +168,9 @@ class TrainSpec(Struct, frozen=True, kw_only=True):
     output_dtype: Dtype | None = None
     """Format to which the model's output is cast before the loss; null keeps that of `dtype`."""
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    """The optimizer and its settings."""
     schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
+    """How the learning rate changes."""
     activation_checkpointing: Checkpointing | Auto = "auto"
     """Which activations are recomputed in the backward pass. `gathers`: with tp, layers gather
     their inputs again, and compute nothing again; `elementwise`: all but the results of matrix
@@ -200,6 +214,7 @@ class TrainSpec(Struct, frozen=True, kw_only=True):
     eval_sequences: Count | None = None
     """Number of held-out sequences of one evaluation, from the first; null: all."""
     profile: ProfileSpec | None = None
+    """Record a torch.profiler trace at some step. null: none."""
     tensorboard: bool = False
     """Also write the metrics to `tensorboard/` of the run directory."""
     wandb: Annotated[str, Matches(r".+", "a project's name, not empty", "llama")] | None = None

@@ -22,18 +22,24 @@ Word = Annotated[str, Matches(r"[^\0]+", "a word, not empty", "notify.sh")]
 
 
 class EmailSpec(Struct, frozen=True, kw_only=True):
+    """Addresses, and the SMTP server that takes the mail."""
+
     to: tuple[Address, ...]
+    """Addresses that get the mail."""
     server: Annotated[str, Matches(r"[A-Za-z0-9.:\[\]-]+", "a host name", "mail.example.org")] = (
         "localhost"
     )
+    """Host name of the SMTP server, as the leader's host reaches it."""
     port: Annotated[int, AtLeast(1), AtMost(65535)] = 25
+    """Port of the SMTP server: usually 25, 587 with `starttls`, 465 with `tls`."""
     security: Literal["none", "starttls", "tls"] = "none"
     """`starttls` and `tls` check the certificate of the server."""
     user: str | None = None
+    """User name at the server. null: without a login."""
     password: SecretRef | None = None
     """`file:PATH` or `env:VARIABLE`, on the leader's host."""
     sender: Address | None = None
-    """None: `ndctl@` and the leader's host."""
+    """null: `ndctl@` and the leader's host."""
 
     def __post_init__(self) -> None:
         problems = []
@@ -53,11 +59,15 @@ class NotifySpec(Struct, frozen=True, kw_only=True):
     """One receiver. Give exactly one of `slack`, `webhook`, `email` and `command`."""
 
     on: tuple[Occasion, ...] = ("incident", "failed", "succeeded", "stalled", "budget_low")
+    """Occasions. `incident`: ranks are stopped. `recovered`: the first step after it. `failed`,
+    `succeeded`: the end. `stalled`: no step for `stalled_after`. `budget_low`: the next incident
+    before a checkpoint ends the job."""
     slack: SecretRef | None = None
     """URL of an incoming webhook of Slack, a secret: `file:PATH` or `env:VARIABLE`."""
     webhook: Word | None = None
     """URL that gets a POST with JSON; `file:PATH` or `env:VARIABLE` if it contains a secret."""
     email: EmailSpec | None = None
+    """Addresses and mail server."""
     command: tuple[Word, ...] = ()
     """Program and arguments, run on the leader's host with the same JSON at its standard input."""
     min_severity: Severity = "info"
@@ -65,7 +75,7 @@ class NotifySpec(Struct, frozen=True, kw_only=True):
     restarts, and failure, `critical`."""
     quiet_for: Seconds | None = None
     """Seconds after a message in which no other one of the same kind is sent. Failure and success
-    are always sent. None: each is sent."""
+    are always sent. null: each is sent."""
     stalled_after: Seconds = 1800.0
     """Seconds without a step, whatever the reason, after which `stalled` is sent, once for each
     attempt."""
