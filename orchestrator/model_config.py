@@ -25,12 +25,26 @@ def hub_cache(environ: Mapping[str, str]) -> Path:
 
 
 def read_model_config(model: ModelSpec, hub: Path) -> dict[str, Any]:
-    """The values of the model's config. `hub` is the local Hugging Face cache. Nothing is
-    downloaded.
+    """The values of the model's config, with a padded vocabulary if the spec asks for it. `hub` is
+    the local Hugging Face cache. Nothing is downloaded.
 
     Raises:
-        SpecError: `model.path` has no readable config.json.
+        SpecError: `model.path` has no readable config.json, or no vocabulary that can be padded.
     """
+    values = _values(model, hub)
+    if model.pad_vocab_to_multiple_of is None:
+        return values
+    size = values.get("vocab_size")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise SpecError(
+            "model.pad_vocab_to_multiple_of: needs a vocab_size in the model's config,"
+            f" got {'none' if size is None else repr(size)}",
+            fix="add vocab_size to the config, or drop model.pad_vocab_to_multiple_of",
+        )
+    return values | {"vocab_size": model.padded(size)}
+
+
+def _values(model: ModelSpec, hub: Path) -> dict[str, Any]:
     if model.preset is not None:
         return deepcopy(dict(PRESETS[model.preset]))  # transformers modifies its argument
     if model.config is not None:

@@ -559,6 +559,17 @@ def test_a_missing_model_config_is_reported_with_the_command_that_fetches_it(
         read_model_config(ModelSpec(path=str(tmp_path)), tmp_path)
 
 
+def test_a_vocabulary_is_padded_to_a_multiple(tmp_path: Path) -> None:
+    padded = ModelSpec(preset="gpt2-large", pad_vocab_to_multiple_of=128)
+    assert read_model_config(padded, tmp_path) == {**PRESETS["gpt2-large"], "vocab_size": 50304}
+    exact = ModelSpec(preset="llama3-8b", pad_vocab_to_multiple_of=128)
+    assert read_model_config(exact, tmp_path) == PRESETS["llama3-8b"]
+    for size in ({}, {"vocab_size": "many"}, {"vocab_size": True}, {"vocab_size": -1}):
+        config = {"model_type": "llama", **size}
+        with pytest.raises(SpecError, match="needs a vocab_size in the model's config"):
+            read_model_config(ModelSpec(config=config, pad_vocab_to_multiple_of=2), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("environ", "cache"),
     [

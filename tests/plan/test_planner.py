@@ -534,6 +534,21 @@ def test_an_offered_plan_can_be_planned(spec: JobSpec, inventory: Inventory) -> 
         assert plan(fixed, inventory, TINY).mesh == offer.mesh
 
 
+def test_an_odd_vocabulary_is_padded_for_tp() -> None:
+    odd = {**TINY, "vocab_size": 257}
+    spec = job(parallel__tp=2)
+    with pytest.raises(PlanError) as caught:
+        plan(spec, local_inventory(spec.cluster), odd)
+    assert "must divide the 257 vocabulary entries" in caught.value.message
+    pad, without = nearest_plans(spec, local_inventory(spec.cluster), shape_of(odd))
+    assert dict(pad.edits) == {"model.pad_vocab_to_multiple_of": 128}
+    assert dict(without.edits) == {"parallel.tp": 1}
+    assert str(pad) in (caught.value.fix or "")
+    padded = apply(spec, pad.edits)
+    found = plan(padded, local_inventory(spec.cluster), {**odd, "vocab_size": 384})
+    assert found.mesh.tp == 2
+
+
 @settings(deadline=None, max_examples=25)
 @given(jobs)
 def test_a_refusal_on_enough_hosts_always_offers_a_plan(spec: JobSpec) -> None:

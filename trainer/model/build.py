@@ -15,6 +15,17 @@ from trainer.model.families import family_of
 
 
 def read_model_config(spec: ModelSpec) -> PretrainedConfig:
+    """The transformers config of `spec`, with a padded vocabulary if it asks for it.
+
+    Raises:
+        TrainingError: transformers does not know the model, or refuses its values.
+    """
+    config = _unpadded(spec)
+    config.vocab_size = spec.padded(config.vocab_size)
+    return config
+
+
+def _unpadded(spec: ModelSpec) -> PretrainedConfig:
     try:
         if spec.path is not None:
             return AutoConfig.from_pretrained(spec.path, local_files_only=True)

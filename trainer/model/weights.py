@@ -7,7 +7,7 @@ files with the model before any long work starts.
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +69,7 @@ def find_weights(spec: ModelSpec) -> Weights | None:
     if spec.weights is None:
         return None
     source = spec.weights
-    return broadcast_from_rank0(lambda: match_weights(source, read_model_config(spec)))
+    return broadcast_from_rank0(lambda: match_weights(source, read_model_config(spec), spec.padded))
 
 
 def first_weights(
@@ -105,22 +105,30 @@ def _fill(source: str, wanted: Mapping[str, Sequence[tuple[torch.Tensor, Tensor]
 
 @torch.no_grad()
 def read_part(part: Any, parameter: torch.Tensor) -> int:
-    """Copy this rank's part of `parameter` from a safetensors slice; returns the bytes read."""
+    """Copy this rank's part of `parameter` from a safetensors slice; returns the bytes read.
+
+    Rows that the file lacks are those of a padded vocabulary. They become 0.
+    """
     local, region = local_part(parameter), local_region(parameter)
     if not local.numel():
         return 0
     first, *rest = region
+    end = max(first.start, min(first.stop, part.get_shape()[0]))
+    local[end - first.start :].zero_()
     rows = max(1, BLOCK_BYTES * local.shape[0] // (local.numel() * local.element_size()))
     num_bytes = 0
-    for start in range(first.start, first.stop, rows):
-        block = part[(slice(start, min(start + rows, first.stop)), *rest)]
+    for start in range(first.start, end, rows):
+        block = part[(slice(start, min(start + rows, end)), *rest)]
         local[start - first.start : start - first.start + len(block)].copy_(block)
         num_bytes += block.nbytes
     return num_bytes
 
 
-def match_weights(source: str, config: PretrainedConfig) -> Weights:
+def match_weights(source: str, config: PretrainedConfig, padded: Callable[[int], int]) -> Weights:
     """The tensor in `source` of each parameter of the model.
+
+    Args:
+        padded: the rows of the model's vocabulary, from those of the files.
 
     Raises:
         TrainingError: with all tensors that are missing, unexpected or of the wrong shape or type.
@@ -131,11 +139,16 @@ def match_weights(source: str, config: PretrainedConfig) -> Weights:
     found = {name: _first_of(_names_of(name, config), saved) for name in wanted}
     tensors = {name: saved[key] for name, key in found.items() if key is not None}
     used = {tensor.name for tensor in tensors.values()}
+    family = family_of(config)
+    vocabulary = {f"{family.embedding}.weight", f"{family.head}.weight"}
     problems = [f"{name} is missing" for name, key in found.items() if key is None]
     problems += [
         f"{tensor.name} has shape {tensor.shape} in the files and {wanted[name]} in the model"
         for name, tensor in tensors.items()
         if tensor.shape != wanted[name]
+        and not (
+            name in vocabulary and (padded(tensor.shape[0]), *tensor.shape[1:]) == wanted[name]
+        )
     ]
     problems += [
         f"{tensor.name} has type {tensor.dtype}, not one of {', '.join(READABLE)}"

@@ -36,6 +36,11 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     weights: Annotated[str, Matches(r".+", "a folder or a hub id", "models/qwen3")] | None = None
     """A Hugging Face directory or a hub id in the local cache. Training starts from its
     safetensors; null draws new weights from the seed."""
+    pad_vocab_to_multiple_of: Count | None = None
+    """Rounds the model's `vocab_size` up to a multiple of this number, so that tp can divide it.
+    50,257 with 128 gives 50,304. No data has the added tokens. Their logits take part in the loss,
+    as with `--make-vocab-size-divisible-by` of Megatron-LM. Rows that `weights` lacks start at
+    0."""
     lora: LoraSpec | None = None
     """Train only adapters; null trains all weights."""
 
@@ -57,3 +62,8 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
                 )
             ]
         )
+
+    def padded(self, vocab_size: int) -> int:
+        """Rows of the embedding of a model whose config has this `vocab_size`."""
+        multiple = self.pad_vocab_to_multiple_of or 1
+        return -(-vocab_size // multiple) * multiple

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.mesh import Mesh
@@ -32,6 +33,8 @@ COST = {
 SHORTEST_SEQUENCE = 8
 SHOWN = 3
 METHODS = ("ring", "ulysses", "all_gather")
+PADDED = 128
+"""The multiple to which Megatron-LM pads a vocabulary by default."""
 FARTHEST = 2
 """The largest pp or cp tried, as a multiple of the requested one."""
 
@@ -64,7 +67,8 @@ def nearest_plans(
         # Thousands of candidates share a few host sizes. The inventory is read once for each.
         if ranks not in hosts:
             hosts[ranks] = Hosts.of(changed, inventory)
-        request = Request(changed, shape, hosts[ranks])
+        padded = replace(shape, vocab_size=changed.model.padded(shape.vocab_size))
+        request = Request(changed, padded, hosts[ranks])
         mesh = first_mesh(request)
         # No edits: the spec itself was refused, so it is no alternative.
         if mesh is None or not edits:
@@ -85,6 +89,7 @@ def _candidates(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Itera
     for hosts, ranks in _sizes(spec, inventory):
         base = needed | _changed(spec, {"cluster.hosts": hosts, "cluster.gpus_per_host": ranks})
         yield base
+        yield base | _padding(spec, shape)
         resized = apply(spec, base)
         request = Request(resized, shape, Hosts.of(resized, inventory))
         for pp, cp in _outer_degrees(spec, hosts * ranks):
@@ -112,6 +117,14 @@ def _needed(spec: JobSpec, shape: ModelShape) -> dict[str, Value]:
         if not kept or len(kept) < len(spec.model.lora.target_modules):
             needed["model.lora.target_modules"] = kept or (names[0],)
     return needed
+
+
+def _padding(spec: JobSpec, shape: ModelShape) -> dict[str, Value]:
+    """A padded vocabulary, if the tp of the spec does not divide it."""
+    tp = spec.parallel.tp
+    if tp == "auto" or shape.vocab_size % tp == 0:
+        return {}
+    return {"model.pad_vocab_to_multiple_of": math.lcm(PADDED, tp)}
 
 
 def _outer_degrees(spec: JobSpec, world: int) -> Iterator[tuple[int, int]]:

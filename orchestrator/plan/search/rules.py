@@ -24,19 +24,20 @@ from orchestrator.plan.search.rule import Broken, Case, Refusal, Request, Rule, 
 
 HOST_FIX = "free or add hosts, or ask for fewer"
 TP_FIX = "set parallel.tp=auto, or a degree that divides"
+VOCABULARY_FIX = f"{TP_FIX}, or pad the vocabulary (--set model.pad_vocab_to_multiple_of=128)"
 CP_FIX = "set parallel.cp=auto, or cp=1"
 FULL_FIX = "set data.sequence_length to at most that, or use another model"
 SCHEDULE_FIX = "set parallel.pipeline.schedule=auto"
 
 
-def _tp_divides(name: str, what: str, size: Callable[[ModelShape], int]) -> Rule:
+def _tp_divides(name: str, what: str, size: Callable[[ModelShape], int], fix: str = TP_FIX) -> Rule:
     return Rule(
         name=name,
         scope="mesh",
         axis="tp",
         reads=("parallel.tp",),
         check=checks.divides(what, size),
-        fix=TP_FIX,
+        fix=fix,
     )
 
 
@@ -116,7 +117,9 @@ RULES: tuple[Rule, ...] = (
     ),
     _tp_divides("tp-heads", "heads", lambda shape: shape.num_heads),
     _tp_divides("tp-kv-heads", "kv heads", lambda shape: shape.num_kv_heads),
-    _tp_divides("tp-vocabulary", "vocabulary entries", lambda shape: shape.vocab_size),
+    _tp_divides(
+        "tp-vocabulary", "vocabulary entries", lambda shape: shape.vocab_size, VOCABULARY_FIX
+    ),
     _tp_divides("tp-intermediate", "intermediate columns", lambda shape: shape.intermediate_size),
     Rule(
         name="tp-sequence",

@@ -97,6 +97,34 @@ def test_every_family_is_read_as_it_was_saved(tmp_path: Path, family: str) -> No
     assert_same(read(tmp_path), model)
 
 
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_rows_of_a_padded_vocabulary_start_at_zero(tmp_path: Path, family: str) -> None:
+    model = model_of(FAMILIES[family] | {"vocab_size": 257})
+    model.save_pretrained(tmp_path)
+    spec = ModelSpec(path=str(tmp_path), weights=str(tmp_path), pad_vocab_to_multiple_of=64)
+    config = read_model_config(spec)
+    (decoder,) = build_stages(config, [StageSlice(0, 2, 2)])
+    allocate(decoder, torch.device("cpu"))
+    with torch.no_grad():
+        for _, parameter in decoder.plain_parameters():
+            parameter.fill_(7.0)
+    first_weights([decoder], find_weights(spec), seed=0, resumed=False)
+    expected = dict(model.named_parameters())
+    for name, parameter in decoder.plain_parameters():
+        rows = len(expected[name])
+        assert torch.equal(parameter[:rows], expected[name].float())
+        assert torch.equal(parameter[rows:], torch.zeros_like(parameter[rows:]))
+    assert config.vocab_size == 320
+
+
+def test_weights_of_another_vocabulary_are_refused_although_it_is_padded(llama: Path) -> None:
+    """Files of 256 tokens fit a vocabulary padded from 256, not the 320 of another model."""
+    config = LLAMA | {"vocab_size": 300}
+    spec = ModelSpec(config=config, weights=str(llama), pad_vocab_to_multiple_of=64)
+    with pytest.raises(TrainingError, match=r"has shape \(256, \d+\) in the files"):
+        find_weights(spec)
+
+
 def test_parts_of_a_sharded_index_are_found(tmp_path: Path) -> None:
     model = model_of(LLAMA)
     model.save_pretrained(tmp_path, max_shard_size="30KB")
