@@ -59,7 +59,15 @@ SAID_BY = re.compile(r" \[[^\s@\]]+@[^\s\]]+\]")
 
 
 def reason(record: str) -> str:
-    """The text after `Reason=`, without who wrote it and when."""
+    """The text after `Reason=`, without who wrote it and when.
+
+    Slurm 24.11 adds a new reason to that of a node's earlier failure, after " : ". What it says
+    twice is kept once.
+    """
+    return " : ".join(dict.fromkeys(_whole_reason(record).split(" : ")))
+
+
+def _whole_reason(record: str) -> str:
     _, found, after = record.partition(" Reason=")
     if not found:
         return ""

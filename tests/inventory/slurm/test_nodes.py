@@ -199,6 +199,19 @@ def test_a_reason_may_contain_any_text() -> None:
     assert node.reason == "Xid=79 State=IDLE Gres=gpu:0, see [ticket 7]"
 
 
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ("Not responding : Not responding", "Not responding"),  # seen with Slurm 24.11.5
+        ("bad fan : Not responding : bad fan", "bad fan : Not responding"),
+        ("Epilog error", "Epilog error"),
+    ],
+)
+def test_what_slurm_says_twice_is_kept_once(said: str, kept: str) -> None:
+    (node,) = parse_nodes(f"NodeName=n1 State=DOWN* Reason={said} [slurm@2026-11-28T04:25:01]")
+    assert node.reason == kept
+
+
 def test_other_records_than_nodes_are_ignored() -> None:
     assert parse_nodes("No nodes in the system\n") == ()
 
