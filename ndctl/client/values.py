@@ -10,7 +10,9 @@ from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import (
     Choice,
     Memory,
+    ModelWork,
     PlacementCost,
+    Price,
     RankPlace,
     Rejected,
     StepTime,
@@ -181,6 +183,42 @@ class Status(Struct, frozen=True, kw_only=True):
         return html.table(f"{self.name}: {self.state}", html.status_rows(self))
 
 
+Range = tuple[float, float]
+"""From the 10th to the 90th percentile of the predicted speed."""
+
+
+class Decision(Struct, frozen=True, kw_only=True):
+    """What a planned job takes until it is done. A value and its range are None where a fact that
+    it needs is unknown: the range of the speed, a rate of failures, a price, the power of a GPU."""
+
+    tokens: float
+    tokens_from: str
+    """The option or the key that gives the tokens."""
+    steps: float
+    tokens_per_day: float
+    tokens_per_day_range: Range | None
+    training_s: float
+    """Seconds without failures."""
+    training_s_range: Range | None
+    effective: float | None
+    """Share of the time that trains and whose result is kept."""
+    effective_from: str | None
+    with_failures_s: float | None
+    with_failures_s_range: Range | None
+    spare_hosts: int
+    gpu_hours: float | None
+    """Of all GPUs that the job holds, with failures where `effective` is known."""
+    gpu_hours_range: Range | None
+    price_per_gpu_hour: float | None
+    price_from: str | None
+    money: float | None
+    money_range: Range | None
+    device_power_w: int | None
+    energy_kwh: float | None
+    """At most, of the GPU boards alone."""
+    energy_kwh_range: Range | None
+
+
 class Plan(Struct, frozen=True, kw_only=True):
     """How a job is split over ranks, as `ndctl plan --json` prints it."""
 
@@ -192,6 +230,12 @@ class Plan(Struct, frozen=True, kw_only=True):
     gradient_accumulation: int | None
     activation_checkpointing: str
     reshard_after_forward: bool | int
+    reduce_gradients: str
+    """`each`: FSDP reduces the gradients of each micro batch; `last`: once a step."""
+    compile: bool
+    float8: bool
+    loss_chunks: int | str
+    """`auto` where the ranks run your own program."""
     schedule: str | None
     """Pipeline schedule; None without a pipeline."""
     methods: Mapping[str, str]
@@ -207,9 +251,18 @@ class Plan(Struct, frozen=True, kw_only=True):
     memory_along_pp: tuple[Memory, ...]
     time: StepTime | None
     """None: there is no hardware profile of these devices."""
+    work: ModelWork | None
+    decision: Decision | None
+    """None without `time`."""
     communication: tuple[Traffic, ...]
     alternatives: tuple[Choice, ...]
-    """The next best meshes, best first."""
+    """The best plans of other kinds of meshes, the fastest first."""
+    comparison: str | None
+    """Why a faster alternative was not chosen; None: no alternative is faster."""
+    untrainable: str | None
+    """Why the bundled trainer cannot train this model; None if it can."""
+    prices: tuple[Price, ...]
+    """What keys that the spec fixes cost, the highest price first."""
     rejected: tuple[Rejected, ...]
     notes: tuple[str, ...]
     text: str

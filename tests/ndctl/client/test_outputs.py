@@ -1,5 +1,6 @@
 """What a job tells: status, metrics, events and logs, also with hostile text in them."""
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -7,10 +8,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import ndctl
 from ndctl.client.reading import metrics_of
 from orchestrator.app.remote import Found
+from orchestrator.cli.plans import plan as plan_command
 from orchestrator.contract.files.run_dir import RunDir
 from tests.ndctl.client.programs import work, write_script
 
@@ -183,6 +186,30 @@ def test_a_plan_is_a_value_a_text_and_html(tmp_path: Path) -> None:
     own = {"name": "own", "run": {"program": "true"}, "cluster": {"gpus_per_host": 2}}
     assert ndctl.plan(own).memory is None
     assert ndctl.plan(own, set={"cluster.hosts": 2}).world_size == 4
+
+
+def test_a_plan_says_what_the_job_takes() -> None:
+    root = Path(__file__).parents[3] / "examples"
+    spec, hosts = str(root / "llama3-8b.yaml"), str(root / "inventories/h100.yaml")
+    found = ndctl.plan(spec, inventory=hosts, tokens=15e12, price=2.5)
+    assert found.decision is not None
+    assert found.decision.tokens == 15e12
+    assert found.decision.tokens_from == "--tokens"
+    hours, money = found.decision.gpu_hours, found.decision.money
+    assert hours is not None
+    assert money == pytest.approx(2.5 * hours)
+    assert "money" in found.text
+    with_failures, without = found.decision.with_failures_s, found.decision.training_s
+    assert with_failures is not None
+    assert with_failures > without
+    typed = [spec, "--inventory", hosts, "--tokens=15e12", "--price=2.5", "--json"]
+    answer = CliRunner().invoke(plan_command, typed)
+    said = json.loads(answer.stdout)["decision"]
+    assert said["money"] == money
+    assert said.keys() == set(found.decision.__struct_fields__)
+    for wrong in ({"tokens": 0}, {"tokens": float("nan")}, {"price": -1}, {"price": float("inf")}):
+        with pytest.raises(ValueError, match="must be a"):
+            ndctl.plan(spec, inventory=hosts, **wrong)
 
 
 def test_hostile_text_in_a_plan_is_escaped(tmp_path: Path) -> None:
