@@ -44,11 +44,17 @@ class SpecError(NdctlError):
     exit_code = exit_codes.BAD_SPEC
 
     def __init__(
-        self, message: str, *, fix: str = "", placed: Sequence[tuple[str, Problem]] = ()
+        self,
+        message: str,
+        *,
+        fix: str = "",
+        placed: Sequence[tuple[str, Problem]] = (),
+        also: Sequence[NdctlError] = (),
     ) -> None:
-        """`placed`: the problems in the message, each with its place, for programs."""
+        """`placed`: the problems in the message, each with its place, for programs. `also`: the
+        errors in the message that have no place."""
         super().__init__(message, fix=fix)
-        self.placed = tuple(placed)
+        self.placed, self.also = tuple(placed), tuple(also)
 
 
 class PlanError(NdctlError):

@@ -21,6 +21,7 @@ from orchestrator.errors import NdctlError, SpecError
 from orchestrator.yaml_document import (
     Document,
     Dumper,
+    Place,
     decode_document,
     parse,
     read_text,
@@ -96,7 +97,7 @@ def _load(text: str, source: str, overrides: Sequence[str]) -> tuple[CommonSpec,
             limit=limit,
             fix="start from examples/quickstart.yaml",
         )
-        raise spec_error(source, [(f"{source}:1", problem)])
+        raise spec_error(source, [(Place(source, 1), problem)])
     _override(document, overrides)
     _check_patterns(document)
     return decode_document(_class_of(document), document), document

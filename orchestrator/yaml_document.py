@@ -112,6 +112,23 @@ def decode_document(cls: type[T], document: "Document") -> T:
     return value
 
 
+class Place(str):
+    """`file:line`, as messages have it; programs also read the column, from 1."""
+
+    file: str
+    line: int
+    column: int
+
+    def __new__(cls, file: str, line: int, column: int = 1) -> "Place":
+        place = super().__new__(cls, f"{file}:{line}")
+        place.file, place.line, place.column = file, line, column
+        return place
+
+
+def _place_of_node(source: str, node: yaml.Node) -> Place:
+    return Place(source, node.start_mark.line + 1, node.start_mark.column + 1)
+
+
 @dataclass
 class Document:
     """Data of a spec, and where each of its values came from."""
@@ -119,7 +136,7 @@ class Document:
     source: str
     data: Any = None
     places: dict[str, str] = field(default_factory=dict)
-    """Path -> `file:line`."""
+    """Path -> `Place`, or where else the value came from."""
     overridden: list[str] = field(default_factory=list)
     problems: list[tuple[str, Problem]] = field(default_factory=list)
 
@@ -154,11 +171,12 @@ def parse(text: str, source: str) -> Document:
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         line, column = (mark.line, mark.column) if mark else (0, 0)
-        raise _syntax_error(text, f"{source}:{line + 1}:{column + 1}", line, exc) from exc
+        place = Place(source, line + 1, column + 1)
+        raise _syntax_error(text, place, f"{place}:{column + 1}", exc) from exc
     except (yaml.YAMLError, UnicodeEncodeError) as exc:
         found = re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]", text)
-        line = text.count("\n", 0, found.start()) if found else 0
-        raise _syntax_error(text, f"{source}:{line + 1}", line, exc) from exc
+        place = Place(source, text.count("\n", 0, found.start()) + 1 if found else 1)
+        raise _syntax_error(text, place, place, exc) from exc
     if node is not None:
         document.data = _Reader(document).read(node, "")
     return document
@@ -171,14 +189,17 @@ def _refuse_deep(text: str, source: str) -> None:
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > MOST_DEPTH:
-            line = event.start_mark.line + 1 if event.start_mark else 1
+            place = Place(source, event.start_mark.line + 1 if event.start_mark else 1)
+            limit, fix = f"nested at most {MOST_DEPTH} deep", "close every bracket"
             raise SpecError(
-                f"{source}:{line}: lists and mappings are nested more than {MOST_DEPTH} deep",
-                fix="close every bracket",
+                f"{place}: lists and mappings are nested more than {MOST_DEPTH} deep",
+                fix=fix,
+                placed=[(place, Problem(path="", limit=limit, fix=fix))],
             )
 
 
-def _syntax_error(text: str, place: str, line: int, exc: Exception) -> SpecError:
+def _syntax_error(text: str, place: Place, shown_place: str, exc: Exception) -> SpecError:
+    line = place.line - 1
     said = " ".join(
         part for part in (getattr(exc, "context", None), getattr(exc, "problem", None)) if part
     )
@@ -188,7 +209,9 @@ def _syntax_error(text: str, place: str, line: int, exc: Exception) -> SpecError
     if line < len(lines) and "\t" in lines[line][: len(lines[line]) - len(lines[line].lstrip())]:
         said = f"{said} (a tab)"
     fixes = (fix for pattern, fix in SYNTAX_FIXES if re.search(pattern, said))
-    return SpecError(f"{place}: not YAML: {said}{shown}", fix=next(fixes, OTHER_SYNTAX_FIX))
+    fix = next(fixes, OTHER_SYNTAX_FIX)
+    problem = Problem(path="", limit=f"YAML: {said}", fix=fix)
+    return SpecError(f"{shown_place}: not YAML: {said}{shown}", fix=fix, placed=[(place, problem)])
 
 
 @dataclass
@@ -199,7 +222,7 @@ class _Reader:
     seen: set[int] = field(default_factory=set)
 
     def read(self, node: yaml.Node, path: str) -> Any:
-        self.document.places[path] = f"{self.document.source}:{node.start_mark.line + 1}"
+        self.document.places[path] = _place_of_node(self.document.source, node)
         if id(node) in self.seen:
             limit, fix = "written out, without an alias", "repeat the value here"
             self.document.report(Problem(path=path, limit=limit, fix=fix))
@@ -218,7 +241,7 @@ class _Reader:
         for key_node, value_node in node.value:
             key = key_node.value
             where = join(path, key) if isinstance(key, str) else path
-            line = f"{self.document.source}:{key_node.start_mark.line + 1}"
+            line = _place_of_node(self.document.source, key_node)
             if not isinstance(key, str):
                 fix = "quote a value that begins with { or ["
                 problem = Problem(path=path, limit="plain keys with values", fix=fix)
@@ -251,7 +274,7 @@ def spec_error(
     lines = [*(_line(place, problem) for place, problem in problems), *map(str, also)]
     if len(lines) > 1:
         lines = [f"{source} has {len(lines)} problems", *lines]
-    error = SpecError("\n".join(lines), placed=problems)
+    error = SpecError("\n".join(lines), placed=problems, also=also)
     error.__cause__ = Invalid(problem for _, problem in problems)
     return error
 

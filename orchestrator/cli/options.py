@@ -336,6 +336,8 @@ def print_as(
         say(text(value))
 
 
+OFFLINE = "or plan without the cluster, for the hosts in a file: --inventory FILE"
+"""Fix of a command that plans, if the cluster cannot be asked."""
 Looks = Literal["not", "at-inputs", "at-checkpoint-too"]
 
 
@@ -352,6 +354,7 @@ def plan_for(
     from pathlib import Path
 
     from orchestrator.app.planning import plans
+    from orchestrator.errors import BackendError
 
     plan = {
         "not": plans.plan_spec,
@@ -360,7 +363,12 @@ def plan_for(
     }[looks]
     hosts = None if inventory is None else Path(inventory)
     root = None if run_root is None else Path(run_root)
-    planned = plan(Path(spec), overrides, os.environ, hosts, root, purpose)
+    try:
+        planned = plan(Path(spec), overrides, os.environ, hosts, root, purpose)
+    except BackendError as exc:
+        if inventory is None and "--inventory" not in exc.fix:
+            exc.fix = "; ".join(filter(None, (exc.fix, OFFLINE)))
+        raise
     warn_of_settings(planned.spec, planned.plan)
     return planned
 

@@ -25,10 +25,7 @@ from orchestrator.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from orchestrator.app.planning.planned_hosts import Purpose
-    from orchestrator.contract.codec import Problem
 
 
 @click.command(epilog="Example: ndctl validate examples/quickstart.yaml --set train.steps=100")
@@ -51,24 +48,25 @@ def validate(
     Checks that a plan exists, and that data, tokenizer and weights exist. With --resume, also
     checks that the job can resume.
     """
-    from orchestrator.errors import BackendError, NdctlError, SpecError
+    from orchestrator.app.planning.problems import doubts_json, refused_json
+    from orchestrator.errors import BackendError, NdctlError
 
     looks = looks_for(resume=resume)
     try:
         planned = plan_for(spec, overrides, inventory, run_root=run_root, looks=looks)
-    except BackendError as exc:
-        message = f"{spec} is readable, but cannot be planned: {exc.message}"
-        raise BackendError(message, fix=exc.fix) from exc
     except NdctlError as exc:
+        if isinstance(exc, BackendError):
+            message = f"{spec} is readable, but cannot be planned: {exc.message}"
+            exc = BackendError(message, fix=exc.fix)
         if not as_json:
-            raise
-        placed = exc.placed if isinstance(exc, SpecError) else ()
-        print_json({"valid": False, "problems": _problems_json(placed), "message": str(exc)})
+            raise exc from None
+        print_json(refused_json(exc, spec))
         sys.exit(exc.exit_code)
     looked = planned.looked
     assert looked is not None
     if as_json:
-        body = {"valid": True, "name": planned.spec.name, "mesh": planned.plan.split}
+        body: dict[str, object] = {"valid": True, "problems": doubts_json(planned, spec)}
+        body |= {"name": planned.spec.name, "mesh": planned.plan.split}
         body |= {"resumes": looked.resumes} if resume else {}
         body |= {"untrainable": planned.plan.untrainable}
         print_json(body | {"unchecked": looked.unchecked, "doubts": list(looked.doubts)})
@@ -82,21 +80,6 @@ def validate(
         say(f"resumes {looked.resumes}")
     for note in looked.notes:
         say(f"note: {note}")
-
-
-def _problems_json(placed: "Iterable[tuple[str, Problem]]") -> list[dict[str, object]]:
-    from orchestrator.contract.codec import ABSENT, encode
-
-    return [
-        {
-            "place": place,
-            "key": problem.path,
-            "value": None if problem.value is ABSENT else encode(problem.value),
-            "limit": problem.limit,
-            "fix": problem.fix,
-        }
-        for place, problem in placed
-    ]
 
 
 @click.command(
