@@ -83,7 +83,10 @@ def test_a_missing_file_and_an_unreachable_cluster_are_answers_too(
 
 def test_warnings_about_a_valid_spec_have_a_place(tmp_path: Path) -> None:
     text = GOOD.replace("sequence_length: 64", "sequence_length: 64, prompt_column: q")
-    code, body, file = validated(tmp_path, text + "cluster: {backend: slurm, gpu: h100-sxm-80gb, slurm: {env: {HF_TOKEN: abc}}}\n")
+    code, body, file = validated(
+        tmp_path,
+        text + "cluster: {backend: slurm, gpu: h100-sxm-80gb, slurm: {env: {HF_TOKEN: abc}}}\n",
+    )
     assert (code, body["valid"]) == (0, True)
     found = {problem["key"]: problem for problem in body["problems"]}
     secret = found["cluster.slurm.env.HF_TOKEN"]
