@@ -1,10 +1,10 @@
-"""Loads a YAML job spec, with `--set` overrides; every problem has its place.
+"""Loads a YAML job spec, with overlays and `--set` overrides; every problem has its place.
 
 The contract's codec interprets the values. pydantic is not used, because importing it takes most of
 the time that `ndctl plan` may take (`python -m benchmarks.cli`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from msgspec.structs import fields
 from orchestrator.contract.codec import Problem, encode, join, key_of
 from orchestrator.contract.spec.job_spec import CommonSpec, JobSpec, ScriptSpec
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
+from orchestrator.contract.spec.types import OVERLAY
 from orchestrator.diagnosis.logs.patterns import problem_of
 from orchestrator.errors import NdctlError, SpecError
 from orchestrator.yaml_document import (
@@ -44,22 +45,30 @@ class Written(Struct, frozen=True, kw_only=True):
         return spec_error(self.document.source, placed, also)
 
 
-def read_spec(path: Path, overrides: Sequence[str] = ()) -> CommonSpec:
+def read_spec(
+    path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> CommonSpec:
     """The spec in the file `path`.
+
+    Args:
+        overrides: `KEY=VALUE` of `--set`, and `-f FILE` of overlays.
+        environ: where `${VAR}` comes from; None for a spec that ndctl wrote.
 
     Raises:
         SpecError: the file cannot be read, or `load_spec` refuses it.
     """
-    return read_written(path, overrides).spec
+    return read_written(path, overrides, environ).spec
 
 
-def read_written(path: Path, overrides: Sequence[str] = ()) -> Written:
+def read_written(
+    path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Written:
     """The spec with the places of its values."""
     text = read_text(path, "examples/ has specs")
     if path.suffix == ".py":
         message = f"{path}: this is a Python script, not a job spec"
         raise SpecError(message, fix=f"ndctl run -- {path}, or a spec with run: {{script: {path}}}")
-    spec, document = _load(text, str(path), overrides)
+    spec, document = _load(text, str(path), overrides, environ)
     return Written(spec=spec, path=path.absolute(), overrides=tuple(overrides), document=document)
 
 
@@ -76,17 +85,24 @@ def written_from(data: dict[str, Any], source: str, overrides: Sequence[str] = (
     return Written(spec=spec, path=Path(), overrides=tuple(overrides), document=document)
 
 
-def load_spec(text: str, source: str, overrides: Sequence[str] = ()) -> CommonSpec:
-    """The spec in `text`, with `a.b.c=VALUE` overrides. `source` names the text in messages.
+def load_spec(
+    text: str,
+    source: str,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> CommonSpec:
+    """The spec in `text`, as `read_spec` reads a file. `source` names the text in messages.
 
     Raises:
         SpecError: with all problems, each with its place, value, limit and fix. Its cause is an
             `Invalid` with the same problems as values.
     """
-    return _load(text, source, overrides)[0]
+    return _load(text, source, overrides, environ)[0]
 
 
-def _load(text: str, source: str, overrides: Sequence[str]) -> tuple[CommonSpec, Document]:
+def _load(
+    text: str, source: str, overrides: Sequence[str], environ: Mapping[str, str] | None
+) -> tuple[CommonSpec, Document]:
     document = parse(text, source)
     if not isinstance(document.data, dict):
         empty = document.data is None
@@ -98,7 +114,18 @@ def _load(text: str, source: str, overrides: Sequence[str]) -> tuple[CommonSpec,
             fix="start from examples/quickstart.yaml",
         )
         raise spec_error(source, [(Place(source, 1), problem)])
-    _override(document, overrides)
+    with_variables = "${" in text
+    for override in overrides:
+        if override.startswith(OVERLAY):
+            from orchestrator.specs.overlays import lay_over
+
+            lay_over(document, Path(override.removeprefix(OVERLAY)))
+            with_variables = True
+    _override(document, [one for one in overrides if not one.startswith(OVERLAY)])
+    if with_variables:
+        from orchestrator.specs.variables import expand
+
+        expand(document, environ)
     _check_patterns(document)
     return decode_document(_class_of(document), document), document
 
@@ -172,6 +199,10 @@ def dump_spec(spec: CommonSpec) -> str:
     body = {key: given[key] for key in ("name", "run", *OF_THE_TRAINER) if key in given} | given
     if cluster.backend != "kubernetes" and cluster.kubernetes == KubernetesSpec():
         del body["cluster"]["kubernetes"]
+    if "${" in repr(body):
+        from orchestrator.specs.variables import escape
+
+        escape(body)
     text: str = yaml.dump(body, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
     return text
 

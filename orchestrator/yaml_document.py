@@ -64,6 +64,7 @@ SYNTAX_FIXES = (
     (r"\btab\b", "indent with spaces; YAML does not allow tabs"),
     (r"mapping values are not allowed", "quote a value that contains ': ', and check the indent"),
     (r"single document", "keep one document: remove everything from the line --- on"),
+    (r"\$\{", 'inside { } or [ ] quote a value with variables: "${VAR}"'),
     (r"undefined alias|anchor|alias", "quote a value that begins with * or &"),
     (r"special characters|control|surrogate", "remove that character and save as UTF-8 text"),
 )
@@ -101,7 +102,7 @@ def decode_document(cls: type[T], document: "Document") -> T:
     """
     value: T | None = None
     try:
-        value = decode(cls, document.data)
+        value = _decode(cls, document)
     except Invalid as exc:
         told = {problem.path for _, problem in document.problems}
         for problem in exc.problems:
@@ -110,6 +111,30 @@ def decode_document(cls: type[T], document: "Document") -> T:
     if value is None or document.problems:
         raise spec_error(document.source, document.problems)
     return value
+
+
+def _decode(cls: type[T], document: "Document") -> T:
+    try:
+        return decode(cls, document.data)
+    except Invalid as exc:
+        # A variable's value was read as YAML, so `7` is a number. These keys take text.
+        wanted = {one.path for one in exc.problems if "a string" in one.limit}
+        if not (wanted := wanted & document.texts.keys()):
+            raise
+        for container, key, text in (document.texts.pop(path) for path in wanted):
+            container[key] = text
+        return decode(cls, document.data)
+
+
+def scalar_of(text: str) -> Any:
+    """`text` as YAML reads a plain value: a number, true, false, null, or a string."""
+    for tag, pattern, _ in CORE_SCHEMA:
+        if re.fullmatch(pattern, text):
+            try:
+                return SCALARS[tag](text)
+            except ValueError:  # a number of thousands of digits
+                return text
+    return text
 
 
 class Place(str):
@@ -139,6 +164,15 @@ class Document:
     """Path -> `Place`, or where else the value came from."""
     overridden: list[str] = field(default_factory=list)
     problems: list[tuple[str, Problem]] = field(default_factory=list)
+    texts: dict[str, tuple[Any, Any, str]] = field(default_factory=dict)
+    """Path -> container, key and text of each value that came from variables."""
+
+    def is_overridden(self, path: str) -> bool:
+        """Whether an option gives the value at `path`."""
+        return any(
+            path == changed or path.startswith((f"{changed}.", f"{changed}["))
+            for changed in self.overridden
+        )
 
     def report(self, problem: Problem) -> None:
         self.problems.append((self.place_of(problem.path), problem))
@@ -208,7 +242,7 @@ def _syntax_error(text: str, place: Place, shown_place: str, exc: Exception) -> 
     shown = f", at {lines[line].rstrip()!r}" if line < len(lines) else ", at the end of the file"
     if line < len(lines) and "\t" in lines[line][: len(lines[line]) - len(lines[line].lstrip())]:
         said = f"{said} (a tab)"
-    fixes = (fix for pattern, fix in SYNTAX_FIXES if re.search(pattern, said))
+    fixes = (fix for pattern, fix in SYNTAX_FIXES if re.search(pattern, said + shown))
     fix = next(fixes, OTHER_SYNTAX_FIX)
     problem = Problem(path="", limit=f"YAML: {said}", fix=fix)
     return SpecError(f"{shown_place}: not YAML: {said}{shown}", fix=fix, placed=[(place, problem)])

@@ -31,7 +31,7 @@ def written_of(spec: Spec, overrides: Sequence[str]) -> "Written":
         raise SpecError(
             f"the spec is {spec!r}", fix="give the path of a file, or a dict with its keys"
         )
-    return read_written(Path(spec), overrides)
+    return read_written(Path(spec), overrides, os.environ)
 
 
 def overrides_of(values: Mapping[str, Any] | None, backend: str | None) -> tuple[str, ...]:

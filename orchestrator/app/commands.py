@@ -17,6 +17,7 @@ from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.types import OVERLAY
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.job_paths import run_root_of
 
@@ -45,11 +46,17 @@ def remember(run_dir: RunDir, written: "Written") -> None:
 def submitted_from(written: "Written", *, here: bool = False) -> dict[str, Any]:
     """A SubmittedFrom, encoded."""
     folder = str(Path.cwd()) if _depends_on_folder(written) else ""
-    origin = SubmittedFrom(
-        spec=str(written.path), overrides=written.overrides, folder=folder, here=here
-    )
+    overrides = tuple(map(_from_anywhere, written.overrides))
+    origin = SubmittedFrom(spec=str(written.path), overrides=overrides, folder=folder, here=here)
     encoded: dict[str, Any] = encode(origin)
     return encoded
+
+
+def _from_anywhere(override: str) -> str:
+    """An overlay with its absolute path."""
+    if not override.startswith(OVERLAY):
+        return override
+    return f"{OVERLAY}{Path(override.removeprefix(OVERLAY)).absolute()}"
 
 
 def _depends_on_folder(written: "Written") -> bool:

@@ -1,7 +1,7 @@
 """`ndctl policy`: the rules for failures, and the rules that one class of failure can meet."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,10 @@ class Explained(Struct, frozen=True, kw_only=True):
     max_allocations: int
 
 
-def policy_of(spec: str | None, overrides: Sequence[str] = ()) -> Policy:
-    resilience = read_spec(Path(spec), overrides).resilience if spec else ResilienceSpec()
+def policy_of(
+    spec: str | None, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Policy:
+    resilience = read_spec(Path(spec), overrides, environ).resilience if spec else ResilienceSpec()
     # A spec does not say whether the job trains on CPUs, so the rule for CPUs is listed too.
     chosen = policy.options(resilience.on_oom, resilience.on_nan, on_processors=True)
     return Policy(

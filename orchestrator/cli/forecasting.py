@@ -11,7 +11,7 @@ from orchestrator.cli.options import (
     print_json,
     say,
     set_option,
-    spec_argument,
+    spec_files,
 )
 
 ABOVE_0 = FiniteRange(min=0, min_open=True)
@@ -21,7 +21,7 @@ ABOVE_0 = FiniteRange(min=0, min_open=True)
     epilog="Example: ndctl forecast examples/llama3-405b.yaml"
     " --inventory examples/inventories/h100.yaml --days 54"
 )
-@spec_argument
+@spec_files
 @set_option
 @json_option
 @inventory_option

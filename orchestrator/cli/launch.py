@@ -16,7 +16,7 @@ from orchestrator.cli.options import (
     root_option,
     say,
     set_option,
-    spec_argument,
+    spec_files,
     warn,
     warn_of_settings,
 )
@@ -86,7 +86,7 @@ class _DryRunAlone(click.Command):
     cls=_DryRunAlone,
     epilog="Example: ndctl submit examples/quickstart.yaml --follow --drill kill:rank=1@step=25",
 )
-@spec_argument
+@spec_files
 @set_option
 @backend_option
 @root_option
@@ -303,7 +303,7 @@ def _element_text(element: "Element") -> str:
     epilog="Example: ndctl render examples/slurm.yaml > job.sh; sbatch job.sh\n\n"
     "ndctl render examples/kubernetes.yaml --kind jobset | kubectl apply -f -"
 )
-@spec_argument
+@spec_files
 @set_option
 @backend_option
 @kind_option

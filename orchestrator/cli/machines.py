@@ -37,7 +37,7 @@ def _spec_of(spec: str | None, overrides: tuple[str, ...]) -> "CommonSpec | None
 
     if spec is None:
         return None
-    wish = read_spec(Path(spec), overrides)
+    wish = read_spec(Path(spec), overrides, os.environ)
     warn_of_settings(wish)
     return wish
 
@@ -52,7 +52,7 @@ def _input_findings(
     from orchestrator.app.submission.inputs import findings_of
     from orchestrator.load import read_written
 
-    written = read_written(Path(spec), overrides)
+    written = read_written(Path(spec), overrides, os.environ)
     return findings_of(look_at(written, os.environ, root, resume=resume), written)
 
 
@@ -87,7 +87,7 @@ def _kubernetes_findings(
 
     if spec is None:
         return examine_kubernetes(kubernetes_api(None, os.environ), KubernetesSpec())
-    asked = read_spec(Path(spec), overrides).cluster.kubernetes
+    asked = read_spec(Path(spec), overrides, os.environ).cluster.kubernetes
     api = kubernetes_api(asked.context, os.environ)
     try:
         planned = plans.plan_spec(Path(spec), overrides, os.environ, purpose="submit")

@@ -60,6 +60,40 @@ def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 
 spec_argument = click.argument("spec")
+
+
+def spec_files(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the argument SPEC and the option `-f`. The command gets the first file as `spec`, and
+    the others at the front of its `overrides`."""
+    argument = click.argument("spec", required=False)
+    option = click.option(
+        "-f",
+        "--file",
+        "files",
+        multiple=True,
+        metavar="FILE",
+        help="Lay FILE over SPEC, or over the first -f: its keys win, null removes a key.",
+    )
+
+    @functools.wraps(verb)
+    def called(
+        *args: Any,
+        spec: str | None,
+        files: tuple[str, ...],
+        overrides: tuple[str, ...],
+        **rest: Any,
+    ) -> Any:
+        from orchestrator.contract.spec.types import OVERLAY
+
+        given = (*([] if spec is None else [spec]), *files)
+        if not given:
+            raise click.UsageError("Missing argument 'SPEC': the file of the job spec.")
+        over = (f"{OVERLAY}{file}" for file in given[1:])
+        return verb(*args, spec=given[0], overrides=(*over, *overrides), **rest)
+
+    return argument(option(called))
+
+
 job_argument = click.argument("job", shell_complete=complete_job)
 jobs_argument = click.argument(
     "jobs", metavar="JOB|PATTERN...", nargs=-1, required=True, shell_complete=complete_job

@@ -21,7 +21,7 @@ from orchestrator.cli.options import (
     root_option,
     say,
     set_option,
-    spec_argument,
+    spec_files,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog="Example: ndctl validate examples/quickstart.yaml --set train.steps=100")
-@spec_argument
+@spec_files
 @set_option
 @json_option
 @inventory_option
@@ -86,7 +86,7 @@ def validate(
     epilog="Example: ndctl plan examples/llama3-8b.yaml --inventory"
     " examples/inventories/h100.yaml --compare parallel.tp=1,2,4,8"
 )
-@spec_argument
+@spec_files
 @set_option
 @json_option
 @inventory_option
@@ -175,7 +175,9 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
     else:
         planned = plan_for(spec, overrides, inventory, purpose=purpose)
         if explain is not None:
-            other = plans.beside_plan(planned, Path(spec), overrides, explain.split(","))
+            other = plans.beside_plan(
+                planned, Path(spec), overrides, explain.split(","), os.environ
+            )
             pair = (planned.plan, other)
             print_as(
                 as_json, pair, lambda two: beside_json(*two), lambda two: describe_beside(*two)

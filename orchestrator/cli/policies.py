@@ -1,5 +1,6 @@
 """`ndctl policy` and `ndctl classify`: failure classes and the rules for them."""
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -31,7 +32,7 @@ def list_rules(
     """
     from orchestrator.app import policies
 
-    found = policies.policy_of(spec, overrides)
+    found = policies.policy_of(spec, overrides, os.environ)
     print_as(as_json, found, policies.listed_json, policies.listed_text)
 
 
@@ -44,7 +45,7 @@ def explain(name: str, spec: str | None, overrides: tuple[str, ...], as_json: bo
     """Print the rules for failures of CLASS, in order, and the restart budget."""
     from orchestrator.app import policies
 
-    found = policies.explain(name, policies.policy_of(spec, overrides))
+    found = policies.explain(name, policies.policy_of(spec, overrides, os.environ))
     print_as(as_json, found, policies.explained_json, policies.explained_text)
 
 

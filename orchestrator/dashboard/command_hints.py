@@ -10,7 +10,7 @@ class Commands(Struct, frozen=True, kw_only=True):
     spec: str = "SPEC"
     """Spec file for a resubmission: the user's own file if known."""
     overrides: tuple[str, ...] = ()
-    """Values of `--set` at submission."""
+    """Values of `--set` at submission, and overlays as `-f FILE`."""
     here: bool = False
     """The job ran with `--here`, inside an allocation that the user owns."""
     folder: str = ""
@@ -27,9 +27,14 @@ class Commands(Struct, frozen=True, kw_only=True):
 
     def submit(self, edits: str = "") -> str:
         """The command that resumes the job; `edits` are extra options, quoted for a shell."""
-        sets = [word for override in self.overrides for word in ("--set", override)]
+        sets = [word for override in self.overrides for word in _words(override)]
         root = self.root if self.submit_root is None else self.submit_root
         where = ("--here",) if self.here else ()
         again = join(["ndctl", "submit", self.spec, *sets, *where, "--resume", *root])
         whole = f"{again} {edits}" if edits else again
         return f"cd {quote(self.folder)} && {whole}" if self.folder else whole
+
+
+def _words(override: str) -> tuple[str, str]:
+    option, _, file = override.partition(" ")
+    return (option, file) if option == "-f" else ("--set", override)

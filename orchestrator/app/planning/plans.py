@@ -66,7 +66,7 @@ def plan_spec(
     """
     from orchestrator.load import read_written
 
-    return _planned(read_written(path, overrides), environ, inventory, run_root, purpose)
+    return _planned(read_written(path, overrides, environ), environ, inventory, run_root, purpose)
 
 
 def plan_and_look(
@@ -83,9 +83,9 @@ def plan_and_look(
     """
     from orchestrator.load import read_written
 
-    written = read_written(path, overrides)
+    written = read_written(path, overrides, environ)
     if isinstance(purpose, Given):
-        written = read_written(path, (*overrides, *_as_given(written, purpose)))
+        written = read_written(path, (*overrides, *_as_given(written, purpose)), environ)
     return _looked_and_planned(written, environ, inventory, run_root, purpose)
 
 
@@ -105,7 +105,7 @@ def plan_and_look_back(
     """
     from orchestrator.load import read_written
 
-    written = read_written(path, overrides)
+    written = read_written(path, overrides, environ)
     return _looked_and_planned(written, environ, inventory, run_root, purpose, resume=True)
 
 
@@ -231,7 +231,11 @@ def _planned(
 
 
 def beside_plan(
-    planned: Planned, path: Path, overrides: Sequence[str], asked: Sequence[str]
+    planned: Planned,
+    path: Path,
+    overrides: Sequence[str],
+    asked: Sequence[str],
+    environ: Mapping[str, str],
 ) -> "Beside":
     """The mesh that `asked` fixes beside the plan. `asked`: items like `pp=4` or `KEY=VALUE`.
 
@@ -243,7 +247,7 @@ def beside_plan(
     from orchestrator.plan.beside import beside
 
     fixed = [f"parallel.{one}" if one.split("=")[0] in AXES else one for one in asked]
-    spec = of_the_trainer(read_spec(path, (*overrides, *fixed)), "plan --explain")
+    spec = of_the_trainer(read_spec(path, (*overrides, *fixed), environ), "plan --explain")
     spec = replace(spec, cluster=planned.spec.cluster)
     return beside(planned.plan, spec, planned.inventory, planned.model_config)
 
@@ -334,7 +338,7 @@ def zero_of(
     from orchestrator.plan.model.families import shape_of
     from orchestrator.plan.show.zero import ZeroTable
 
-    spec = of_the_trainer(read_spec(path, overrides), "plan --zero")
+    spec = of_the_trainer(read_spec(path, overrides, environ), "plan --zero")
     shape = shape_of(read_model_config(spec.model, hub_cache(environ)))
     devices = spec.cluster.hosts * spec.cluster.gpus_per_host
     fabric = inventory_for(spec, environ, inventory).fabric(spec.cluster.gpus_per_host)

@@ -87,8 +87,10 @@ def submit_here(
     """Plan for the nodes of the allocation and write the run directory. Raises NdctlError."""
     backend = HereBackend(environ, clock, shell)
     job = _allocation(backend, environ)
-    overrides = named(wanted, environ.get("SLURM_ARRAY_TASK_ID"))
-    root = run_root_of(wanted.run_root, environ, read_spec(wanted.spec, overrides).run_root)
+    overrides = named(wanted, environ.get("SLURM_ARRAY_TASK_ID"), environ)
+    root = run_root_of(
+        wanted.run_root, environ, read_spec(wanted.spec, overrides, environ).run_root
+    )
     nodes = _nodes(backend, job, root, environ, clock)
     given = Given(nodes=nodes, devices=devices_in(environ))
     planned = plan_and_look(wanted.spec, overrides, environ, purpose=given)

@@ -110,13 +110,13 @@ def devices_in(environ: Mapping[str, str]) -> int | None:
     return int(found[1]) if found else None
 
 
-def named(wanted: Wanted, array_task: str | None) -> tuple[str, ...]:
+def named(wanted: Wanted, array_task: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
     """The overrides. In a job array, the job name gets the number of the array task appended,
     unless an override sets the name."""
     overrides = wanted.overrides
     if array_task is None or any(one.startswith("name=") for one in overrides):
         return overrides
-    name = read_spec(wanted.spec, overrides).name
+    name = read_spec(wanted.spec, overrides, environ).name
     return (*overrides, f"name='{name}-{array_task}'")
 
 
@@ -167,7 +167,7 @@ def _begin(
     wanted: Wanted, task: Task, environ: Mapping[str, str], clock: Clock, shell: Shell
 ) -> LaunchPlan:
     backend = SlurmBackend(environ, clock, shell)
-    overrides = named(wanted, task.array_task)
+    overrides = named(wanted, task.array_task, environ)
     run_dir = _run_dir(wanted, overrides, environ)
     launch = _requeued_launch(run_dir, task)
     if launch is None:
@@ -191,7 +191,7 @@ def _begin(
 
 
 def _run_dir(wanted: Wanted, overrides: Sequence[str], environ: Mapping[str, str]) -> RunDir:
-    spec = read_spec(wanted.spec, overrides)
+    spec = read_spec(wanted.spec, overrides, environ)
     return RunDir((run_root_of(wanted.run_root, environ, spec.run_root) / spec.name).absolute())
 
 
@@ -227,7 +227,7 @@ def _warn_of(job: SlurmJob, environ: Mapping[str, str]) -> None:
 def _await_launch(
     wanted: Wanted, task: Task, environ: Mapping[str, str], clock: Clock
 ) -> LaunchPlan:
-    run_dir = _run_dir(wanted, named(wanted, task.array_task), environ)
+    run_dir = _run_dir(wanted, named(wanted, task.array_task, environ), environ)
     begun = clock.monotonic()
     while clock.monotonic() - begun < WAIT_S:
         with contextlib.suppress(OSError):  # a file server may fail for a moment

@@ -66,7 +66,7 @@ def elements_of(sweep: Sweep, environ: Mapping[str, str], clock: Clock) -> list[
         )
     elements: list[Element] = []
     refused: list[tuple[str, NdctlError]] = []
-    for values, name in zip(found, _names(sweep, found), strict=True):
+    for values, name in zip(found, _names(sweep, found, environ), strict=True):
         try:
             submission = _planned(sweep, values, name, environ)
             said = submit_job.check(submission, environ, clock)
@@ -99,10 +99,10 @@ def _planned(
     )
 
 
-def _names(sweep: Sweep, found: Sequence[tuple[str, ...]]) -> list[str]:
+def _names(sweep: Sweep, found: Sequence[tuple[str, ...]], environ: Mapping[str, str]) -> list[str]:
     for values in found:
         try:
-            spec = read_spec(sweep.spec, (*sweep.overrides, *values))
+            spec = read_spec(sweep.spec, (*sweep.overrides, *values), environ)
         except NdctlError:
             continue
         return names_of(spec.name, found, kubernetes=spec.cluster.backend == "kubernetes")

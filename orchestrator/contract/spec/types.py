@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 from orchestrator.contract.spec.limits import Above, AtLeast, AtMost
 
+OVERLAY = "-f "
+"""Begins an overlay, `-f FILE`, among the overrides of a spec. The others are `KEY=VALUE`."""
 Auto = Literal["auto"]
 Count = Annotated[int, AtLeast(1)]
 MOST_HOSTS = 1_000_000
