@@ -52,6 +52,8 @@ def test_hosts_with_their_state_and_switches(slurm: SlurmTestbed) -> None:
     slurm.output_of("scontrol", "update", "NodeName=node3", "State=DRAIN", "Reason=ECC errors = 3")
     slurm.kill_node("node4")
     slurm.wait_for("node4 down", lambda: slurm.node_state("node4") == "down*")
+    for node in ("node1", "node2"):
+        slurm.wait_for(f"the job on {node}", lambda node=node: slurm.node_state(node) != "idle")
     found = inventory(slurm)
     assert {name: (host["state"], host["reason"]) for name, host in found.items()} == {
         "node1": ("busy", "other jobs use all its GPUs"),

@@ -32,9 +32,9 @@ MESH_MAKER = "_get_post_forward_mesh_info"
 """The function in torch's `fully_shard` that creates the mesh for a numeric
 `reshard_after_forward`."""
 
-LARGE = 2**25
-"""With at least this many parameters, embedding and head are units of their own. For fewer, the
-time of one more collective is not worth the memory."""
+LARGE = 2**22
+"""With at least this many parameters (16 MiB in float32), embedding and head are units of their own.
+For fewer, the time of one more collective is not worth the memory."""
 
 
 class ShardedGradients:
