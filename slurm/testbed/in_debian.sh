@@ -23,6 +23,8 @@ export IN_DEBIAN_ROOT=$root IN_DEBIAN_CWD=$PWD
 exec unshare --mount --pid --net --fork --kill-child --mount-proc bash -euc '
   root=$IN_DEBIAN_ROOT
   ip link set lo up
+  # slurmctld 24.11 resolves no address where the machine has none but those of loopback.
+  ip address add 192.0.2.1/32 dev lo
   mount --make-rprivate /
   mount --bind "$root" "$root"
   for own in proc dev sys; do mkdir -p "$root/$own"; mount --rbind "/$own" "$root/$own"; done
