@@ -12,8 +12,34 @@ from orchestrator.posix.denied import denied, owner_of
 
 
 def run_root_of(option: str | None, environ: Mapping[str, str], spec_root: str = "") -> Path:
-    """`--run-root`, else NDCTL_RUN_ROOT, else the spec's, else the default."""
-    return Path(option or environ.get(env.RUN_ROOT) or spec_root or DEFAULT_RUN_ROOT)
+    """`--run-root`, else NDCTL_RUN_ROOT, else the spec's, else the user's, else the default."""
+    if given := option or environ.get(env.RUN_ROOT) or spec_root:
+        return Path(given)
+    return Path(user_run_root(environ) or DEFAULT_RUN_ROOT)
+
+
+def user_run_root(environ: Mapping[str, str]) -> str | None:
+    """From the user's settings. Raises SpecError if they have a mistake."""
+    if not _has_settings(environ):
+        return None
+    from orchestrator.specs import user_config
+
+    return user_config.user_run_root(environ)
+
+
+def user_price(environ: Mapping[str, str]) -> float | None:
+    """Price of a GPU for an hour, as `user_run_root`."""
+    if not _has_settings(environ):
+        return None
+    from orchestrator.specs import user_config
+
+    return user_config.user_price(environ)
+
+
+def _has_settings(environ: Mapping[str, str]) -> bool:
+    """A user without settings must not wait for the modules that read them."""
+    file = env.user_config_file(environ)
+    return file is not None and file.exists()
 
 
 def find_job(run_root: Path, name: str) -> RunDir:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import fields
 
 from orchestrator.contract.codec import Problem, encode, join, key_of
+from orchestrator.contract.files.env import user_config_file
 from orchestrator.contract.spec.job_spec import CommonSpec, JobSpec, ScriptSpec
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.contract.spec.types import OVERLAY
@@ -39,10 +40,29 @@ class Written(Struct, frozen=True, kw_only=True):
     overrides: tuple[str, ...]
     document: Document
 
+    @property
+    def from_user(self) -> tuple[str, ...]:
+        """A sentence about each value that came from the user's settings."""
+        found = []
+        for path, place in self.document.from_user.items():
+            value: Any = self.document.data
+            for key in path.split("."):
+                value = value[key]
+            found.append(f"{path}: {_shown(value)} is from {place}")
+        return tuple(found)
+
     def refused(self, problems: Iterable[Problem], also: Sequence[NdctlError] = ()) -> SpecError:
         """An error with each problem and its place, and the errors in `also`."""
         placed = [(self.document.place_of(problem.path), problem) for problem in problems]
         return spec_error(self.document.source, placed, also)
+
+
+def _shown(value: Any) -> str:
+    """A value in few words; receivers of messages may be long."""
+    if not isinstance(value, list):
+        return str(value)
+    plain = all(isinstance(one, str) for one in value)
+    return ", ".join(value) if plain else f"a list of {len(value)}"
 
 
 def read_spec(
@@ -52,7 +72,8 @@ def read_spec(
 
     Args:
         overrides: `KEY=VALUE` of `--set`, and `-f FILE` of overlays.
-        environ: where `${VAR}` comes from; None for a spec that ndctl wrote.
+        environ: names the user's settings, and has the values of `${VAR}`; None for a spec that
+            ndctl wrote, which has all values.
 
     Raises:
         SpecError: the file cannot be read, or `load_spec` refuses it.
@@ -72,7 +93,12 @@ def read_written(
     return Written(spec=spec, path=path.absolute(), overrides=tuple(overrides), document=document)
 
 
-def written_from(data: dict[str, Any], source: str, overrides: Sequence[str] = ()) -> Written:
+def written_from(
+    data: dict[str, Any],
+    source: str,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Written:
     """The spec with the values `data`, which is in no file. `source` names it in messages.
 
     Raises:
@@ -80,6 +106,7 @@ def written_from(data: dict[str, Any], source: str, overrides: Sequence[str] = (
     """
     document = Document(source, deepcopy(data), places={"": source})
     _override(document, overrides)
+    _use_settings(document, environ)
     _check_patterns(document)
     spec = decode_document(_class_of(document), document)
     return Written(spec=spec, path=Path(), overrides=tuple(overrides), document=document)
@@ -126,8 +153,18 @@ def _load(
         from orchestrator.specs.variables import expand
 
         expand(document, environ)
+    _use_settings(document, environ)
     _check_patterns(document)
     return decode_document(_class_of(document), document), document
+
+
+def _use_settings(document: Document, environ: Mapping[str, str] | None) -> None:
+    """Put the user's settings where the spec and the options say nothing."""
+    file = None if environ is None else user_config_file(environ)
+    if environ is not None and file is not None and file.exists():
+        from orchestrator.specs.user_config import lay_under
+
+        lay_under(document, environ)
 
 
 OF_THE_TRAINER = ("model", "data", "train", "parallel", "objective")

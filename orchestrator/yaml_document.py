@@ -167,6 +167,9 @@ class Document:
     texts: dict[str, tuple[Any, Any, str]] = field(default_factory=dict)
     """Path -> container, key and text of each value that came from variables."""
 
+    from_user: dict[str, str] = field(default_factory=dict)
+    """Path -> place of each value from the user's settings."""
+
     def is_overridden(self, path: str) -> bool:
         """Whether an option gives the value at `path`."""
         return any(

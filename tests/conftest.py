@@ -44,6 +44,8 @@ STATE_HOME = Path(tempfile.mkdtemp(prefix="ndctl-tests-"))
 atexit.register(shutil.rmtree, STATE_HOME, ignore_errors=True)
 os.environ["XDG_STATE_HOME"] = str(STATE_HOME)
 os.environ.pop("NDCTL_INDEX", None)
+# Nor may that person's settings change a test.
+os.environ["XDG_CONFIG_HOME"] = str(STATE_HOME / "config")
 
 LONGEST_FIRST = (
     "slurm",

@@ -26,7 +26,7 @@ def written_of(spec: Spec, overrides: Sequence[str]) -> "Written":
     from orchestrator.load import read_written, written_from
 
     if isinstance(spec, Mapping):
-        return written_from(_plain(dict(spec), SOURCE), SOURCE, overrides)
+        return written_from(_plain(dict(spec), SOURCE), SOURCE, overrides, os.environ)
     if not isinstance(spec, str | os.PathLike):
         raise SpecError(
             f"the spec is {spec!r}", fix="give the path of a file, or a dict with its keys"

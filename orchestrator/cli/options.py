@@ -47,9 +47,10 @@ class Amount(click.ParamType[float]):
 
 
 def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    from pathlib import Path
 
-    root = Path(ctx.params.get("run_root") or os.environ.get("NDCTL_RUN_ROOT") or "ndctl-runs")
+    from orchestrator.job_paths import run_root_of
+
+    root = run_root_of(ctx.params.get("run_root"), os.environ)
     names = [p.parent.name for p in root.glob(f"{incomplete}*/journal.jsonl")]
     if ctx.params.get("run_root"):
         return names

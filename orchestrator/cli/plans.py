@@ -26,6 +26,7 @@ from orchestrator.cli.options import (
 
 if TYPE_CHECKING:
     from orchestrator.app.planning.planned_hosts import Purpose
+    from orchestrator.app.planning.plans import Planned
 
 
 @click.command(epilog="Example: ndctl validate examples/quickstart.yaml --set train.steps=100")
@@ -78,8 +79,13 @@ def validate(
     say(f"{spec}: valid; {planned.plan.world_size} ranks, {planned.plan.split}")
     if looked.resumes:
         say(f"resumes {looked.resumes}")
-    for note in looked.notes:
+    for note in (*from_user(planned), *looked.notes):
         say(f"note: {note}")
+
+
+def from_user(planned: "Planned") -> tuple[str, ...]:
+    """What the user's settings gave."""
+    return () if planned.written is None else planned.written.from_user
 
 
 @click.command(
@@ -150,6 +156,7 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
     from pathlib import Path
 
     from orchestrator.app.planning import comparison, decisions, plans
+    from orchestrator.job_paths import user_price
     from orchestrator.plan.show import compare as compared
     from orchestrator.plan.show import explain as explained
     from orchestrator.plan.show.beside import beside_json, describe_beside
@@ -165,7 +172,8 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
         overrides = (*overrides, f"cluster.backend={backend}")
     hosts = None if inventory is None else Path(inventory)
     purpose: Purpose = "predict" if no_history else "look"
-    wish = decisions.Wish(tokens=tokens, price=price, purpose=purpose)
+    usual = user_price(os.environ)
+    wish = decisions.Wish(tokens=tokens, price=price, usual_price=usual, purpose=purpose)
     if compare:
         found = comparison.compare_plans(Path(spec), overrides, os.environ, hosts, compare, wish)
         print_as(as_json, found, compared.compared_json, compared.describe_compared)
@@ -174,6 +182,8 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
         print_as(as_json, table, zero_json, describe_zero)
     else:
         planned = plan_for(spec, overrides, inventory, purpose=purpose)
+        for note in from_user(planned):
+            say(f"note: {note}", err=True)
         if explain is not None:
             other = plans.beside_plan(
                 planned, Path(spec), overrides, explain.split(","), os.environ

@@ -29,6 +29,8 @@ class Target(Struct, frozen=True, kw_only=True):
     """What `effective` rests on."""
     price: float | None = None
     """Of one GPU for an hour; None: as in the inventory."""
+    usual_price: float | None = None
+    """The user's setting, if the inventory has no price."""
     spare_hosts: int = 0
     """Held by the job as well."""
 
@@ -78,7 +80,7 @@ def decide(plan: Plan, target: Target) -> Decision | None:
     held = ranks + target.spare_hosts * plan.ranks_per_host
     hours = (lossy or training).times(1 / HOUR_S)
     gpu_hours = None if plan.profile == CPU else hours.times(held)
-    price = target.price if target.price is not None else plan.price_per_gpu_hour
+    price, price_from = _price(plan, target)
     watts = plan.device_power_w
     return Decision(
         target=target,
@@ -88,11 +90,20 @@ def decide(plan: Plan, target: Target) -> Decision | None:
         with_failures_s=lossy,
         gpu_hours=gpu_hours,
         price=price,
-        price_from="--price" if target.price is not None else "the inventory",
+        price_from=price_from,
         money=None if price is None or gpu_hours is None else gpu_hours.times(price),
         device_power_w=watts,
         energy_kwh=None if watts is None else hours.times(ranks * watts / 1000),
     )
+
+
+def _price(plan: Plan, target: Target) -> tuple[float | None, str]:
+    """The price of a GPU for an hour, and who says so."""
+    if target.price is not None:
+        return target.price, "--price"
+    if plan.price_per_gpu_hour is None and target.usual_price is not None:
+        return target.usual_price, "your settings"
+    return plan.price_per_gpu_hour, "the inventory"
 
 
 def _times(found: tuple[float, float] | None, factor: float) -> tuple[float, float] | None:

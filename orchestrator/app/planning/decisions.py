@@ -21,6 +21,8 @@ class Wish(Struct, frozen=True, kw_only=True):
 
     tokens: float | None = None
     price: float | None = None
+    usual_price: float | None = None
+    """The user's setting, for an inventory without a price."""
     purpose: Purpose = "look"
     """`predict` to plan without what earlier jobs measured."""
 
@@ -42,6 +44,7 @@ def decision_of(
         effective=share,
         effective_from=basis,
         price=wish.price,
+        usual_price=wish.usual_price,
         spare_hosts=spec.cluster.spare_hosts,
     )
     return decide(plan, target)

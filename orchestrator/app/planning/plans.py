@@ -226,7 +226,7 @@ def _planned(
         inventory=found.inventory,
         model_config=config,
         written=written,
-        notes=found.notes,
+        notes=(*written.from_user, *found.notes),
     )
 
 

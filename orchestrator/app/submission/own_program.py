@@ -58,12 +58,12 @@ def _written(
     }
     cluster = {key: value for key, value in given.items() if value is not None}
     data = {"name": name, "run": run, "cluster": cluster}
-    written = written_from(data, "ndctl run", asked.overrides)
+    written = written_from(data, "ndctl run", asked.overrides, environ)
     if asked.gpus_per_host is None and _follows_gpus(written.spec, asked):
         # As `torchrun --nproc-per-node=gpu` counts them.
         count = len(visible_gpus(environ)) // written.spec.cluster.hosts
         data["cluster"] = {**cluster, "gpus_per_host": max(1, count)}
-        written = written_from(data, "ndctl run", asked.overrides)
+        written = written_from(data, "ndctl run", asked.overrides, environ)
     return written
 
 

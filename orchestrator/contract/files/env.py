@@ -7,6 +7,8 @@ from typing import Self
 
 from msgspec import Struct
 
+CONFIG_HOME = "XDG_CONFIG_HOME"
+"""Folder of the user's settings; default `~/.config`."""
 ATTEMPT = "NDCTL_ATTEMPT"
 """Number of this launch of all ranks, from 1."""
 HEARTBEAT_SOCKET = "NDCTL_HEARTBEAT_SOCKET"
@@ -137,3 +139,14 @@ def nccl_pipes(heartbeat_socket: str, attempt: int) -> str:
 
 def nccl_pipe(heartbeat_socket: str, attempt: int, rank: int) -> Path:
     return Path(f"{nccl_pipes(heartbeat_socket, attempt)}{rank}.pipe")
+
+
+def user_config_file(environ: Mapping[str, str]) -> Path | None:
+    """The user's settings, which need not exist; None if the environment names no home folder."""
+    base = Path(environ.get(CONFIG_HOME, ""))
+    if not base.is_absolute():  # the XDG specification: a relative path is invalid and ignored
+        home = Path(environ.get("HOME", ""))
+        if not home.is_absolute():
+            return None
+        base = home / ".config"
+    return base / "ndctl" / "config.yaml"
