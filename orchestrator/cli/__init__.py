@@ -24,7 +24,7 @@ from orchestrator.cli import (
     snapshots,
 )
 from orchestrator.cli.options import say_error
-from orchestrator.cli.specs import explaining
+from orchestrator.cli.specs import explaining, starting
 from orchestrator.contract.visible import VisibleStream
 
 EXIT_CODES = (
@@ -37,6 +37,7 @@ SECTIONS = {
     "Start a job": (
         own_program.run,
         launch.submit,
+        starting.init,
         explaining.explain,
         plans.validate,
         plans.plan,

@@ -1,0 +1,119 @@
+"""`ndctl init`: a first spec to start from."""
+
+import sys
+from typing import Any
+
+import click
+
+from orchestrator.cli.options import BACKENDS, say
+
+
+@click.command(
+    epilog="Example: ndctl init --train train.py --args '--lr 3e-4' --hosts 2 --gpus-per-host 8"
+)
+@click.argument("file", default="job.yaml")
+@click.option("--train", metavar="WHAT", help="A script such as train.py, a preset, or a model.")
+@click.option("--data", metavar="GLOB", help="Files that a model trains on.")
+@click.option("--args", metavar="WORDS", help="Arguments of the script.")
+@click.option("--backend", type=BACKENDS, help="Where the job runs.  [local]")
+@click.option("--hosts", type=click.IntRange(min=1), metavar="H", help="Number of hosts.  [1]")
+@click.option(
+    "--gpus-per-host", type=click.IntRange(min=1), metavar="G", help="Ranks per host.  [1]"
+)
+@click.option("--name", help="Name of the job.  [from WHAT]")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+def init(  # noqa: PLR0913 - click hands over one argument for each option
+    file: str,
+    train: str | None,
+    data: str | None,
+    args: str | None,
+    backend: str | None,
+    hosts: int | None,
+    gpus_per_host: int | None,
+    name: str | None,
+    force: bool,
+) -> None:
+    """Write a first job spec with comments.
+
+    On a terminal it asks for what the options leave open: what to train, on what, and where.
+    """
+    from pathlib import Path
+
+    from orchestrator.errors import SpecError
+    from orchestrator.load import load_spec
+    from orchestrator.specs.template import Answers, spec_text
+
+    path = Path(file)
+    if path.exists() and not force:
+        raise SpecError(f"{path} exists", fix="give another FILE, or --force to replace it")
+    given = _asked(train, data, args, backend, hosts, gpus_per_host)
+    text = spec_text(Answers(name=name or "", **given))
+    load_spec(text, file)  # so that a wrong --name is refused before anything is written
+    try:
+        with path.open("w" if force else "x") as written:
+            written.write(text)
+    except OSError as exc:
+        raise SpecError(f"{path} cannot be written: {exc.strerror}") from exc
+    say(f"wrote {path}; check it with `ndctl validate {path}`")
+
+
+def _asked(
+    train: str | None,
+    data: str | None,
+    args: str | None,
+    backend: str | None,
+    hosts: int | None,
+    gpus_per_host: int | None,
+) -> dict[str, Any]:
+    """The answers, from options or from a person."""
+    terminal = sys.stdin.isatty()
+    if train is None and not terminal:
+        raise click.UsageError(
+            "without a terminal, give --train WHAT and, for a model, --data GLOB;"
+            " --backend, --hosts and --gpus-per-host have defaults"
+        )
+    if train is None:
+        train = click.prompt(
+            "What do you train: a script such as train.py, or a model (preset, folder, hub id)",
+            default="llama-tiny",
+        )
+    script = train.endswith(".py")
+    if script and data is not None:
+        raise click.UsageError("--data is for models; a script gets --args")
+    if not script and args is not None:
+        raise click.UsageError("--args is for scripts; a model gets --data")
+    words = args if script else data
+    if words is None and terminal:
+        words = (
+            click.prompt("Arguments of the script", default="", show_default=False)
+            if script
+            else click.prompt(
+                "On which files, as a glob (text, jsonl, parquet)", default="{stdlib}/*.py"
+            )
+        )
+    if words is None and not script:
+        raise click.UsageError("without a terminal, give --data GLOB for a model")
+    if terminal and backend is None and hosts is None and gpus_per_host is None:
+        backend, hosts, gpus_per_host = click.prompt(
+            "Where: local, slurm or kubernetes, and HOSTSxGPUS",
+            default="local 1x1",
+            value_proc=_where,
+        )
+    return {
+        "train": train,
+        "data": words or "",
+        "backend": backend or "local",
+        "hosts": hosts or 1,
+        "gpus_per_host": gpus_per_host or 1,
+    }
+
+
+def _where(text: str) -> tuple[str, int, int]:
+    """`slurm 4x8`: backend, hosts, and GPUs of each."""
+    backend, _, size = text.strip().partition(" ")
+    hosts, _, gpus = (size.strip() or "1x1").partition("x")
+    if backend not in BACKENDS.choices or not (hosts.isdigit() and gpus.isdigit()):
+        raise click.BadParameter(f"{text} is not like `slurm 4x8`")
+    if not int(hosts) * int(gpus) > 0:
+        raise click.BadParameter("there must be at least one host and one rank on it")
+    return backend, int(hosts), int(gpus)
