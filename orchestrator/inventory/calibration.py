@@ -59,7 +59,7 @@ class ErrorRange(Struct, frozen=True, kw_only=True):
 
 class Comparison(Struct, frozen=True, kw_only=True):
     """How well the model compares two meshes: pairs of published runs of one model on the same
-    hosts with other meshes. Written by `python -m benchmarks.planner_comparison --write`."""
+    hosts with other meshes. Written by `python -m benchmarks.planner.comparison --write`."""
 
     typical: Amount
     """Median error of the ratio of two speeds. An error that both plans share cancels out."""

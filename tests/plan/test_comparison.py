@@ -1,12 +1,12 @@
 """The margin below which two plans count as equally fast."""
 
-from benchmarks.planner_comparison import FILE, pairs, report, text_of, typical
+from benchmarks.planner.comparison import FILE, pairs, report, text_of, typical
 from benchmarks.published.compared import compare
 from benchmarks.published.runs import runs
 
 
 def test_the_margin_is_that_of_the_published_runs() -> None:
-    """If not: `python -m benchmarks.planner_comparison --write`."""
+    """If not: `python -m benchmarks.planner.comparison --write`."""
     assert FILE.read_text() == text_of(pairs(compare(runs())))
 
 

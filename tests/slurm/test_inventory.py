@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,10 @@ def plan(testbed: SlurmTestbed, **sets: object) -> dict[str, Any]:
     return body
 
 
+def _has_a_job(slurm: SlurmTestbed, node: str) -> bool:
+    return slurm.node_state(node) != "idle"
+
+
 def test_hosts_with_their_state_and_switches(slurm: SlurmTestbed) -> None:
     slurm.output_of(
         "sbatch", "-N1", "-w", "node1", "--gpus-per-node=2", "-o/dev/null", "--wrap=sleep 99"
@@ -53,7 +58,7 @@ def test_hosts_with_their_state_and_switches(slurm: SlurmTestbed) -> None:
     slurm.kill_node("node4")
     slurm.wait_for("node4 down", lambda: slurm.node_state("node4") == "down*")
     for node in ("node1", "node2"):
-        slurm.wait_for(f"the job on {node}", lambda node=node: slurm.node_state(node) != "idle")
+        slurm.wait_for(f"the job on {node}", partial(_has_a_job, slurm, node))
     found = inventory(slurm)
     assert {name: (host["state"], host["reason"]) for name, host in found.items()} == {
         "node1": ("busy", "other jobs use all its GPUs"),

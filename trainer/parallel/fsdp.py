@@ -33,7 +33,7 @@ MESH_MAKER = "_get_post_forward_mesh_info"
 `reshard_after_forward`."""
 
 LARGE = 2**22
-"""With at least this many parameters (16 MiB in float32), embedding and head are units of their own.
+"""With at least this many parameters, 16 MiB in float32, embedding and head are units of their own.
 For fewer, the time of one more collective is not worth the memory."""
 
 

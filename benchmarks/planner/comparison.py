@@ -1,6 +1,6 @@
 """How well the planner compares two meshes, from pairs of published runs.
 
-    python -m benchmarks.planner_comparison [--write]
+    python -m benchmarks.planner.comparison [--write]
 
 A pair is two runs of one source with the same model, sequence, devices and hosts, but other meshes.
 Errors that both plans share, as a device that is slower than its profile, cancel out in the ratio
@@ -84,7 +84,7 @@ def text_of(found: Sequence[Pair]) -> str:
     return "\n".join(
         [
             "# Errors of the ratio of two planned speeds. Written by",
-            "# `python -m benchmarks.planner_comparison --write`, which explains them.",
+            "# `python -m benchmarks.planner.comparison --write`, which explains them.",
             "",
             f"typical = {round(typical(found), 3)}",
             f"pairs = {len(found)}",

@@ -1,6 +1,6 @@
 """What one host spends to find out which of thousands of hosts are alive, if a check of all fails.
 
-    python -m benchmarks.signs [HOSTS ...]
+    python -m benchmarks.diagnosis.signs [HOSTS ...]
 
 The TCPStores are real. Rank 0 is a process of its own, as in a check. The other hosts are threads
 of a few processes, each with its own connection and heartbeat. A few never connect. Then all ask at

@@ -1,6 +1,6 @@
 """What happens to a job on a real Slurm at each fault: one row of a table per fault.
 
-    python -m benchmarks.slurm_faults [FAULT...]
+    python -m benchmarks.slurm.faults [FAULT...]
 
 A job of 2 hosts x 1 rank, a checkpoint every ten steps, on a testbed of 4 nodes with Slurm's
 default KillWait. Seconds are counted from the fault to the first step of the next attempt. `lost`

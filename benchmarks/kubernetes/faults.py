@@ -1,6 +1,6 @@
 """What happens to a job on Kubernetes at each fault: one row of a table per fault.
 
-    python -m benchmarks.kubernetes_faults [FAULT...]
+    python -m benchmarks.kubernetes.faults [FAULT...]
 
 A PyTorchJob of 2 hosts x 2 ranks, a checkpoint every ten steps, on a real API server, scheduler and
 controller manager; operator and kubelets are stand-ins. Seconds are counted from the fault to the

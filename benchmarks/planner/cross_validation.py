@@ -1,6 +1,6 @@
 """How well the planner predicts a source of runs if its constants are fitted to all other sources.
 
-    python -m benchmarks.planner_cross_validation
+    python -m benchmarks.planner.cross_validation
 
 For each source of `benchmarks/published`, `steady` and `memory` of its devices are fitted to
 the other sources with the same architecture, each with the same weight, and then the source is

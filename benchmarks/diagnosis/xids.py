@@ -1,5 +1,7 @@
-"""Makes `diagnosis/logs/xids.yaml` from NVIDIA's catalog, as gpud generates it:
-`python -m benchmarks.xids catalog_generated.go > orchestrator/diagnosis/logs/xids.yaml`."""
+"""Makes `diagnosis/logs/xids.yaml` from NVIDIA's catalog, as gpud generates it.
+
+python -m benchmarks.diagnosis.xids catalog_generated.go > orchestrator/diagnosis/logs/xids.yaml
+"""
 
 import re
 import sys
@@ -10,7 +12,7 @@ ENTRY = re.compile(
 )
 HEAD = """\
 # NVIDIA's catalog of Xids: what each is called, and what NVIDIA says is to be done at once.
-# Made by `python -m benchmarks.xids`, of
+# Made by `python -m benchmarks.diagnosis.xids`, of
 # https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html as it is in
 # https://github.com/leptonai/gpud (components/accelerator/nvidia/xid/catalog_generated.go,
 # 2025-10-29). Not to be edited: xids.py says what ndctl does about them.

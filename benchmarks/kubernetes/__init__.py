@@ -1,0 +1,1 @@
+"""A large Kubernetes cluster (`python -m benchmarks.kubernetes`), and faults on one."""
