@@ -128,9 +128,7 @@ def _queue(job: Training, step: int, ahead: Ahead, *, first: bool) -> None:
 def _news(job: Training) -> News:
     disk, memory = job.checkpoints, job.memory
     news = News(save_failed=disk.failed, every=disk.proposed_every)
-    if memory is None:
-        return news
-    return replace(news, remembered=memory.is_done, remember_every=memory.proposed_every)
+    return news if memory is None else memory.news(news)
 
 
 def _must_read(job: Training, step: int, ahead: Ahead, *, first: bool) -> bool:
@@ -162,7 +160,7 @@ def _finish(job: Training, ahead: Ahead) -> None:
     newest = ahead.queued[-1].step if ahead.queued else step
     job.checkpoints.after_step(newest, step_s, totals.save_failed, totals.every)
     if job.memory is not None:
-        job.memory.after_step(step_s, totals.remembered, totals.remember_every)
+        job.memory.after_step(step_s, totals)
     _count_skips(job, step, totals)
     if job.fullest.is_due(step):
         with job.stepper.watch.not_own_work():

@@ -139,7 +139,11 @@ def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Tr
             before_commit=nothing if records is None else records.sync,
         ),
         memory=start_saving(
-            memory, state, at_once if records is None else records.written, found.in_memory
+            memory,
+            state,
+            at_once if records is None else records.written,
+            found.in_memory,
+            runtime.reporter,
         ),
         evaluator=evaluator_of(config, batches, passes, stages, runtime),
         profiling=profiling_of(config, ranks, runtime),

@@ -43,6 +43,10 @@ class News:
     """The last checkpoint in memory is complete, or there is none."""
     remember_every: int = 0
     """New interval of checkpoints in memory, from rank 0; 0: unchanged."""
+    share_ended: bool = True
+    """No copy of a checkpoint in memory is being sent to partner hosts."""
+    share_failed: bool = False
+    """The last one did not arrive."""
 
 
 NO_NEWS = News()
@@ -69,6 +73,10 @@ class Totals:
     """Every rank has completed its last checkpoint in memory."""
     remember_every: int
     """New interval of checkpoints in memory, proposed by rank 0; 0: unchanged."""
+    share_ended: bool
+    """The agents of all ranks have ended sending copies to partner hosts."""
+    share_failed: bool
+    """At least one copy did not arrive."""
     read: Sums
     """Checksums of the samples that all ranks together have read."""
     bad_gradients: Sequence[str] = ()
@@ -168,7 +176,8 @@ class Stepper:
         counts = torch.stack([sums.loss, sums.z_loss, sums.tokens, norm2])
         # Filled in place, because `torch.tensor` of Python numbers would wait for its copy.
         numbers = (stop, news.save_failed, news.every, news.remembered, news.remember_every)
-        told = (*map(float, numbers), *self.batches.read)
+        shares = (news.share_ended, news.share_failed)
+        told = (*map(float, (*numbers, *shares)), *self.batches.read)
         flags = torch.zeros(len(told), dtype=torch.float64, device=norm2.device)
         for place, number in enumerate(told):
             flags[place] = number
@@ -178,7 +187,7 @@ class Stepper:
 
     def _totals(self, vector: Sequence[float], norms: Norms) -> Totals:
         loss, z_loss, tokens, norm2_sum, stops, failures, wanted, *rest = vector
-        remembered, remember_every, *read = rest
+        remembered, remember_every, share_ended, share_failed, *read = rest
         # All tp ranks of a group have counted the same tokens.
         loss, z_loss, tokens = (value / self.ranks.tp for value in (loss, z_loss, tokens))
         totals = Totals(
@@ -190,6 +199,8 @@ class Stepper:
             every=int(wanted),
             remembered=remembered == self.ranks.env.world_size,
             remember_every=int(remember_every),
+            share_ended=share_ended == self.ranks.env.world_size,
+            share_failed=share_failed > 0,
             read=Sums(*read),
             save_failed=failures > 0,
         )

@@ -21,12 +21,14 @@ from msgspec import Struct
 from orchestrator.agent.attempts import Attempts
 from orchestrator.agent.connection import Connector, Line, NotAdmitted, WebSockets, WrongLeader
 from orchestrator.agent.host_processes import HostProcesses, Processes
+from orchestrator.agent.memory.host_copies import HostCopies, Where
 from orchestrator.agent.processes.fork_server_client import Standby
 from orchestrator.agent.processes.torchrun import HostPlace, with_defaults
 from orchestrator.agent.storage import AgentFiles, AgentStorage
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.leader_file import Term
+from orchestrator.contract.memory.peers import OfferSlots
 from orchestrator.contract.messages import wire
 from orchestrator.contract.messages.agent_protocol import (
     PULSE_S,
@@ -131,10 +133,10 @@ class Agent:
         self.clock = clock
         self.standby = standby or Standby(config.place, self.environ)
         self.probe = config.probe
+        self.incarnation = secrets.token_hex(8)
         seams = seams or self._real_seams()
         self.connector, self.storage = seams.connector, seams.storage
         self.processes, self.worker = seams.processes, seams.worker
-        self.incarnation = secrets.token_hex(8)
         self.outbox: deque[Report] = deque()
         self.wake = asyncio.Event()
         self.attempts = Attempts(
@@ -168,7 +170,22 @@ class Agent:
 
     def _real_seams(self) -> AgentSeams:
         place = self.config.place
-        processes = HostProcesses(place, self.environ, self.clock, self.standby, lambda: self.probe)
+        memory = HostCopies(
+            Where(
+                address=place.address,
+                folder=place.socket.parent,
+                secret=self.config.secret,
+                claim=Claim(
+                    purpose="memory",
+                    launch=self.config.term.launch,
+                    host=place.host,
+                    incarnation=self.incarnation,
+                ),
+            )
+        )
+        processes = HostProcesses(
+            place, self.environ, self.clock, self.standby, lambda: self.probe, memory
+        )
         return AgentSeams(WebSockets(self.config.secret), AgentFiles(place.run_dir), processes)
 
     async def run(self) -> int:
@@ -445,6 +462,8 @@ class Agent:
             case OfferPort():
                 port = self.processes.free_port()
                 self._report(Port(attempt=order.attempt, port=port))
+            case OfferSlots():
+                self._spawn(self._offer_slots(order))
             # This order and the next three take long. As tasks they do not delay later orders, such
             # as Stop.
             case CheckFabric():
@@ -489,6 +508,9 @@ class Agent:
         self.checks[order.check] = None
         self.checks[order.check] = await self.processes.check_fabric(order)
         self._report_check(self.checks[order.check])
+
+    async def _offer_slots(self, order: OfferSlots) -> None:
+        self._report(await self.processes.offer_slots(order.attempt))
 
     def _report_check(self, checked: Checked | None) -> None:
         if checked is not None:  # else the check is running, and reports when it ends

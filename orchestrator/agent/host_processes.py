@@ -22,8 +22,8 @@ from orchestrator.agent.evidence.evidence_collector import (
     read_stopped,
     with_last_lines,
 )
+from orchestrator.agent.memory.host_copies import HostCopies
 from orchestrator.agent.processes.fork_server_client import Standby
-from orchestrator.agent.processes.memory_slots import MemorySlots
 from orchestrator.agent.processes.torchrun import HostPlace
 from orchestrator.agent.program import Program
 from orchestrator.agent.rank_socket import free_port, listen
@@ -34,6 +34,7 @@ from orchestrator.contract.files.profile_request import (
     path_of,
     write_request,
 )
+from orchestrator.contract.memory.peers import SlotsOffered
 from orchestrator.contract.messages.agent_protocol import (
     Checked,
     CheckFabric,
@@ -42,7 +43,7 @@ from orchestrator.contract.messages.agent_protocol import (
     Start,
 )
 from orchestrator.contract.messages.events import HostStopped, RankExited
-from orchestrator.contract.messages.rank_messages import Beat, Datagram
+from orchestrator.contract.messages.rank_messages import Beat, CopyReady, Datagram
 from orchestrator.contract.spec.failures import Reading
 from orchestrator.diagnosis.logs.readings import read_words
 from orchestrator.health.host_probes import Probe
@@ -130,6 +131,9 @@ class Processes(Protocol):
     async def check_fabric(self, order: CheckFabric) -> Checked:
         """Take part in the all-reduce check of all hosts. Always returns a result."""
 
+    async def offer_slots(self, attempt: int) -> SlotsOffered:
+        """Which checkpoints are in this host's memory. Called between two attempts."""
+
     def free_port(self) -> int:
         """A port for torchrun's rendezvous. Raises OSError."""
 
@@ -143,12 +147,12 @@ class TorchrunAttempt(Attempt):
     standby: Standby
     environ: Mapping[str, str]
     probe: Callable[[], Probe]
-    memory: MemorySlots
+    memory: HostCopies
     program: Program | None = None
     """Given if the ranks run the user's own program."""
 
     async def begin(self) -> None:
-        memory = json.dumps(encode(self.memory.of_attempt(self.start)))
+        memory = json.dumps(encode(await self.memory.prepare(self.start)))
         await self.launch(self.standby, {**self.environ, MEMORY: memory})
         if self.program is not None:
             self.program.begin()
@@ -162,8 +166,13 @@ class TorchrunAttempt(Attempt):
 
     def hear(self, datagram: Datagram) -> RankExited | None:
         exited = super().hear(datagram)
-        if self.program is not None and isinstance(datagram, Beat):
-            self.program.heard(datagram)
+        match datagram:
+            case Beat() if self.program is not None:
+                self.program.heard(datagram)
+            case CopyReady():
+                self.memory.ready(datagram)
+            case _:
+                pass
         return exited
 
     async def read(self, exited: RankExited) -> RankExited:
@@ -204,9 +213,10 @@ class HostProcesses:
         clock: Clock,
         standby: Standby,
         probe: Callable[[], Probe],
+        memory: HostCopies,
     ) -> None:
         self.place, self.environ, self.clock = place, environ, clock
-        self.standby, self.probe, self.memory = standby, probe, MemorySlots()
+        self.standby, self.probe, self.memory = standby, probe, memory
         self.socket: asyncio.DatagramTransport | None = None
         self.hear: Callable[[Datagram], None] = lambda datagram: None
         self.learning: asyncio.Task[None] | None = None
@@ -229,7 +239,7 @@ class HostProcesses:
         if self.learning is not None:
             self.learning.cancel()
         await self.standby.close()
-        self.memory.close()
+        await asyncio.to_thread(self.memory.close)
         if self.socket is not None:
             self.socket.close()
 
@@ -245,6 +255,9 @@ class HostProcesses:
 
     async def check_fabric(self, order: CheckFabric) -> Checked:
         return await check_fabric(order, self.place, self.standby, self.environ, self.clock)
+
+    async def offer_slots(self, attempt: int) -> SlotsOffered:
+        return await self.memory.offer(attempt)
 
     def free_port(self) -> int:
         return free_port(self.place.address)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
+from orchestrator.contract.files.checkpoint_names import Made
 from orchestrator.contract.messages.events import StragglerFound
 from orchestrator.contract.skipped_batches import Window
 from orchestrator.job.plans import Rollback
@@ -39,6 +40,9 @@ class Progress(Struct, frozen=True, kw_only=True):
     """Steps of the last few checkpoints, oldest first."""
     lineage: int = 0
     """The attempt in which training last started from the disk or at step 0; 0 before the first."""
+    resumed: tuple[Made, ...] = ()
+    """From where attempts since `lineage` resumed in memory: number of the attempt, and the step.
+    Later steps of earlier attempts are not part of the training any more."""
     remembered: int = 0
     """Newest step that was resumed from the memory of the hosts; 0 for none."""
     skipped: tuple[Window, ...] = ()

@@ -122,6 +122,7 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
         drills=drills,
         skip=run.progress.skipped,
         lineage=run.progress.lineage if run.job.in_memory else 0,
+        resumed=run.progress.resumed,
         reason=reason,
         crossing=crossing,
     )

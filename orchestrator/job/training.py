@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from orchestrator.contract.files.checkpoint_names import Made
 from orchestrator.contract.messages.events import (
     CheckpointIntervalChanged,
     CheckpointSaved,
@@ -23,6 +24,8 @@ from orchestrator.job.state import Run
 
 MOST_SAVES = 16
 """Steps of checkpoints that the state keeps; a job keeps fewer checkpoints."""
+MOST_RESUMED = 16
+"""Points from which attempts resumed in memory that the state keeps."""
 
 
 def training_resumed(run: Run, event: TrainingResumed) -> Result:
@@ -34,7 +37,7 @@ def training_resumed(run: Run, event: TrainingResumed) -> Result:
     )
     if event.in_memory:
         return _remembered(run, event), ()
-    run = replace(run, progress=replace(run.progress, lineage=event.attempt))
+    run = replace(run, progress=replace(run.progress, lineage=event.attempt, resumed=()))
     # The usual case: the leader heard of this checkpoint when it was saved.
     if event.step <= run.progress.saved:
         return run, ()
@@ -52,6 +55,14 @@ def training_resumed(run: Run, event: TrainingResumed) -> Result:
 def _remembered(run: Run, event: TrainingResumed) -> Run:
     """The ranks resumed from the memory of their hosts. Further on than any time before, that is
     progress as a checkpoint is, but it is no checkpoint to which the job can roll back."""
+    point = Made(step=event.step, attempt=event.attempt)
+    # Points of later steps say nothing more: an earlier attempt may not be used beyond this one.
+    before = tuple(one for one in run.progress.resumed if one.step < event.step)
+    if len(before) >= MOST_RESUMED:
+        # One stricter point in place of two: fewer old copies may be used, never more.
+        first, second, *rest = before
+        before = (Made(step=first.step, attempt=second.attempt), *rest)
+    run = replace(run, progress=replace(run.progress, resumed=(*before, point)))
     if event.step <= max(run.progress.saved, run.progress.remembered):
         return run
     advanced = max(run.history.advanced, len(run.history.incidents) - 1)

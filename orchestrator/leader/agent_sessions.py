@@ -10,6 +10,7 @@ from aiohttp import WSMessage, WSMsgType
 from msgspec import Struct
 
 from orchestrator.agent.connection import Line
+from orchestrator.contract.memory.peers import OfferSlots
 from orchestrator.contract.messages import wire
 from orchestrator.contract.messages.agent_protocol import (
     PULSE_S,
@@ -103,6 +104,9 @@ class AgentSessions:
         # A new attempt makes all orders for the previous one obsolete.
         if isinstance(order, Start):
             connection.said.clear()
+        # A host that is not used is asked for its slots again and again, and is never started.
+        if isinstance(order, OfferSlots):
+            connection.said = [one for one in connection.said if not isinstance(one, OfferSlots)]
         connection.said.append(order)
         connection.orders.put_nowait(order)
 

@@ -25,6 +25,7 @@ from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.files.leader_file import Term
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation
+from orchestrator.contract.memory.peers import CopyPlan, SlotsOffered
 from orchestrator.contract.messages.actions import (
     Action,
     CheckHosts,
@@ -64,7 +65,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.contract.messages.rank_messages import Profiled
 from orchestrator.failover.run_dir_watch import RunDirGone
 from orchestrator.job.leader_change import expected_back, takes_over
-from orchestrator.job.state import has_successors, hosts_given, pace_of
+from orchestrator.job.state import has_successors, hosts_given, pace_of, switches_of
 from orchestrator.job_secret import JobSecret
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.leader.agent_sessions import AgentSessions, Silence, report_in
@@ -77,9 +78,11 @@ from orchestrator.leader.profile_requests import ProfileRequests
 from orchestrator.leader.records.log_retention import LogRetention
 from orchestrator.leader.records.snapshot_writer import SnapshotWriter
 from orchestrator.leader.records.strike_writer import new_strikes
+from orchestrator.leader.slot_offers import Layout, SlotOffers, copy_plans
 from orchestrator.leader.spec_acceptance import SpecAcceptance
 from orchestrator.leader.stack_requests import StackRequests
 from orchestrator.leader.storage import LeaderFiles, LeaderStorage
+from orchestrator.plan.placement.partners import partners_of
 from orchestrator.posix.retry_io import retry_io_in
 from orchestrator.seams import AllocationBackend, Clock, Worker
 
@@ -178,6 +181,9 @@ async def without_harm(what: str, work: Callable[[], Awaitable[None]]) -> None:
 
 
 class Leader:
+    port = 0
+    """What the first host has offered for `pending`; 0: nothing yet."""
+
     def __init__(  # noqa: PLR0913 - the world outside, piece by piece
         self,
         supervisor: Supervisor,
@@ -215,7 +221,9 @@ class Leader:
         self.server = seams.server(self._listen, self.cancel, questions)
         self.monitor = Monitor(job)
         self.pending: StartAttempt | None = None
-        """An attempt that waits for its first host to offer a port."""
+        """An attempt that waits for its first host to offer a port, and with copies of checkpoints
+        in memory for all hosts to say what they have."""
+        self.slot_offers = SlotOffers(self.sessions, clock)
         self.ending: EndJob | Requeue | None = None
         self.hang_analysis = HangAnalysis(
             job, lambda: supervisor.run, self.storage, backend, clock, self.worker
@@ -380,6 +388,9 @@ class Leader:
                     self._take_in(event)
             case Port():
                 self._port_offered(report)
+            case SlotsOffered():
+                self.slot_offers.hear(report)
+                self._start_if_offered()
             case Evidence():
                 self._evidence(report)
             case Checked():
@@ -422,6 +433,7 @@ class Leader:
                 await self._look_at_run_dir()
             at = self.steady.now()
             self._lose(self.sessions.forget_silent(), at)
+            self._start_if_offered()  # an agent may not say in time what it has in memory
             self._look()
             # While the leader is cut off it decides nothing, so ticks would only pile up.
             if self.events.in_touch.is_set():
@@ -578,19 +590,30 @@ class Leader:
 
     def _start_attempt(self, action: StartAttempt) -> None:
         self.monitor.begin(action.attempt, self.supervisor.run, self.clock.monotonic())
-        self.pending = action
+        self.pending, self.port = action, 0
+        if self.job.copies and len(action.hosts) > 1:
+            self.slot_offers.ask(action.attempt)
+        else:
+            self.slot_offers.ask_nobody()
         # The store of torchrun listens on the first host, so that host's agent chooses a free port.
         self.sessions.order(action.hosts[0], OfferPort(attempt=action.attempt))
 
     def _port_offered(self, offer: Port) -> None:
-        """Start all hosts, now that the first one has a port for torchrun's rendezvous."""
-        action = self.pending
         # A reconnected agent repeats its offer, and the attempt may be over.
-        if action is None or action.attempt != offer.attempt:
+        if self.pending is not None and self.pending.attempt == offer.attempt:
+            self.port = offer.port
+            self._start_if_offered()
+
+    def _start_if_offered(self) -> None:
+        """Start all hosts, once the first one has a port for torchrun's rendezvous and it is known
+        which checkpoints are in memory."""
+        action = self.pending
+        if action is None or not self.port or not self.slot_offers.are_here:
             return
         self.pending = None
-        current = self.supervisor.run.current
-        first = self.supervisor.run.hosts.by_name[action.hosts[0]]
+        run, current = self.supervisor.run, self.supervisor.run.current
+        first = run.hosts.by_name[action.hosts[0]]
+        copies = self._copy_plans(action)
         for node_rank, host in enumerate(action.hosts):
             self.sessions.order(
                 host,
@@ -600,7 +623,7 @@ class Leader:
                     nodes=len(action.hosts),
                     ranks_per_host=current.plan.ranks_per_host,
                     master_address=first.address,
-                    master_port=offer.port,
+                    master_port=self.port,
                     config=str(self.run_dir.trainer_config(current.number)),
                     drills=action.drills,
                     # A checkpoint that a first attempt finds but the journal does not know is from
@@ -609,6 +632,7 @@ class Leader:
                     steps=self.job.steps,
                     skip=action.skip,
                     lineage=action.lineage,
+                    copies=copies[node_rank] if copies else None,
                     pace=pace_of(self.supervisor.run),
                     classes=self.job.failure_classes,
                     run=self.job.run,
@@ -616,6 +640,25 @@ class Leader:
                     capture=self.job.launch.captured,
                 ),
             )
+
+    def _copy_plans(self, action: StartAttempt) -> Sequence[CopyPlan]:
+        """What each host does with checkpoints in memory; empty if there are no copies."""
+        if not self.slot_offers.asked:
+            return ()
+        run = self.supervisor.run
+        plan, offers = run.current.plan, self.slot_offers.by_host
+        known = run.hosts.by_name
+        partners = partners_of(
+            plan.mesh, plan.ranks_per_host, action.hosts, switches_of(run), self.job.copies
+        )
+        return copy_plans(
+            Layout(hosts=action.hosts, ranks_per_host=plan.ranks_per_host, partners=partners),
+            {host: offered for host, offered in offers.items() if host in known},
+            {host: known[host].address for host in offers if host in known},
+            lineage=action.lineage,
+            resumed=action.resumed,
+            bytes_per_s=self.job.copy_bytes_per_s,
+        )
 
     async def _requeue(self, action: Requeue) -> None:
         # If the scheduler refuses for good, the refusal is an event, and `step` ends the job with

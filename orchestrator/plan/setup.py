@@ -53,8 +53,8 @@ class Setup(Struct, frozen=True, kw_only=True):
     compile: bool = False
     float8: bool = False
     lora: LoraSpec | None = None
-    remembers: bool = False
-    """Ranks keep checkpoints in the memory of their hosts (`checkpoint.memory`)."""
+    host_slots: int = 0
+    """Checkpoints that a host keeps in its memory for each of its ranks (`checkpoint.memory`)."""
 
     @property
     def global_batch_size(self) -> int:
@@ -115,8 +115,14 @@ def setup_of(
         compile=train.compile is True,
         float8=train.float8 is True,
         lora=spec.model.lora,
-        remembers=spec.checkpoint.memory.every != "off",
+        host_slots=_host_slots(spec),
     )
+
+
+def _host_slots(spec: JobSpec | TrainingConfig) -> int:
+    memory = spec.checkpoint.memory
+    alone = isinstance(spec, JobSpec) and spec.cluster.hosts == 1
+    return (replace(memory, copies=0) if alone else memory).slots
 
 
 def setup_of_plan(spec: JobSpec, plan: Plan, shape: ModelShape) -> Setup:

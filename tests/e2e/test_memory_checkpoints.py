@@ -24,7 +24,7 @@ def resumed(ndctl: Ndctl) -> list[tuple[int, bool]]:
     ]
 
 
-def test_killed_ranks_cost_one_step_and_a_lost_host_those_since_the_checkpoint(
+def test_killed_ranks_and_hosts_cost_a_few_steps_and_no_checkpoint_is_read(
     ndctl: Ndctl, reference: Ndctl
 ) -> None:
     # The checkpoints on the disk are of steps 8, 16 and 24.
@@ -39,7 +39,7 @@ def test_killed_ranks_cost_one_step_and_a_lost_host_those_since_the_checkpoint(
     # Steps take milliseconds here, so the copies of all ranks may complete some steps later.
     assert first in {(step, True) for step in range(1, 6)}
     assert second in {(step, True) for step in range(9, 14)}
-    assert third == (16, False), "the memory of the lost host is gone, so all read the disk"
+    assert third in {(step, True) for step in range(17, 21)}, "its slots came from its partner"
     lost = [incident["lost_steps"] for incident in ndctl.status()["incidents"]]
-    assert lost == [5 - first[0], 13 - second[0], 20 - 16]
+    assert lost == [5 - first[0], 13 - second[0], 20 - third[0]]
     assert_nothing_left(ndctl.run_dir)

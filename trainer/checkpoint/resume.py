@@ -98,7 +98,7 @@ def find_checkpoint(
         )
         newest, _ = broadcast_from_rank0(lambda: newest_complete(checkpoints))
         if found is not None and (
-            newest is None or (step_of(newest.name) or 0) <= found.header.step
+            newest is None or (step_of(newest.name) or 0) <= found.header.made.step
         ):
             return Found(None, remembered, skip, found)
     refused: dict[str, str] = {}

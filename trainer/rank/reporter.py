@@ -30,6 +30,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.contract.messages.rank_messages import (
     MAX_BYTES,
     Beat,
+    CopyReady,
     Datagram,
     Profiled,
     RankRaised,
@@ -111,6 +112,11 @@ class Reporter:
             attempt=self.env.attempt, step=step, old=old, new=new, why=why
         )
         self._send(changed, self._blocking)
+
+    def copy_ready(self, step: int, slot: int, copies: int) -> None:
+        attempt, rank = self.env.attempt, self.env.rank
+        ready = CopyReady(attempt=attempt, rank=rank, step=step, slot=slot, copies=copies)
+        self._send(ready, self._nonblocking)
 
     def drill_fired(self, drill: Drill) -> None:
         attempt, rank = self.env.attempt, self.env.rank

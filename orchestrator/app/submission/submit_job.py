@@ -25,7 +25,13 @@ from orchestrator.contract.files.access import access_of, access_umask
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import JobSubmitted
-from orchestrator.contract.spec.job_spec import INIT_TIMEOUT_S, CommonSpec, JobSpec, ScriptSpec
+from orchestrator.contract.spec.job_spec import (
+    INIT_TIMEOUT_S,
+    CommonSpec,
+    JobSpec,
+    MemoryCheckpointSpec,
+    ScriptSpec,
+)
 from orchestrator.contract.spec.run_spec import Keep, RunSpec
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, JobError, PlanError, Refused, SpecError, Unsettled
@@ -542,6 +548,7 @@ def submitted_event(
 ) -> JobSubmitted:
     spec = submission.planned.spec
     resilience = spec.resilience
+    memory = _memory_of(spec)
     number = past.job.launch.launch + 1 if past.job else 1
     plans = max(past.current.number + 1, number) if past.job else number
     return JobSubmitted(
@@ -576,8 +583,19 @@ def submitted_event(
         keep=_keep(spec),
         notify=spec.notify,
         web=resilience.web,
-        in_memory=isinstance(spec, JobSpec) and spec.checkpoint.memory.every != "off",
+        in_memory=memory is not None,
+        copies=0 if memory is None else memory.copies,
+        copy_bytes_per_s=None
+        if memory is None or memory.copy_mib_per_s is None
+        else memory.copy_mib_per_s << 20,
     )
+
+
+def _memory_of(spec: CommonSpec) -> MemoryCheckpointSpec | None:
+    """None: no checkpoints in the memory of the hosts."""
+    if not isinstance(spec, JobSpec) or spec.checkpoint.memory.every == "off":
+        return None
+    return spec.checkpoint.memory
 
 
 def _keep(spec: CommonSpec) -> Keep | None:

@@ -12,6 +12,14 @@ from orchestrator.contract.codec import decode
 from orchestrator.contract.spec.model_spec import LoraSpec
 
 
+class Made(Struct, frozen=True, order=True):
+    """When a checkpoint in memory was made. Those of two attempts never mix, even if both are of
+    the same step."""
+
+    step: int
+    attempt: int
+
+
 class SkippedCheckpoint(Struct, frozen=True):
     """A checkpoint that cannot be resumed from."""
 

@@ -68,16 +68,6 @@ TOKEN = "NDCTL_TOKEN"
 """The job's secret, if a backend cannot pass the file."""
 
 
-class HostMemory(Struct, frozen=True, kw_only=True):
-    lineage: int
-    """The attempt in which training last started from the disk or at step 0; 0 if none has trained.
-    Only checkpoints with this lineage are used: those of an earlier one are of steps that were
-    trained again since."""
-    slots: tuple[tuple[str, str], ...]
-    """Local rank -> paths of its two slots: files in memory, empty at first, which exist as long as
-    the agent."""
-
-
 class RankEnv(Struct, frozen=True, kw_only=True):
     """Identity of this rank. With the defaults, `python -m trainer` alone is one rank of one."""
 

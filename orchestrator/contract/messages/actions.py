@@ -5,6 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from orchestrator.contract.drills import Drill
+from orchestrator.contract.files.checkpoint_names import Made
 from orchestrator.contract.skipped_batches import Window
 
 Ending = Literal["SUCCEEDED", "FAILED", "CANCELLED"]
@@ -22,6 +23,8 @@ class StartAttempt(Struct, frozen=True, kw_only=True):
     """Windows of data that are skipped on purpose."""
     lineage: int = 0
     """As in `HostMemory`."""
+    resumed: tuple[Made, ...] = ()
+    """As in `is_history` (`memory/slot_file.py`)."""
     crossing: tuple[int, ...] = ()
     """Placement cost of these hosts: bytes per step that leave a host, a leaf, a spine, and so on.
     """

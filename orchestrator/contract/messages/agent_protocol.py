@@ -17,6 +17,7 @@ from msgspec import Struct, field
 from ndctl.rank.phases import Phase
 from orchestrator.contract.checkpoint_interval import SavePace
 from orchestrator.contract.drills import Drill
+from orchestrator.contract.memory.peers import CopyPlan, OfferSlots, SlotsOffered
 from orchestrator.contract.messages.events import (
     AgentEvent,
     AgentRegistered,
@@ -47,7 +48,8 @@ PULSE_S = 1.0
 """Seconds between two pulses, and between two digests."""
 
 
-Purpose = Literal["agent", "cancel", "stacks", "profile"]
+Purpose = Literal["agent", "cancel", "stacks", "profile", "memory"]
+"""`memory`: an agent, at another agent."""
 
 
 class Claim(Struct, frozen=True, kw_only=True):
@@ -193,7 +195,7 @@ class Port(Struct, frozen=True, kw_only=True):
     port: int
 
 
-Report = Register | Digest | Evidence | Port | Checked | Profiled | AgentEvent
+Report = Register | Digest | Evidence | Port | SlotsOffered | Checked | Profiled | AgentEvent
 
 
 class Pulse(Struct, frozen=True, kw_only=True):
@@ -243,6 +245,8 @@ class Start(Struct, frozen=True, kw_only=True):
     """Windows of data that are skipped on purpose."""
     lineage: int = 0
     """As in `HostMemory`."""
+    copies: CopyPlan | None = None
+    """Copies of checkpoints in memory on other hosts; None: there are none."""
     pace: SavePace = field(default_factory=SavePace)
     classes: tuple[FailureRule, ...] = ()
     """The failure classes of the spec, also used to classify lines of the host's kernel log."""
@@ -290,4 +294,4 @@ class Leave(Struct, frozen=True, kw_only=True):
     connected to the leader of this run."""
 
 
-Order = Pulse | OfferPort | CheckFabric | Start | Stop | Gather | ProfileRanks | Leave
+Order = Pulse | OfferPort | OfferSlots | CheckFabric | Start | Stop | Gather | ProfileRanks | Leave

@@ -79,6 +79,10 @@ class JobSubmitted(Struct, frozen=True, kw_only=True):
     """The leader's server for metrics and pages."""
     in_memory: bool = False
     """Ranks keep checkpoints in the memory of their hosts too."""
+    copies: int = 0
+    """Copies of each of them on other hosts."""
+    copy_bytes_per_s: int | None = None
+    """What a host sends of them at most."""
 
 
 class LeaderStarted(Struct, frozen=True, kw_only=True):

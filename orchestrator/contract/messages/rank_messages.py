@@ -68,7 +68,20 @@ class Profiled(Struct, frozen=True, kw_only=True):
     """Why there are no files."""
 
 
-Datagram = RankStarted | Beat | RankRaised | Profiled | RankEvent
+class CopyReady(Struct, frozen=True, kw_only=True):
+    """A slot in memory is complete, and partner hosts must get a copy of it. Repeated until the
+    agent marks the slot."""
+
+    attempt: int
+    rank: int
+    step: Step
+    slot: int
+    """Which of the rank's slots."""
+    copies: int
+    """On how many partner hosts."""
+
+
+Datagram = RankStarted | Beat | RankRaised | Profiled | CopyReady | RankEvent
 DATAGRAMS = wire.Decoder(Datagram)
 
 

@@ -169,7 +169,7 @@ def _items(rank: _Rank) -> dict[str, int]:
 
 def _host(setup: Setup, states: States) -> dict[str, int]:
     """Bytes in host memory per rank: offloaded states, the copy that an asynchronous checkpoint is
-    written from, and the two slots of checkpoints in memory."""
+    written from, and the slots of checkpoints in memory."""
     moved = states.host
     saved = moved or {"parameters": states.parameters, "optimizer": states.optimizer}
     frozen = 0
@@ -177,7 +177,7 @@ def _host(setup: Setup, states: States) -> dict[str, int]:
         # A checkpoint of a LoRA job holds only the adapters.
         frozen = saved["parameters"] - MASTER_BYTES * states.trained.shard
     checkpoint = saved["parameters"] - frozen + saved["optimizer"]
-    slots = {"checkpoints in memory": 2 * checkpoint} if setup.remembers else {}
+    slots = {"checkpoints in memory": setup.host_slots * checkpoint} if setup.host_slots else {}
     return {**moved, "checkpoint": checkpoint, **slots}
 
 

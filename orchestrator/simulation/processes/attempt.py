@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from orchestrator.agent.evidence.evidence_collector import Found
 from orchestrator.agent.host_processes import HostAttempt
+from orchestrator.contract.memory.peers import SlotsOffered
 from orchestrator.contract.messages.agent_protocol import (
     Checked,
     CheckFabric,
@@ -141,6 +142,9 @@ class SimulatedProcesses:
             seconds=None if unreachable else 0.001,
             waited_for=unreachable,
         )
+
+    async def offer_slots(self, attempt: int) -> SlotsOffered:
+        return SlotsOffered(attempt=attempt, host=self.process.host.name, port=0)
 
     def free_port(self) -> int:
         return 29_500

@@ -3,6 +3,10 @@
 All ranks copy after the same steps. Each has two slots and writes the older one. It begins only
 when all ranks have completed their last copy, so at any moment there is a step of which all are
 complete. Each rank says in the totals of a step whether its last copy is complete.
+
+With partners a rank has a third slot. After a copy the agents of all hosts send that one to partner
+hosts, while ranks go on with the other two. When the agents of all ranks have ended that, the next
+copy is sent. So at any moment there is also a step of which partners have the slots of all ranks.
 """
 
 import logging
@@ -10,28 +14,37 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 import torch
 import torch.distributed as dist
 
 from orchestrator.contract.codec import decode
-from orchestrator.contract.files.env import HostMemory
+from orchestrator.contract.files.checkpoint_names import Made
+from orchestrator.contract.memory.peers import HostMemory
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.spec.job_spec import MemoryCheckpointSpec
+from trainer.checkpoint.memory.agreement import (
+    GIB,
+    HELD,
+    agreed_copies,
+    num_slots,
+    rooms_of,
+)
 from trainer.checkpoint.memory.find import InMemory
-from trainer.checkpoint.memory.room import available_bytes
+from trainer.checkpoint.memory.partners import Partners
 from trainer.checkpoint.memory.slot import Header, Layout, Slot, layout_of, slots_of
 from trainer.checkpoint.state import TrainingState
 from trainer.rank.ranks import Ranks
+from trainer.rank.reporter import Reporter
+from trainer.step import News, Totals
 
 LOG = logging.getLogger("trainer")
 
 SHARE_ON_CPU, SHARE_ON_GPU = 0.02, 0.007
 """Part of the training time that copies may take with `every: auto`. On a CPU they compete with the
 step for the bandwidth of the memory."""
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +100,9 @@ class MemoryCheckpoints:
     written: Callable[[Callable[[], None]], None]
     """Calls its argument once the records of all steps so far are written, in some thread."""
     layout: Layout
+    partners: Partners
+    slots: list[Slot]
+    """Those in use, the one that was written longest ago first."""
     every: int
     step_times: list[float] = field(default_factory=list)
     cost_s: float | None = None
@@ -94,7 +110,7 @@ class MemoryCheckpoints:
     touches new memory."""
     kept: Slot | None = None
     """The slot that was written last, or that this attempt resumed from. The next copy goes into
-    the other one."""
+    another one."""
     newest: int | None = None
     """Step of the last copy that was begun."""
     done: int | None = None
@@ -120,14 +136,22 @@ class MemoryCheckpoints:
         # The cost of a copy varies. Change only if it matters.
         return wanted if wanted > self.every or 2 * wanted <= self.every else 0
 
-    def after_step(self, step_s: float, all_done: bool, every: int) -> None:
-        """Handle what the totals of a step said.
+    def news(self, news: News) -> News:
+        """`news` with what this rank tells all others about its copies in memory."""
+        self.partners.announce(self.done)
+        return replace(
+            news,
+            remembered=self.is_done,
+            remember_every=self.proposed_every,
+            share_ended=self.partners.has_ended,
+            share_failed=self.partners.has_failed,
+        )
 
-        Args:
-            all_done: each rank has completed its last copy.
-            every: new interval that rank 0 proposed; 0: unchanged.
-        """
-        self.agreed = all_done
+    def after_step(self, step_s: float, totals: Totals) -> None:
+        """Handle what the totals of a step said."""
+        every = totals.remember_every
+        self.agreed = totals.remembered
+        self.partners.after_step(all_ended=totals.share_ended, failed=totals.share_failed)
         self.step_times = [*self.step_times[-31:], step_s]
         if every and every != self.every:
             if self.state.ranks.env.rank == 0:
@@ -141,22 +165,31 @@ class MemoryCheckpoints:
         """Copy the state after `step`. Returns when training may continue."""
         begun = time.perf_counter()
         tensors = {**self.state.tensors(), **self.state.random()}
-        slot = next(slot for slot in self.opened.slots if slot is not self.kept)
+        slot = self._to_overwrite()
         slot.write(self.layout, tensors)
         if self.state.ranks.device.type == "cuda":
             torch.cuda.synchronize()
         first, self.kept, self.newest = self.newest is None, slot, step
+        self.slots = [*(one for one in self.slots if one is not slot), slot]
+        self.partners.begin(slot, Made(step=step, attempt=self.state.ranks.env.attempt))
         progress = self.state.progress(step).to_json()
-        self.thread.submit(self._complete, slot, step, progress)
+        self.thread.submit(self._complete, slot, step, progress, self.partners.shared)
         self.cost_s = None if first else time.perf_counter() - begun
 
-    def _complete(self, slot: Slot, step: int, progress: str) -> None:
+    def _to_overwrite(self) -> Slot:
+        """The oldest slot, but not the newest copy, nor one that is being sent."""
+        return next(
+            slot for slot in self.slots if slot is not self.kept and slot is not self.partners.slot
+        )
+
+    def _complete(self, slot: Slot, step: int, progress: str, shared: Made | None) -> None:
         table = self.layout.table
         header = Header(
             lineage=self.lineage,
-            step=step,
+            made=Made(step=step, attempt=self.state.ranks.env.attempt),
             rank=self.state.ranks.env.rank,
             config=self.opened.config,
+            shared=shared,
             digest=slot.digest(table),
             progress=progress,
             table=table,
@@ -170,6 +203,7 @@ class MemoryCheckpoints:
                 LOG.warning("no more checkpoints in memory: %s", exc)
                 return
             self.done = step
+            self.partners.announce(step)
 
         # A step that is resumed from is never repeated, so its lines must be in the files.
         self.written(complete)
@@ -185,6 +219,7 @@ def start_saving(
     state: TrainingState,
     written: Callable[[Callable[[], None]], None],
     found: InMemory | None,
+    reporter: Reporter,
 ) -> MemoryCheckpoints | None:
     """Reserve the memory on all ranks; None if one of them cannot have it.
 
@@ -196,47 +231,71 @@ def start_saving(
     if opened is None:
         return None
     layout = layout_of({**state.tensors(), **state.random()})
-    ranks = state.ranks
-    for slot in opened.slots:
-        # What is later than the state that was loaded is trained again now.
-        if found is None or slot is not found.slot:
-            slot.clear()
-    if _said(_too_little(opened, layout, ranks), ranks) or _said(_refused(opened, layout), ranks):
-        for slot in opened.slots:
-            slot.free()
+    ranks, kept = state.ranks, None if found is None else found.slot
+    slots, copies = _reserved(opened, layout, kept, ranks)
+    if not slots:
         return None
-    if ranks.env.rank == 0:
-        LOG.info("checkpoints in memory: %s", _words(opened, layout, ranks))
+
+    def tell(step: int, slot: Slot, copies: int) -> None:
+        reporter.copy_ready(step, opened.slots.index(slot), copies)
+
     return MemoryCheckpoints(
         opened=opened,
         state=state,
         lineage=ranks.env.attempt if found is None else found.header.lineage,
         written=written,
         layout=layout,
-        kept=None if found is None else found.slot,
+        partners=Partners(copies, tell, _shared(found, opened.memory)),
+        slots=slots,
+        kept=kept,
         every=1 if opened.spec.every == "auto" else int(opened.spec.every),
     )
 
 
-def _too_little(opened: OpenMemory, layout: Layout, ranks: Ranks) -> str:
-    """All ranks of the host look before one of them takes memory."""
-    wanted = sum(layout.num_bytes for slot in opened.slots if slot.size != layout.num_bytes)
-    need, have = wanted * ranks.env.local_world_size, available_bytes()
-    if need <= have:
-        return ""
-    needed, there = f"{need / GIB:.1f} GiB on {ranks.env.host}", f"{have / GIB:.1f} GiB"
-    return f"they need {needed}, and {there} are available"
+def _reserved(
+    opened: OpenMemory, layout: Layout, kept: Slot | None, ranks: Ranks
+) -> tuple[list[Slot], int]:
+    """The slots to use, with their memory, and the copies on other hosts. No slots on any rank if
+    one of them cannot have them."""
+    for slot in opened.slots:
+        # What is later than the state that was loaded is trained again now.
+        if slot is not kept:
+            slot.clear()
+    # The slot that was loaded is the last one to be overwritten.
+    slots = sorted(opened.slots, key=lambda slot: slot is kept)
+    rooms = rooms_of(opened.memory, layout, slots, ranks)
+    copies, why = agreed_copies(rooms, opened.memory.copies)
+    if why and ranks.env.rank == 0:
+        LOG.warning("%s", why)
+    used = slots[-num_slots(copies) :] if copies >= 0 else []
+    if used and _said(_refused(used, layout), ranks):
+        used = []
+    for slot in opened.slots:
+        if slot not in used:
+            slot.free()
+    if used and ranks.env.rank == 0:
+        LOG.info("checkpoints in memory: %s", _words(used, layout, ranks, copies))
+    return used, copies
 
 
-def _refused(opened: OpenMemory, layout: Layout) -> str:
+def _shared(found: InMemory | None, memory: HostMemory) -> Made | None:
+    """The newest checkpoint of which all ranks have copies on partner hosts."""
+    if found is None:
+        return None
+    # Hosts have fetched it from partners, so those have it.
+    return found.header.made if found.header.made == memory.restored else found.header.shared
+
+
+def _refused(slots: Sequence[Slot], layout: Layout) -> str:
     try:
-        for slot in opened.slots:
+        for slot in slots:
             slot.reserve(layout)
     except OSError as exc:
         return f"the kernel refuses {layout.num_bytes / GIB:.1f} GiB: {exc.strerror}"
     return ""
 
 
-def _words(opened: OpenMemory, layout: Layout, ranks: Ranks) -> str:
-    whole = len(opened.slots) * layout.num_bytes * ranks.env.local_world_size
-    return f"{whole / GIB:.2f} GiB on each host"
+def _words(slots: Sequence[Slot], layout: Layout, ranks: Ranks, copies: int) -> str:
+    own = len(slots) * layout.num_bytes * ranks.env.local_world_size
+    whole = own + copies * HELD * layout.num_bytes * ranks.env.local_world_size
+    return f"{whole / GIB:.2f} GiB on each host, {copies} copies on other hosts"

@@ -1,14 +1,11 @@
 """One checkpoint of one rank in the memory of its host.
 
-A slot is a file in memory, which the agent owns, so it outlives the rank. It has the length of its
-header, the header, and the bytes of all tensors. The length is 0 while the slot is being written,
-and is set last. So a rank that ends at any moment leaves either a complete slot or an empty one.
+A slot is a file in memory (`slot_file.py`), which the agent owns, so it outlives the rank.
 """
 
 import math
 import mmap
 import os
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,9 +13,9 @@ import msgspec
 import torch
 from torch.distributed.tensor import DTensor
 
-from orchestrator.contract.files.env import HostMemory
+from orchestrator.contract.memory import slot_file
+from orchestrator.contract.memory.peers import HostMemory
 
-LENGTH = struct.Struct("<Q")
 PAGE = 4096
 """Each tensor begins at a multiple of this, so that a copy of it is fast."""
 HEADER_ROOM = 1 << 20
@@ -41,13 +38,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return math.prod(self.shape) * dtype_of(self.dtype).itemsize
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True):
-    lineage: int
-    """As in `HostMemory`."""
-    step: int
-    rank: int
-    config: str
-    """Digest of the trainer's configuration. With another one the shards may be others."""
+class Header(slot_file.Label, frozen=True, kw_only=True):
     digest: int
     """Of the bytes of all tensors (`Slot.digest`)."""
     progress: str
@@ -68,7 +59,7 @@ def layout_of(tensors: Mapping[str, torch.Tensor]) -> Layout:
     """`tensors` may be distributed; each rank keeps its own shards."""
     shards = {name: shard_of(tensor) for name, tensor in tensors.items()}
     header = HEADER_ROOM + sum(ENTRY_ROOM + len(name.encode()) for name in shards)
-    offset = _pages(LENGTH.size + header)
+    offset = _pages(slot_file.BEGIN.size + header)
     table = []
     for name, shard in shards.items():
         dtype = str(shard.dtype).removeprefix("torch.")
@@ -107,12 +98,9 @@ class Slot:
 
     def header(self) -> Header | None:
         """None if the slot holds no complete checkpoint."""
-        begin = os.pread(self._file, LENGTH.size, 0)
-        length = LENGTH.unpack(begin)[0] if len(begin) == LENGTH.size else 0
-        if not 0 < length <= self.size:
-            return None
+        text = slot_file.header_of(self._file)
         try:
-            return msgspec.json.decode(os.pread(self._file, length, LENGTH.size), type=Header)
+            return None if text is None else msgspec.json.decode(text, type=Header)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
 
@@ -135,8 +123,7 @@ class Slot:
 
     def clear(self) -> None:
         """The slot holds no complete checkpoint from now on. Its memory is kept."""
-        if self.size:
-            os.pwrite(self._file, LENGTH.pack(0), 0)
+        slot_file.clear(self._file)
 
     def write(self, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy `tensors` into the slot; it is not complete before `complete`."""
@@ -151,11 +138,15 @@ class Slot:
             ValueError: the header is longer than the room for it.
         """
         text = msgspec.json.encode(header)
-        if LENGTH.size + len(text) > header.table[0].offset:
+        if slot_file.BEGIN.size + len(text) > header.table[0].offset:
             raise ValueError(f"the header has {len(text)} bytes, more than its room")
-        os.pwrite(self._file, text, LENGTH.size)
-        # Last, and in one write. The kernel orders it after what this process wrote before.
-        os.pwrite(self._file, LENGTH.pack(len(text)), 0)
+        os.pwrite(self._file, text, slot_file.BEGIN.size)
+        slot_file.complete(self._file, len(text))
+
+    @property
+    def mark(self) -> int:
+        """What became of its copies on partner hosts (`slot_file.py`)."""
+        return slot_file.mark_of(self._file)
 
     def read(self, table: Sequence[Entry], tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy the slot's tensors into those of the same name."""

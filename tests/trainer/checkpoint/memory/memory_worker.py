@@ -2,7 +2,8 @@
 
 A case has `steps`: for each rank, the steps in its slots, the older first; `torn`: a rank whose
 newer slot is not complete; `flipped`: a rank one bit of whose newer slot changes; `skip`: first and
-last batch of data to skip; and `lineage` and `config`, if they are not those of the slots. The
+last batch of data to skip; `resumed`: step and attempt of a resume since; `attempts`: for each rank,
+in which one its slots were made; and `lineage` and `config`, if they are not those of the slots. The
 answer has the step and the names of skipped ones.
 """
 
@@ -11,8 +12,10 @@ from typing import Any
 
 import torch
 
-from orchestrator.agent.processes.memory_slots import MemorySlots
-from orchestrator.contract.files.env import HostMemory, RankEnv
+from orchestrator.agent.memory.slots import MemorySlots
+from orchestrator.contract.files.checkpoint_names import Made
+from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.memory.peers import HostMemory
 from orchestrator.contract.messages.agent_protocol import Start
 from orchestrator.contract.skipped_batches import Window
 from trainer.checkpoint.memory.find import newest_in_memory
@@ -38,28 +41,32 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     memory = owner.of_attempt(START)
     slots = slots_of(memory, 0)
     for slot, step in zip(slots, case["steps"][env.rank], strict=False):
-        write(slot, step, env.rank)
+        write(slot, step, env.rank, case.get("attempts", [1, 1])[env.rank])
     newer = slots[len(case["steps"][env.rank]) - 1]
     if case.get("torn") == env.rank:
         newer.clear()
     if case.get("flipped") == env.rank:
         flip(newer)
     skip = [Window(first=case["skip"][0], last=case["skip"][1])] if "skip" in case else []
-    asked = HostMemory(lineage=case.get("lineage", 1), slots=memory.slots)
+    asked = HostMemory(
+        lineage=case.get("lineage", 1),
+        slots=memory.slots,
+        resumed=(Made(*case["resumed"]),) if "resumed" in case else (),
+    )
     found, skipped = newest_in_memory(slots, asked, case.get("config", "c"), env.rank, skip)
     owner.close()
-    step = None if found is None else found.header.step
+    step = None if found is None else found.header.made.step
     return {"step": step, "skipped": [f"{one.name}: {one.why}" for one in skipped]}
 
 
-def write(slot: Slot, step: int, rank: int) -> None:
+def write(slot: Slot, step: int, rank: int, attempt: int) -> None:
     state = {"model.weight": torch.full((4, 5), float(step + rank))}
     layout = layout_of(state)
     slot.reserve(layout)
     slot.write(layout, state)
     header = Header(
         lineage=1,
-        step=step,
+        made=Made(step=step, attempt=attempt),
         rank=rank,
         config="c",
         digest=slot.digest(layout.table),

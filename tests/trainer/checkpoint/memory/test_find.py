@@ -35,7 +35,15 @@ def test_the_newest_step_that_all_ranks_have_is_used(tmp_path: Path) -> None:
         # Training started from the disk since, or follows another plan.
         ({"steps": BOTH, "lineage": 3}, None, []),
         ({"steps": BOTH, "lineage": 0}, None, []),
-        ({"steps": BOTH, "config": "other"}, None, []),
+        (
+            {"steps": BOTH, "config": "other"},
+            None,
+            ["step-7 in memory: it was made with another plan, configuration or version"],
+        ),
+        # Attempt 3 resumed from step 6 while a host was unreachable, and trained step 7 again.
+        ({"steps": BOTH, "resumed": [6, 3]}, 6, []),
+        # The same step of two attempts is not one checkpoint.
+        ({"steps": BOTH, "attempts": [1, 2]}, None, []),
     ]
     answers = work(tmp_path, 2, [case for case, _, _ in asked], worker=WORKER)
     assert answers == [{"step": step, "skipped": skipped} for _, step, skipped in asked]

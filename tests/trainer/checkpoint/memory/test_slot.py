@@ -9,7 +9,8 @@ import msgspec
 import pytest
 import torch
 
-from orchestrator.agent.processes.memory_slots import MemorySlots
+from orchestrator.agent.memory.slots import MemorySlots
+from orchestrator.contract.files.checkpoint_names import Made
 from tests.agent.processes.test_torchrun import START
 from trainer.checkpoint.memory.slot import Header, Layout, Slot, layout_of
 
@@ -39,7 +40,7 @@ def slot(memory: MemorySlots) -> Slot:
 def header_of(slot: Slot, layout: Layout, step: int = 4, progress: str = "{}") -> Header:
     return Header(
         lineage=1,
-        step=step,
+        made=Made(step=step, attempt=1),
         rank=0,
         config="c",
         digest=slot.digest(layout.table),
