@@ -1,14 +1,15 @@
 """Chooses the hosts that keep copies of each host's checkpoints in memory. Pure."""
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 
 from orchestrator.contract.mesh import AXES, Mesh
 
-MOST_SHIFTS = 32
+MOST_SHIFTS = 12
 """Shifts that are compared. Each takes a look at every host."""
 GROUP_AXES = tuple(axis for axis in AXES if axis != "dp_shard")
 """Axes whose groups a partner should not share: what breaks a group often breaks all of it. Ranks
@@ -39,23 +40,49 @@ def partners_of(
     groups = [_groups(mesh, ranks_per_host, node) for node in range(len(hosts))]
     chosen: tuple[tuple[int, ...], ...] = tuple(() for _ in hosts)
     for _ in range(min(copies, len(hosts) - 1)):
-        ways = [_extended(chosen, order, shift) for shift in _shifts(order, above)]
-        chosen = min(ways, key=partial(_cost, above=above, groups=groups))
+        ways = [*_along_switches(order, above), *_along_axes(mesh, ranks_per_host, len(hosts))]
+        longer = [
+            tuple((*before, targets[node]) for node, before in enumerate(chosen))
+            for targets in ways
+        ]
+        chosen = min(longer, key=partial(_cost, above=above, groups=groups))
     return chosen
 
 
-def _shifts(order: Sequence[int], above: Sequence[tuple[str, ...]]) -> list[int]:
-    """Some shifts of all, evenly spaced, and those by the size of the largest group of hosts."""
+def _along_switches(
+    order: Sequence[int], above: Sequence[tuple[str, ...]]
+) -> Iterator[Mapping[int, int]]:
+    """Ways to give each node a partner: shifts in the order of switches, evenly spaced, and those
+    by the size of the largest group."""
     num, largest = len(order), max(Counter(above).values())
     some = range(1, num, math.ceil(num / MOST_SHIFTS))
-    return sorted({*some, *(shift for shift in (largest, 2 * largest) if shift < num)})
+    shifts = {*some, *(shift for shift in (largest, 2 * largest) if shift < num)}
+    for shift in sorted(shifts):
+        yield dict(zip(order, [*order[shift:], *order[:shift]], strict=True))
 
 
-def _extended(
-    chosen: Sequence[tuple[int, ...]], order: Sequence[int], shift: int
-) -> tuple[tuple[int, ...], ...]:
-    targets = dict(zip(order, [*order[shift:], *order[:shift]], strict=True))
-    return tuple((*before, targets[node]) for node, before in enumerate(chosen))
+def _along_axes(mesh: Mesh, ranks_per_host: int, num: int) -> Iterator[Mapping[int, int]]:
+    """Ways that lead to another coordinate on each axis at once, where hosts are a grid."""
+    grid = _grid(mesh, ranks_per_host)
+    if math.prod(grid) != num:
+        return
+    places = list(itertools.product(*map(range, grid)))
+    node_at = {place: node for node, place in enumerate(places)}
+    for step in range(1, 1 + MOST_SHIFTS // 4):
+        yield {
+            node: node_at[tuple((at + step) % size for at, size in zip(place, grid, strict=True))]
+            for node, place in enumerate(places)
+        }
+
+
+def _grid(mesh: Mesh, ranks_per_host: int) -> Sequence[int]:
+    """Hosts along each axis, outermost first, if each host has a block of whole inner axes."""
+    sizes, left = [], ranks_per_host
+    for degree in reversed(mesh.degrees):
+        inside = math.gcd(degree, left)
+        sizes.append(degree // inside)
+        left //= inside
+    return sizes[::-1]
 
 
 def _cost(

@@ -2,9 +2,9 @@
 
 A case has `steps`: for each rank, the steps in its slots, the older first; `torn`: a rank whose
 newer slot is not complete; `flipped`: a rank one bit of whose newer slot changes; `skip`: first and
-last batch of data to skip; `resumed`: step and attempt of a resume since; `attempts`: for each rank,
-in which one its slots were made; and `lineage` and `config`, if they are not those of the slots. The
-answer has the step and the names of skipped ones.
+last batch of data to skip; `resumed`: step and attempt of a resume since; `attempts`: the one in
+which each rank's slots were made; and `lineage` and `config`, if they are not those of the slots.
+The answer has the step and the names of skipped ones.
 """
 
 from pathlib import Path

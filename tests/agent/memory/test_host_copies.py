@@ -1,0 +1,242 @@
+"""Agents copy slots to partners, and fetch them back: real connections, real memory."""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from orchestrator.agent.memory import line
+from orchestrator.agent.memory.held import Refused
+from orchestrator.agent.memory.line import Broken, connect
+from orchestrator.contract.files.checkpoint_names import Made
+from orchestrator.contract.memory.peers import CopyPlan, Peer
+from orchestrator.contract.memory.slot_file import (
+    NOT_SENT,
+    SENDING,
+    SENT,
+    clear,
+    label_of,
+    mark_of,
+)
+from orchestrator.contract.messages.agent_protocol import Claim
+from orchestrator.contract.messages.rank_messages import CopyReady
+from orchestrator.job_secret import draw, secret_from
+from tests.agent.memory.two_hosts import (
+    SLOT_BYTES,
+    TwoHosts,
+    begin,
+    content,
+    fill,
+    host,
+    in_loop,
+    label,
+    peer_of,
+    read,
+    send,
+    slot_of,
+    steps,
+    wanted,
+)
+from tests.agent.world import SECRET
+
+STRANGER = secret_from(draw())
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[TwoHosts]:
+    before = _memory_files()
+    both = TwoHosts(host("a", tmp_path / "a"), host("b", tmp_path / "b"))
+    yield both
+    both.close()
+    assert _memory_files() == before, "no memory is left"
+
+
+def _memory_files() -> list[str]:
+    found = []
+    for file in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(file.readlink())
+        except OSError:
+            continue
+        if "ndctl-checkpoint" in target:
+            found.append(target)
+    return found
+
+
+@in_loop
+async def test_a_lost_hosts_slot_comes_back_from_its_partner(
+    hosts: TwoHosts, tmp_path: Path
+) -> None:
+    await hosts.start()
+    assert await send(hosts.first, 0, label(0, 5)) == SENT
+    hosts.first.close()
+    hosts.first = host("a2", tmp_path / "a2")
+    peer = await peer_of(hosts.second)
+    assert steps(await hosts.second.offer(2), rank=0) == [5]
+    plan = CopyPlan(wanted=(wanted(label(0, 5), peer),), restored=Made(step=5, attempt=1))
+    await begin(hosts.first, 0, plan, attempt=2)
+    assert read(slot_of(hosts.first, 0)) == (label(0, 5), content(0, 5))
+
+
+@in_loop
+async def test_a_partner_keeps_the_newest_copy_that_all_ranks_have(hosts: TwoHosts) -> None:
+    await hosts.start()
+    for step, shared in ((5, None), (6, 5), (7, 5), (8, 5)):
+        # The copies of steps 6 and 7 did not arrive at another rank's partner.
+        assert await send(hosts.first, step % 2, label(0, step, shared=shared)) == SENT
+        assert 5 in steps(await hosts.second.offer(2), rank=0)
+    assert await send(hosts.first, 0, label(0, 9, shared=8)) == SENT
+    found = await hosts.second.offer(2)
+    assert steps(found, rank=0) == [8, 9]
+    assert hosts.second.held.num_bytes == 2 * SLOT_BYTES, "two copies of a rank at most"
+
+
+@in_loop
+async def test_a_slot_that_changes_while_it_is_sent_is_no_copy(
+    hosts: TwoHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await hosts.start()
+    file = slot_of(hosts.first, 0)
+    pread = os.pread
+
+    def overwritten_at_the_end(fd: int, count: int, at: int) -> bytes:
+        if fd == file and at == SLOT_BYTES - line.CHUNK_BYTES:
+            clear(file)
+        return pread(fd, count, at)
+
+    monkeypatch.setattr(line.os, "pread", overwritten_at_the_end)
+    fill(file, label(0, 5))
+    hosts.first.ready(CopyReady(attempt=1, rank=0, step=5, slot=0, copies=1))
+    await asyncio.to_thread(_until_nothing_is_sent, hosts)
+    assert steps(await hosts.second.offer(2), rank=0) == []
+
+
+def _until_nothing_is_sent(hosts: TwoHosts) -> None:
+    while hosts.first.sending:
+        time.sleep(0.01)
+
+
+@in_loop
+async def test_a_partner_that_is_gone_or_refuses_holds_nothing_up(
+    hosts: TwoHosts, tmp_path: Path
+) -> None:
+    await hosts.start()
+    hosts.second.held.allow((), 1)
+    assert await send(hosts.first, 0, label(0, 5)) == NOT_SENT
+    hosts.second.held.allow((0,), 2)
+    assert await send(hosts.first, 0, label(0, 6)) == NOT_SENT, "its attempt is another one"
+    hosts.second.close()
+    assert await send(hosts.first, 0, label(0, 7)) == NOT_SENT
+    hosts.second = host("b", tmp_path / "b")
+
+
+@in_loop
+async def test_a_slow_partner_does_not_keep_the_next_attempt_waiting(
+    hosts: TwoHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        peer = Peer(host="b", address="127.0.0.1", port=silent.getsockname()[1])
+        monkeypatch.setattr(line, "IDLE_S", 0.3)
+        await hosts.start(partners=(peer,))
+        assert await send(hosts.first, 0, label(0, 5)) == NOT_SENT
+
+
+@in_loop
+async def test_bandwidth_is_limited_and_the_end_of_an_attempt_is_not_delayed(
+    hosts: TwoHosts,
+) -> None:
+    await hosts.start(bytes_per_s=SLOT_BYTES // 10)  # ten seconds for a slot
+    file = slot_of(hosts.first, 0)
+    fill(file, label(0, 5))
+    begun = time.monotonic()
+    hosts.first.ready(CopyReady(attempt=1, rank=0, step=5, slot=0, copies=1))
+    await asyncio.sleep(0.2)
+    assert hosts.first.sending
+    await begin(hosts.first, 0, CopyPlan(), attempt=2)
+    assert not hosts.first.sending
+    assert time.monotonic() - begun < 9
+    assert mark_of(file) == SENDING, "what the next attempt finds is no answer to it"
+
+
+@in_loop
+async def test_a_damaged_or_missing_copy_is_passed_over_for_another_one(
+    hosts: TwoHosts, tmp_path: Path
+) -> None:
+    await hosts.start()
+    assert await send(hosts.second, 0, label(1, 5)) == SENT
+    good, gone = await peer_of(hosts.first), Peer(host="x", address="127.0.0.1", port=1)
+    empty = host("c", tmp_path / "c")
+    third = host("d", tmp_path / "d")
+    try:
+        plan = CopyPlan(wanted=(wanted(label(1, 5), gone, await peer_of(empty), good),))
+        await begin(third, 1, plan, attempt=2)
+        assert read(slot_of(third, 0))[1] == content(1, 5)
+    finally:
+        empty.close()
+        third.close()
+
+
+@in_loop
+async def test_a_host_that_has_the_slot_itself_fetches_nothing(hosts: TwoHosts) -> None:
+    await hosts.start()
+    fill(slot_of(hosts.first, 1), label(0, 5))
+    nowhere = Peer(host="x", address="127.0.0.1", port=1)
+    await begin(hosts.first, 0, CopyPlan(wanted=(wanted(label(0, 5), nowhere),)), attempt=2)
+    assert [label_of(slot_of(hosts.first, one)) for one in (0, 1)] == [None, label(0, 5)]
+
+
+@in_loop
+async def test_copies_of_former_partners_go_once_new_ones_are_everywhere(hosts: TwoHosts) -> None:
+    await hosts.start()
+    assert await send(hosts.first, 0, label(0, 5)) == SENT
+    # In the next attempt the second host keeps copies of rank 7 in place of rank 0.
+    peer = await peer_of(hosts.second)
+    await begin(hosts.second, 1, CopyPlan(holds=(7,)), attempt=2)
+    await begin(hosts.first, 7, CopyPlan(partners=(peer,)), attempt=2)
+    assert await send(hosts.first, 0, label(7, 6, attempt=2)) == SENT
+    assert steps(await hosts.second.offer(3), rank=0) == [5], "it may be the only one"
+    assert await send(hosts.first, 1, label(7, 7, attempt=2, shared=6)) == SENT
+    assert steps(await hosts.second.offer(3), rank=0) == []
+
+
+@in_loop
+async def test_only_agents_of_the_job_and_its_launch_are_served(
+    hosts: TwoHosts,
+) -> None:
+    await hosts.start()
+    served = await peer_of(hosts.first)
+    agent = hosts.second.where.claim
+    with pytest.raises(Broken, match="not an agent of this job"):
+        await asyncio.to_thread(connect, served.address, served.port, STRANGER, agent)
+    for claim in (replace(agent, launch=2), replace(agent, purpose="agent")):
+        with pytest.raises(OSError, match=r"(?i)clos|eof|reset|broken"):
+            await asyncio.to_thread(_ask, served, claim)
+
+
+def _ask(served: Peer, claim: Claim) -> None:
+    found = connect(served.address, served.port, SECRET, claim)
+    try:
+        found.send(line.Request(kind="get", label=label(0, 1)))
+        found.receive(line.Answer)
+    finally:
+        found.close()
+
+
+@in_loop
+async def test_a_copy_that_the_kernel_refuses_is_refused(
+    hosts: TwoHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await hosts.start()
+
+    def no_memory(file: int, begin: int, count: int) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_memory)
+    with pytest.raises(Refused, match="Cannot allocate memory"):
+        hosts.second.held.begin(label(0, 5), SLOT_BYTES)
+    assert hosts.second.held.num_bytes == 0
