@@ -122,6 +122,7 @@ checkpoint:
   verify: true
   memory:
     every: 'off'
+    copies: 1
 resilience:
   max_restarts: 5
   max_allocations: 3
