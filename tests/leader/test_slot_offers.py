@@ -20,8 +20,8 @@ def offer(host: str, slots: Sequence[Label], port: int = 9) -> tuple[str, SlotsO
     return host, SlotsOffered(attempt=2, host=host, port=port, slots=tuple(slots))
 
 
-def both(first: int, step: int, **more: int) -> list[Label]:
-    return [label(first, step, **more), label(first + 1, step, **more)]
+def both(first: int, step: int, attempt: int = 1, lineage: int = 1) -> list[Label]:
+    return [label(rank, step, attempt, lineage=lineage) for rank in (first, first + 1)]
 
 
 def plans(

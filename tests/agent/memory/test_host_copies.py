@@ -109,7 +109,7 @@ async def test_a_slot_that_changes_while_it_is_sent_is_no_copy(
             clear(file)
         return pread(fd, count, at)
 
-    monkeypatch.setattr(line.os, "pread", overwritten_at_the_end)
+    monkeypatch.setattr(os, "pread", overwritten_at_the_end)
     fill(file, label(0, 5))
     hosts.first.ready(CopyReady(attempt=1, rank=0, step=5, slot=0, copies=1))
     await asyncio.to_thread(_until_nothing_is_sent, hosts)
