@@ -170,23 +170,21 @@ class Agent:
 
     def _real_seams(self) -> AgentSeams:
         place = self.config.place
-        memory = HostCopies(
-            Where(
-                address=place.address,
-                folder=place.socket.parent,
-                secret=self.config.secret,
-                claim=Claim(
-                    purpose="memory",
-                    launch=self.config.term.launch,
-                    host=place.host,
-                    incarnation=self.incarnation,
-                ),
-            )
-        )
         processes = HostProcesses(
-            place, self.environ, self.clock, self.standby, lambda: self.probe, memory
+            place, self.environ, self.clock, self.standby, lambda: self.probe, self._memory
         )
         return AgentSeams(WebSockets(self.config.secret), AgentFiles(place.run_dir), processes)
+
+    def _memory(self) -> HostCopies:
+        place = self.config.place
+        claim = Claim(
+            purpose="memory",
+            launch=self.config.term.launch,
+            host=place.host,
+            incarnation=self.incarnation,
+        )
+        secret, folder = self.config.secret, place.socket.parent
+        return HostCopies(Where(address=place.address, folder=folder, secret=secret, claim=claim))
 
     async def run(self) -> int:
         """Serve the leader until it releases this agent or is gone. Returns the exit code."""

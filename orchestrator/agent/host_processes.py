@@ -4,6 +4,7 @@ The real processes are torchrun and its ranks, with what the kernel and the logs
 """
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -147,13 +148,16 @@ class TorchrunAttempt(Attempt):
     standby: Standby
     environ: Mapping[str, str]
     probe: Callable[[], Probe]
-    memory: HostCopies
+    memory: Callable[[], HostCopies]
     program: Program | None = None
     """Given if the ranks run the user's own program."""
 
     async def begin(self) -> None:
-        memory = json.dumps(encode(await self.memory.prepare(self.start)))
-        await self.launch(self.standby, {**self.environ, MEMORY: memory})
+        more = {}
+        if self.start.copies is not None:
+            memory = await self.memory().prepare(self.start, self.start.copies)
+            more[MEMORY] = json.dumps(encode(memory))
+        await self.launch(self.standby, {**self.environ, **more})
         if self.program is not None:
             self.program.begin()
 
@@ -170,7 +174,7 @@ class TorchrunAttempt(Attempt):
             case Beat() if self.program is not None:
                 self.program.heard(datagram)
             case CopyReady():
-                self.memory.ready(datagram)
+                self.memory().ready(datagram)
             case _:
                 pass
         return exited
@@ -213,10 +217,14 @@ class HostProcesses:
         clock: Clock,
         standby: Standby,
         probe: Callable[[], Probe],
-        memory: HostCopies,
+        memory: Callable[[], HostCopies],
     ) -> None:
+        """
+        Args:
+            memory: creates what serves checkpoints in memory. It is called when it is needed.
+        """
         self.place, self.environ, self.clock = place, environ, clock
-        self.standby, self.probe, self.memory = standby, probe, memory
+        self.standby, self.probe, self.memory = standby, probe, functools.cache(memory)
         self.socket: asyncio.DatagramTransport | None = None
         self.hear: Callable[[Datagram], None] = lambda datagram: None
         self.learning: asyncio.Task[None] | None = None
@@ -239,7 +247,8 @@ class HostProcesses:
         if self.learning is not None:
             self.learning.cancel()
         await self.standby.close()
-        await asyncio.to_thread(self.memory.close)
+        if self.memory.cache_info().currsize:
+            await asyncio.to_thread(self.memory().close)
         if self.socket is not None:
             self.socket.close()
 
@@ -257,7 +266,7 @@ class HostProcesses:
         return await check_fabric(order, self.place, self.standby, self.environ, self.clock)
 
     async def offer_slots(self, attempt: int) -> SlotsOffered:
-        return await self.memory.offer(attempt)
+        return await self.memory().offer(attempt)
 
     def free_port(self) -> int:
         return free_port(self.place.address)

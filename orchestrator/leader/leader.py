@@ -223,7 +223,7 @@ class Leader:
         self.pending: StartAttempt | None = None
         """An attempt that waits for its first host to offer a port, and with copies of checkpoints
         in memory for all hosts to say what they have."""
-        self.slot_offers = SlotOffers(self.sessions, clock)
+        self.slot_offers = SlotOffers(self.sessions, clock) if job.copies else None
         self.ending: EndJob | Requeue | None = None
         self.hang_analysis = HangAnalysis(
             job, lambda: supervisor.run, self.storage, backend, clock, self.worker
@@ -389,7 +389,8 @@ class Leader:
             case Port():
                 self._port_offered(report)
             case SlotsOffered():
-                self.slot_offers.hear(report)
+                if self.slot_offers is not None:
+                    self.slot_offers.hear(report)
                 self._start_if_offered()
             case Evidence():
                 self._evidence(report)
@@ -591,10 +592,8 @@ class Leader:
     def _start_attempt(self, action: StartAttempt) -> None:
         self.monitor.begin(action.attempt, self.supervisor.run, self.clock.monotonic())
         self.pending, self.port = action, 0
-        if self.job.copies and len(action.hosts) > 1:
+        if self.slot_offers is not None:
             self.slot_offers.ask(action.attempt)
-        else:
-            self.slot_offers.ask_nobody()
         # The store of torchrun listens on the first host, so that host's agent chooses a free port.
         self.sessions.order(action.hosts[0], OfferPort(attempt=action.attempt))
 
@@ -608,7 +607,7 @@ class Leader:
         """Start all hosts, once the first one has a port for torchrun's rendezvous and it is known
         which checkpoints are in memory."""
         action = self.pending
-        if action is None or not self.port or not self.slot_offers.are_here:
+        if action is None or not self.port or (self.slot_offers and not self.slot_offers.are_here):
             return
         self.pending = None
         run, current = self.supervisor.run, self.supervisor.run.current
@@ -632,7 +631,7 @@ class Leader:
                     steps=self.job.steps,
                     skip=action.skip,
                     lineage=action.lineage,
-                    copies=copies[node_rank] if copies else None,
+                    copies=copies[node_rank],
                     pace=pace_of(self.supervisor.run),
                     classes=self.job.failure_classes,
                     run=self.job.run,
@@ -641,10 +640,11 @@ class Leader:
                 ),
             )
 
-    def _copy_plans(self, action: StartAttempt) -> Sequence[CopyPlan]:
-        """What each host does with checkpoints in memory; empty if there are no copies."""
-        if not self.slot_offers.asked:
-            return ()
+    def _copy_plans(self, action: StartAttempt) -> Sequence[CopyPlan | None]:
+        """What each host does with checkpoints in memory; None if there are none."""
+        if self.slot_offers is None:
+            alone = CopyPlan(resumed=action.resumed) if self.job.in_memory else None
+            return [alone] * len(action.hosts)
         run = self.supervisor.run
         plan, offers = run.current.plan, self.slot_offers.by_host
         known = run.hosts.by_name

@@ -37,9 +37,6 @@ class SlotOffers:
         for host in self.asked:
             self.sessions.order(host, OfferSlots(attempt=attempt))
 
-    def ask_nobody(self) -> None:
-        self.asked, self.by_host = frozenset(), {}
-
     def hear(self, offered: SlotsOffered) -> None:
         # An agent repeats its answer after a reconnection.
         if offered.attempt == self.attempt and offered.host in self.asked:

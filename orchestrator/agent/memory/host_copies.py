@@ -74,16 +74,15 @@ class HostCopies:
         host = self.where.claim.host
         return SlotsOffered(attempt=attempt, host=host, port=self.port, slots=labels)
 
-    async def prepare(self, start: Start) -> HostMemory:
+    async def prepare(self, start: Start, copies: CopyPlan) -> HostMemory:
         """The memory for the ranks of an attempt, which holds what they resume from. Raises
         OSError."""
-        copies = start.copies or CopyPlan()
         await asyncio.to_thread(self._stop_sending)
         self.start = start
         self.client.forget(copies.partners)
         self.client.limit.bytes_per_s = copies.bytes_per_s
         self.held.allow(copies.holds, start.attempt)
-        memory = replace(self.slots.of_attempt(start), held_bytes=self.held.num_bytes)
+        memory = replace(self.slots.of_attempt(start, copies), held_bytes=self.held.num_bytes)
         if copies.wanted:
             first = start.node_rank * start.ranks_per_host
             fetches = (

@@ -22,13 +22,12 @@ class MemorySlots:
         self._files: list[list[int]] = []
         """Local rank -> its files."""
 
-    def of_attempt(self, start: Start) -> HostMemory:
+    def of_attempt(self, start: Start, copies: CopyPlan) -> HostMemory:
         """The slots for the ranks of an attempt. Slots of ranks that it does not have are freed.
 
         Raises:
             OSError: this process has too many files open.
         """
-        copies = start.copies or CopyPlan()
         while len(self._files) > start.ranks_per_host:
             _close(self._files.pop())
         while len(self._files) < start.ranks_per_host:

@@ -584,7 +584,7 @@ def submitted_event(
         notify=spec.notify,
         web=resilience.web,
         in_memory=memory is not None,
-        copies=0 if memory is None else memory.copies,
+        copies=0 if memory is None or spec.cluster.hosts == 1 else memory.copies,
         copy_bytes_per_s=None
         if memory is None or memory.copy_mib_per_s is None
         else memory.copy_mib_per_s << 20,

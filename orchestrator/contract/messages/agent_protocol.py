@@ -246,7 +246,7 @@ class Start(Struct, frozen=True, kw_only=True):
     lineage: int = 0
     """As in `HostMemory`."""
     copies: CopyPlan | None = None
-    """Copies of checkpoints in memory on other hosts; None: there are none."""
+    """What the host does with checkpoints in memory; None: there are none."""
     pace: SavePace = field(default_factory=SavePace)
     classes: tuple[FailureRule, ...] = ()
     """The failure classes of the spec, also used to classify lines of the host's kernel log."""

@@ -103,7 +103,7 @@ async def begin(one: HostCopies, node: int, plan: CopyPlan, attempt: int = 1) ->
     start = replace(
         START, attempt=attempt, node_rank=node, nodes=2, ranks_per_host=1, lineage=1, copies=plan
     )
-    await one.prepare(start)
+    await one.prepare(start, plan)
 
 
 async def peer_of(one: HostCopies, attempt: int = 1) -> Peer:

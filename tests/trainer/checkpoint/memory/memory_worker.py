@@ -15,7 +15,7 @@ import torch
 from orchestrator.agent.memory.slots import MemorySlots
 from orchestrator.contract.files.checkpoint_names import Made
 from orchestrator.contract.files.env import RankEnv
-from orchestrator.contract.memory.peers import HostMemory
+from orchestrator.contract.memory.peers import CopyPlan, HostMemory
 from orchestrator.contract.messages.agent_protocol import Start
 from orchestrator.contract.skipped_batches import Window
 from trainer.checkpoint.memory.find import newest_in_memory
@@ -38,7 +38,7 @@ START = Start(
 
 def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     owner = MemorySlots()  # each rank plays the only rank of its own host
-    memory = owner.of_attempt(START)
+    memory = owner.of_attempt(START, CopyPlan())
     slots = slots_of(memory, 0)
     for slot, step in zip(slots, case["steps"][env.rank], strict=False):
         write(slot, step, env.rank, case.get("attempts", [1, 1])[env.rank])

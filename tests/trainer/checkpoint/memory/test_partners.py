@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from orchestrator.agent.memory.slots import MemorySlots
 from orchestrator.contract.files.checkpoint_names import Made
+from orchestrator.contract.memory.peers import CopyPlan
 from orchestrator.contract.memory.slot_file import NOT_SENT, SENT, set_mark
 from tests.agent.processes.test_torchrun import START
 from trainer.checkpoint.memory.agreement import Room, agreed_copies
@@ -31,7 +32,7 @@ def made(step: int) -> Made:
 def test_one_slot_is_sent_at_a_time_and_counts_once_all_ranks_have_sent_it(
     memory: MemorySlots,
 ) -> None:
-    paths = memory.of_attempt(replace(START, ranks_per_host=1)).slots[0]
+    paths = memory.of_attempt(replace(START, ranks_per_host=1), CopyPlan()).slots[0]
     first, second = (Slot(path) for path in paths)
     for path in paths:
         os.truncate(path, 4096)  # ranks have reserved their memory

@@ -11,6 +11,7 @@ import torch
 
 from orchestrator.agent.memory.slots import MemorySlots
 from orchestrator.contract.files.checkpoint_names import Made
+from orchestrator.contract.memory.peers import CopyPlan
 from tests.agent.processes.test_torchrun import START
 from trainer.checkpoint.memory.slot import Header, Layout, Slot, layout_of
 
@@ -34,7 +35,7 @@ def memory() -> Iterator[MemorySlots]:
 @pytest.fixture
 def slot(memory: MemorySlots) -> Slot:
     start = msgspec.structs.replace(START, ranks_per_host=1)
-    return Slot(memory.of_attempt(start).slots[0][0])
+    return Slot(memory.of_attempt(start, CopyPlan()).slots[0][0])
 
 
 def header_of(slot: Slot, layout: Layout, step: int = 4, progress: str = "{}") -> Header:
@@ -128,10 +129,10 @@ def test_another_layout_takes_the_place_of_the_old_one(slot: Slot) -> None:
 
 def test_memory_is_freed_with_its_owner() -> None:
     memory = MemorySlots()
-    two = memory.of_attempt(msgspec.structs.replace(START, ranks_per_host=2))
+    two = memory.of_attempt(msgspec.structs.replace(START, ranks_per_host=2), CopyPlan())
     slot = Slot(two.slots[1][1])
     written(slot)
-    one = memory.of_attempt(msgspec.structs.replace(START, ranks_per_host=1))
+    one = memory.of_attempt(msgspec.structs.replace(START, ranks_per_host=1), CopyPlan())
     assert one.slots == two.slots[:1], "the rank that stays keeps its slots"
     with pytest.raises(FileNotFoundError):
         Slot(two.slots[1][1])
