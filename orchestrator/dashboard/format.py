@@ -147,6 +147,12 @@ def use(peak_memory_bytes: float | None, gpu_utilization: float | None) -> list[
     return parts
 
 
+def lost_time(lost_s: Mapping[str, float]) -> str:
+    """`restart 12 s, lost work 8.0 s`: the causes of lost time, the largest first."""
+    causes = sorted(lost_s.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{cause.replace('_', ' ')} {duration(s)}" for cause, s in causes if s >= 0.05)
+
+
 def coordinates(coords: Mapping[str, int], degrees: Mapping[str, int]) -> str:
     """`dp_shard 1, tp 0`: only axes with a degree above 1."""
     return ", ".join(f"{axis} {place}" for axis, place in coords.items() if degrees[axis] > 1)

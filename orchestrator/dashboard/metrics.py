@@ -39,6 +39,9 @@ class Metric(Struct, frozen=True, kw_only=True):
     """Of rank 0."""
     gpu_utilization: float | None = None
     """0 to 1, of rank 0."""
+    gpu_temperature_c: float | None = None
+    """Of rank 0, as the next."""
+    gpu_power_w: float | None = None
     mfu: float | None = None
     checkpoint_s: float | None = None
     """Seconds for which saves paused training since the line before."""
@@ -55,11 +58,17 @@ class Progress(Struct, frozen=True, kw_only=True):
 
     first: Metric | None = None
     last: Metric | None = None
-    points: tuple[tuple[int, float], ...] = ()
-    """(step, loss) in ascending steps: one for each `stride` steps, and always the newest."""
+    samples: tuple[Metric, ...] = ()
+    """In ascending steps: the last line of each `stride` steps, and always the newest. A line of a
+    repeated step replaces the lines from there on."""
     stride: int = 1
     recent: tuple[tuple[int, float], ...] = ()
     """(step, Unix time) of the last steps of the current attempt."""
+
+    @property
+    def points(self) -> tuple[tuple[int, float], ...]:
+        """(step, loss) in ascending steps."""
+        return tuple((one.step, one.loss) for one in self.samples if one.loss is not None)
 
     @property
     def step_s(self) -> float | None:
@@ -95,6 +104,8 @@ _OPTIONAL = (
     "step_s",
     "peak_memory_bytes",
     "gpu_utilization",
+    "gpu_temperature_c",
+    "gpu_power_w",
     "mfu",
     "checkpoint_s",
     "data_s",
@@ -184,7 +195,7 @@ class MetricTail:
 
 def fold_metrics(progress: Progress, metrics: Iterable[Metric]) -> Progress:
     """`progress` after `metrics`. Pass many at once, because each call copies the series."""
-    series = _Series(list(progress.points), progress.stride)
+    series = _Series(list(progress.samples), progress.stride)
     recent = list(progress.recent)
     first, last = progress.first, progress.last
     for metric in metrics:
@@ -196,13 +207,12 @@ def fold_metrics(progress: Progress, metrics: Iterable[Metric]) -> Progress:
         if first is None or metric.step <= first.step:
             first = metric
         last = metric
-        if metric.loss is not None:
-            series.add(metric.step, metric.loss)
+        series.add(metric)
     return replace(
         progress,
         first=first,
         last=last,
-        points=tuple(series.points),
+        samples=tuple(series.samples),
         stride=series.stride,
         recent=tuple(recent),
     )
@@ -210,23 +220,23 @@ def fold_metrics(progress: Progress, metrics: Iterable[Metric]) -> Progress:
 
 @dataclass(slots=True)
 class _Series:
-    points: list[tuple[int, float]] = field(default_factory=list)
+    samples: list[Metric] = field(default_factory=list)
     stride: int = 1
 
-    def add(self, step: int, loss: float) -> None:
-        while self.points and self.points[-1][0] >= step:
-            self.points.pop()  # the step is repeated after a resume
-        self._put(step, loss)
-        # Too many points: halve the resolution, so that memory stays bounded.
-        if len(self.points) > MAX_POINTS:
+    def add(self, metric: Metric) -> None:
+        while self.samples and self.samples[-1].step >= metric.step:
+            self.samples.pop()  # the step is repeated after a resume
+        self._put(metric)
+        # Too many samples: halve the resolution, so that memory stays bounded.
+        if len(self.samples) > MAX_POINTS:
             self.stride *= 2
-            old, self.points = self.points, []
-            for point in old:
-                self._put(*point)
+            old, self.samples = self.samples, []
+            for sample in old:
+                self._put(sample)
 
-    def _put(self, step: int, loss: float) -> None:
-        """Keeps the last point of each interval of `stride` steps."""
-        if self.points and self.points[-1][0] // self.stride == step // self.stride:
-            self.points[-1] = (step, loss)
+    def _put(self, metric: Metric) -> None:
+        """Keeps the last line of each interval of `stride` steps."""
+        if self.samples and self.samples[-1].step // self.stride == metric.step // self.stride:
+            self.samples[-1] = metric
         else:
-            self.points.append((step, loss))
+            self.samples.append(metric)

@@ -165,7 +165,8 @@ def _progress(shown: View) -> str:
     if shown.state == "RUNNING":
         parts += format.use(shown.peak_memory_bytes, shown.gpu_utilization)
     if shown.eta_s is not None:
-        parts.append(f"about {format.duration(shown.eta_s)} left")
+        later = "" if shown.state == "RUNNING" else " once it trains"
+        parts.append(f"about {format.duration(shown.eta_s)} left{later}")
     return ", ".join(parts)
 
 
@@ -173,9 +174,8 @@ def _effective(time: TimeSpent) -> Iterator[str]:
     """The share of time that is training, and the causes of lost time, the largest first."""
     if time.ratio is None or not time.effective_s:
         return
-    causes = sorted(time.lost_s.items(), key=lambda pair: -pair[1])
-    named = [f"{cause.replace('_', ' ')} {format.duration(s)}" for cause, s in causes if s >= 0.05]
-    lost = f"; lost: {', '.join(named)}" if named else ""
+    named = format.lost_time(time.lost_s)
+    lost = f"; lost: {named}" if named else ""
     yield row("effective", f"{time.ratio:.1%} of {format.duration(time.elapsed_s)}{lost}")
 
 

@@ -26,7 +26,8 @@ from orchestrator.contract.messages.events import (
     TrainingResumed,
 )
 from orchestrator.dashboard.command_hints import Commands
-from orchestrator.dashboard.metrics import NO_PROGRESS, Progress
+from orchestrator.dashboard.metrics import NO_PROGRESS, Metric, Progress
+from orchestrator.dashboard.time_spent.account import TimeSpent
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short
 from orchestrator.job.incident import Incident
 from orchestrator.job.reports.job_report import JobReport
@@ -328,6 +329,8 @@ class View(Struct, frozen=True, kw_only=True):
     quiet_s: float | None
     """Seconds since the last step."""
     eta_s: float | None
+    """Seconds of training until the last step. While the job does not train, counted from the step
+    from which it will resume, without the time until then."""
     elapsed_s: float
     """Seconds from submission to the end, or until now."""
     mesh: Mesh
@@ -344,13 +347,37 @@ class View(Struct, frozen=True, kw_only=True):
     stragglers: tuple[StragglerFound, ...]
     """Ranks that delay their peers at present, the most expensive first."""
     incidents: tuple[Incident, ...]
-    losses: tuple[tuple[int, float], ...]
-    """(step, loss), at most a few hundred."""
+    samples: tuple[Metric, ...]
+    """Lines of the metrics in ascending steps, at most a few hundred."""
     checkpoint: CheckpointView
     drills: tuple[tuple[str, bool], ...]
     """Each drill, and whether it has fired."""
     commands: Commands
     now: float
+    time: TimeSpent | None = None
+    """What the time of the job went to; None: not counted."""
+    saved_steps: tuple[int, ...] = ()
+    """Steps of complete checkpoints, ascending, at most about a thousand."""
+
+    @property
+    def last(self) -> Metric | None:
+        """The newest line of the metrics."""
+        return self.samples[-1] if self.samples else None
+
+    @property
+    def losses(self) -> tuple[tuple[int, float], ...]:
+        return self.series("loss")
+
+    def series(self, name: str) -> tuple[tuple[int, float], ...]:
+        """(step, value) of one field of the metrics, where it has a value."""
+        found = ((one.step, getattr(one, name)) for one in self.samples)
+        return tuple((step, value) for step, value in found if value is not None)
+
+    @property
+    def resumed_steps(self) -> tuple[int, ...]:
+        """First step of each later attempt that is among the samples."""
+        pairs = zip(self.samples, self.samples[1:], strict=False)
+        return tuple(after.step for before, after in pairs if before.attempt != after.attempt)
 
 
 def view(
@@ -371,8 +398,7 @@ def view(
     )
     over = standing.state in ENDED
     done = last_step(run, progress)
-    left = run.job.steps - done if run.job.steps else None
-    eta_s = None if standing.as_of or left is None else _eta(standing.state, left, progress, now)
+    eta_s = None if standing.as_of else _eta(seen, standing.state, progress, now)
     return View(
         name=run.job.launch.job,
         state=standing.state,
@@ -401,7 +427,7 @@ def view(
         gives_back_at=gives_back_at(run) if leader_alive and is_short(run) else None,
         stragglers=() if over else _stragglers(run),
         incidents=run.history.incidents,
-        losses=progress.points,
+        samples=progress.samples,
         checkpoint=seen.checkpoint,
         drills=tuple((str(drill), drill.id in run.progress.drills) for drill in run.job.drills),
         commands=commands,
@@ -442,12 +468,23 @@ def _ended_at(run: Run, progress: Progress) -> float:
     return max(run.last_at, written or 0.0)
 
 
-def _eta(state: State, left: int, progress: Progress, now: float) -> float | None:
-    step_s, last = progress.step_s, progress.last
-    if state != "RUNNING" or step_s is None or last is None:
+RESUMES: tuple[State, ...] = ("STARTING", "RECOVERING", "PENDING", "SUSPENDED")
+"""States of a job that will train again."""
+
+
+def _eta(seen: ReplayedJob, state: State, progress: Progress, now: float) -> float | None:
+    run, step_s, last = seen.run, progress.step_s, progress.last
+    if run.job is None or not run.job.steps or step_s is None or last is None:
         return None
-    since = now - last.time if last.time is not None else 0.0
-    return max(0.0, left * step_s - min(max(0.0, since), step_s))
+    if state in RESUMES and (last.attempt < run.attempt.number or run.state != "RUNNING"):
+        is_new = last.attempt < run.attempt.number and seen.resumed_from is not None
+        from_step = seen.resumed_from if is_new else seen.checkpoint.step
+        return (run.job.steps - min(from_step or 0, last.step)) * step_s
+    if state not in (*RESUMES, "RUNNING"):
+        return None
+    left_s = (run.job.steps - last.step) * step_s
+    since = now - last.time if last.time is not None and state == "RUNNING" else 0.0
+    return max(0.0, left_s - min(max(0.0, since), step_s))
 
 
 def _host_rows(seen: ReplayedJob, state: State) -> Iterable[HostRow]:

@@ -133,8 +133,20 @@ def test_the_eta_comes_from_the_steps_of_this_attempt() -> None:
     assert (shown.step, shown.steps) == (24, 60)
 
 
-def test_there_is_no_eta_while_no_rank_trains() -> None:
-    assert view_of(broken(), metrics(1, 24)).eta_s is None
+def test_the_eta_of_a_job_that_recovers_counts_from_its_checkpoint() -> None:
+    assert view_of(broken(), metrics(1, 24)).eta_s == pytest.approx(40 * 0.8)
+    assert view_of(restarting(), metrics(1, 24)).eta_s == pytest.approx(40 * 0.8)
+    resumed = [*restarting(), TrainingResumed(at=START + 36, attempt=2, step=10)]
+    assert view_of(resumed, metrics(1, 24)).eta_s == pytest.approx(50 * 0.8)
+    assert view_of(finished(), metrics(1, 60)).eta_s is None
+    gone = view_of(started(), metrics(1, 24), now=START + 900, leader_alive=False)
+    assert (gone.state, gone.eta_s) == ("FAILED", None)
+
+
+def test_a_view_has_the_steps_at_which_attempts_began() -> None:
+    shown = view_of(recovered(), [*metrics(1, 24), *metrics(21, 30, 2)])
+    assert shown.resumed_steps == (21,)
+    assert len(shown.samples) == 30
 
 
 def test_the_newest_checkpoint_is_the_one_that_was_saved_or_resumed_from() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.events import CheckpointSaved
 from orchestrator.dashboard.cluster_report import apply_report
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.metrics import NO_PROGRESS, MetricTail, fold_metrics
@@ -18,6 +19,9 @@ from orchestrator.dashboard.view import fold_seen
 from orchestrator.job.reports.job_report import read_report
 from orchestrator.journal import journal
 
+MOST_SAVES = 1024
+"""Beyond this, every second complete checkpoint is forgotten: a chart has fewer columns."""
+
 
 class ReadJob(Struct, frozen=True, kw_only=True):
     """A job at one time."""
@@ -29,6 +33,8 @@ class ReadJob(Struct, frozen=True, kw_only=True):
     """User that owns the run directory."""
     lines: int
     """Lines of the journal that were read."""
+    saved_steps: tuple[int, ...] = ()
+    """Steps of complete checkpoints, ascending."""
 
     @property
     def time(self) -> TimeSpent:
@@ -53,7 +59,8 @@ class JobReader:
         self.seen, self.tail = read_snapshot_state(run_dir)
         self.metrics, self.progress = MetricTail(run_dir.metrics), NO_PROGRESS
         self.account, self.accounted = TimeAccount(), 0
-        self._account_for(journal.entries_of(run_dir.journal, *KINDS))
+        self.saved: list[int] = []
+        self._account_for(journal.entries_of(run_dir.journal, *KINDS, CheckpointSaved))
         self.pause_tail, self.pauses = PauseTail(run_dir.metrics), list[Pause]()
         self.owner = _owner(run_dir.path)
         self.inode = run_dir.journal.stat().st_ino
@@ -94,6 +101,7 @@ class JobReader:
             account=self.account,
             owner=self.owner,
             lines=self.tail.lines,
+            saved_steps=tuple(self.saved),
         )
 
     def _account_for(self, entries: Iterable[journal.Entry]) -> None:
@@ -102,6 +110,15 @@ class JobReader:
             if entry.seq > self.accounted:
                 self.account.add([entry])
                 self.accounted = entry.seq
+                if isinstance(entry.event, CheckpointSaved):
+                    self._saved(entry.event.step)
+
+    def _saved(self, step: int) -> None:
+        while self.saved and self.saved[-1] >= step:  # the job went back before that step
+            self.saved.pop()
+        self.saved.append(step)
+        if len(self.saved) > MOST_SAVES:
+            self.saved = self.saved[::2]
 
 
 def _owner(path: Path) -> str:

@@ -9,20 +9,17 @@ import tty
 from collections.abc import Iterator
 from typing import Protocol
 
+from msgspec.structs import replace
 from rich.console import Console
 from rich.live import Live
 
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.dashboard.cluster_report import apply_report
 from orchestrator.dashboard.command_hints import Commands
-from orchestrator.dashboard.metrics import NO_PROGRESS, MetricTail, Progress, fold_metrics
-from orchestrator.dashboard.replay import read_snapshot_state
+from orchestrator.dashboard.reading.job_reader import JobReader, ReadJob
 from orchestrator.dashboard.scheduler_status import Ask, SchedulerPoll
 from orchestrator.dashboard.screen.screen import draw
-from orchestrator.dashboard.view import View, fold_seen, heard_at, view
+from orchestrator.dashboard.view import View
 from orchestrator.errors import JobError
-from orchestrator.job.reports.job_report import read_report
-from orchestrator.journal import journal
 from orchestrator.seams import Clock
 
 REFRESH_S = 0.5
@@ -40,33 +37,26 @@ class Screen:
     def __init__(
         self, run_dir: RunDir, holding: SchedulerPoll, commands: Commands | None = None
     ) -> None:
-        self.run_dir = run_dir
         self.holding = holding
-        self.commands = commands or Commands(job=run_dir.path.name, spec=str(run_dir.spec))
-        self.metrics = MetricTail(run_dir.metrics)
-        self.seen, self.entries = read_snapshot_state(run_dir)
-        self.progress: Progress = NO_PROGRESS
+        commands = commands or Commands(job=run_dir.path.name, spec=str(run_dir.spec))
+        self.reader = JobReader(run_dir, commands)
 
     def update(self, now: float) -> View | None:
         """Reads new data; None while the journal is empty."""
-        alive = journal.has_writer(self.run_dir.journal)  # before reading: see `read_snapshot`
-        if entries := self.entries.more():
-            self.seen = fold_seen(self.seen, entries)
-        if metrics := self.metrics.more():
-            self.progress = fold_metrics(self.progress, metrics)
-        if self.seen.run.job is None:
+        read = self.look(now)
+        return None if read is None else view_of(read)
+
+    def look(self, now: float) -> ReadJob | None:
+        """The same, as all that was read."""
+        if (read := self.reader.look(now)) is None:
             return None
-        last_heard = heard_at(self.seen.run, self.progress)
-        launch_status = self.holding(self.seen.run, alive, last_heard)
-        seen, progress = apply_report(self.seen, self.progress, read_report(self.run_dir))
-        return view(
-            seen,
-            progress,
-            leader_alive=alive,
-            now=now,
-            launch_status=launch_status,
-            commands=self.commands,
-        )
+        snapshot = read.snapshot
+        status = self.holding(snapshot.seen.run, snapshot.leader_alive, snapshot.heard_at)
+        return replace(read, snapshot=replace(snapshot, launch_status=status))
+
+
+def view_of(read: ReadJob) -> View:
+    return replace(read.snapshot.view, time=read.time, saved_steps=read.saved_steps)
 
 
 def run_dashboard(
@@ -83,8 +73,10 @@ def run_dashboard(
     Raises:
         JobError: the job was not submitted.
     """
-    screen = Screen(run_dir, SchedulerPoll(ask, clock), commands)
-    first = screen.update(clock.now())
+    first = None
+    if run_dir.journal.exists():
+        screen = Screen(run_dir, SchedulerPoll(ask, clock), commands)
+        first = screen.update(clock.now())
     if first is None:
         raise JobError(
             f"{run_dir.path} has no journal of a job",

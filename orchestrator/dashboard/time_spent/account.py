@@ -286,3 +286,7 @@ class TimeAccount:
                 span.seconds, span.last = span.seconds * (1 - share), step
                 return
             self.spans.pop()
+        # The word that the attempt has resumed may come after its first step, if a leader was lost
+        # between the two. The training goes on, so its time needs a span.
+        if self.use == "training" and not self.spans:
+            self.spans.append(_Span(step, step))

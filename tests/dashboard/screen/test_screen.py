@@ -15,7 +15,7 @@ from orchestrator.contract.messages.events import (
     TrainingResumed,
 )
 from orchestrator.dashboard.metrics import NO_PROGRESS, fold_metrics
-from orchestrator.dashboard.screen.chart import chart, resample
+from orchestrator.dashboard.screen.chart import Marks, axis, chart, resample
 from orchestrator.dashboard.screen.screen import draw
 from orchestrator.dashboard.view import View, view
 from orchestrator.diagnosis.cause.verdict import Culprit
@@ -121,11 +121,13 @@ def test_a_job_without_enough_hosts_shows_its_waiting_time_and_commands() -> Non
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_an_incident_shows_culprit_cause_and_action(width: int, height: int) -> None:
-    text = text_of(SCENES["finished"], width, height)
+    lines = text_of(SCENES["finished"], width, height).split("\n")
+    left = [line[: width * 11 // 20 - 1] for line in lines] if width > 80 else []
+    text = " ".join(" ".join([*lines, *left]).split())
     for words in (
         "✓ SUCCEEDED",
         "1 restart",
-        "rank-killed drill  rank 1 on host-0",
+        "rank-killed drill rank 1 on host-0",
         "rank 1 was killed by SIGKILL",
         "restart as attempt 2 from checkpoint step-20",
         "detected after 0.2 s, recovered after 7.0 s",
@@ -215,19 +217,51 @@ def test_a_job_without_a_leader_shows_the_resume_command() -> None:
 
 def test_hosts_with_problems_come_first_and_the_rest_is_counted() -> None:
     lines = text_of(SCENES["256 hosts"], 80, 24).split("\n")
-    assert lines[4].startswith("  host-009 ●●●●●○●●   host-249 ●●●●●●●◐   host-000 ●●●●●●●●")
-    assert any("more hosts, all ok" in line for line in lines)
+    assert lines[4].startswith("  host-009  ● 72    ● 73    ● 74    ● 75    ● 76    ○ 77    ● 78")
+    assert lines[5].startswith("  host-249  ● 1992  ● 1993")
+    assert lines[6].startswith("  host-000 " + "●" * 9 + "○" + "●" * 50)
+    assert "… 2,048 hosts, all ok" in text_of(SCENES["2048 hosts"], 80, 24)
 
 
-def test_if_all_hosts_fit_they_keep_their_order() -> None:
+def test_a_wide_screen_has_all_2048_hosts() -> None:
+    text = text_of(SCENES["2048 hosts"], 200, 60)
+    assert text.count("●") >= 2048
+
+
+def test_hosts_without_trouble_share_lines_in_their_order() -> None:
     shown = view_of([*started(30, 8), trouble(77, "silent")])
     text = text_of(shown, 120, 40)
-    places = [text.index(f"host-{number:02}") for number in range(30)]
+    places = [text.index(f"host-{number:02}") for number in range(30) if number != 9]
     assert places == sorted(places)
+    assert text.index("host-09") < places[0]
 
 
 def test_ranks_that_do_not_fit_are_counted() -> None:
-    assert "●64" in text_of(SCENES["64 ranks a host"], 60, 24)
+    many = view_of([*started(300, 64), trouble(77, "silent")])
+    assert "○1 ●63" in text_of(many, 60, 24)
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_no_fact_is_cut_while_rows_are_empty(width: int, height: int) -> None:
+    slow = [replace(SLOW, rank=rank, at=START + 20 + rank) for rank in (1, 3)]
+    shown = view_of([*started(spares=3), *slow], metrics(1, 12))
+    text = text_of(shown, width, height)
+    facts = text.partition("checkpoint")[2].partition("─ loss")[0]
+    assert "…" not in facts if width > 80 else "drills" not in facts
+    words = " ".join(line[-width * 9 // 20 :] for line in text.split("\n")) if width > 80 else text
+    words = " ".join(words.split())
+    for host, rank in (("host-1", 1), ("host-1", 3)):
+        assert f"{host}: rank {rank} takes 0.350 s of its own a step" in words
+
+
+def test_a_chart_marks_restarts_and_checkpoints_at_their_steps() -> None:
+    assert axis(1, 11, Marks(saved=(1, 6), resumed=(7,)), 10).plain == "◇───◇↻────"
+    assert axis(1, 11, Marks(saved=(12, 0)), 10).plain == "─" * 10
+    assert axis(5, 5, Marks(saved=(5,)), 3).plain == "◇──"
+    shown = view_of(recovered(), [*metrics(1, 24), *metrics(21, 30, 2)])
+    text = text_of(replace(shown, saved_steps=(20,)), 120, 40)
+    assert "◇↻" in text
+    assert "◇ checkpoint   ↻ restart" in text_of(replace(shown, saved_steps=(20,)), 200, 60)
 
 
 def test_the_newest_incident_comes_first_and_the_rest_is_counted() -> None:

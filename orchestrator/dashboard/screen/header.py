@@ -1,0 +1,140 @@
+"""The first lines of a job's screen: state, progress, numbers, and what is wrong."""
+
+import textwrap
+from collections.abc import Iterator
+from datetime import tzinfo
+
+from rich.text import Text
+
+from orchestrator.dashboard import format
+from orchestrator.dashboard.metrics import Metric
+from orchestrator.dashboard.theme import (
+    BOLD,
+    DIM,
+    STATES,
+    badge,
+    bar,
+    join_parts,
+    left_and_right,
+)
+from orchestrator.dashboard.view import View
+from orchestrator.job.stage import ENDED
+
+MIN_BAR = 6
+MOST_NUMBERS = 3
+"""Lines of numbers."""
+
+
+def header(view: View, width: int, zone: tzinfo | None) -> list[Text]:
+    attempt = f"attempt {view.attempt}" if view.attempt else ""
+    restarts = format.count(view.restarts, "restart") if view.restarts else ""
+    stage = "" if view.state in ENDED else view.stage
+    if view.as_of is not None:
+        stage = f"{format.duration(view.now - view.as_of)} ago"
+    stage_text = join_parts([stage, attempt, restarts])
+    name = Text(view.name, style=BOLD)
+    name.truncate(max(8, width // 2 - 4), overflow="ellipsis")
+    left = Text.assemble(" ", name, "  ", badge(view.state), ("   " + stage_text, DIM))
+    right = Text(f"{format.date_time(view.now, zone)} ", style=DIM)
+    return [
+        left_and_right(left, right, width),
+        _progress(view, width),
+        *_numbers(view, width),
+        *_reason(view, width),
+        *_short(view, zone),
+    ]
+
+
+def _progress(view: View, width: int) -> Text:
+    if not view.steps:  # the user's own program, whose number of steps is unknown
+        times = f"   elapsed {format.stopwatch(view.elapsed_s)}"
+        return Text.assemble((f" step {view.step:,} ", BOLD), times)
+    percent = 100 * view.step // view.steps if view.steps else 0
+    times = f"   elapsed {format.stopwatch(view.elapsed_s)}{_eta(view)}"
+    left, right = f" step {format.of_steps(view.step, view.steps)} ", f" {percent:>3}%{times} "
+    if len(left) + len(right) + MIN_BAR > width:
+        right = f" {percent:>3}% "
+    room = max(0, width - len(left) - len(right))
+    return Text.assemble((left, BOLD), bar(view.step, view.steps, room), right)
+
+
+def _eta(view: View) -> str:
+    if view.eta_s is None:
+        return ""
+    later = "" if view.state == "RUNNING" else " once it trains"
+    return f"   eta {format.stopwatch(view.eta_s)}{later}"
+
+
+def _numbers(view: View, width: int) -> list[Text]:
+    """Lines of numbers, broken between two of them."""
+    lines = [""]
+    for part in [part for part in _parts(view) if part]:
+        longer = f"{lines[-1]} · {part}" if lines[-1] else part
+        if lines[-1] and len(longer) + 1 > width and len(lines) < MOST_NUMBERS:
+            lines.append(part)
+        else:
+            lines[-1] = longer
+    return [Text(f" {line}") for line in lines]
+
+
+def _parts(view: View) -> Iterator[str]:
+    if view.loss is not None:
+        yield f"loss {format.loss(view.loss)}"
+    if view.tokens_per_second is not None:
+        yield format.rate(view.tokens_per_second)
+    if view.step_s is not None:
+        yield f"{view.step_s:.2f} s/step"
+    quiet = view.quiet_s
+    if view.state == "RUNNING" and quiet is not None and quiet > max(5.0, 3 * (view.step_s or 0)):
+        yield f"last step {format.duration(quiet)} ago"
+    if view.last is not None:
+        yield from _of_rank_0(view, view.last)
+    if (pause := _last_pause(view)) is not None:
+        yield f"checkpoint pause {format.duration(pause)}"
+    if view.time is not None and view.time.effective_s:
+        yield f"effective {view.time.ratio:.1%}"
+    yield view.split
+    yield view.backend
+
+
+def _of_rank_0(view: View, last: Metric) -> Iterator[str]:
+    if last.mfu is not None:
+        yield f"MFU {last.mfu:.1%}"
+    yield from format.use(view.peak_memory_bytes, view.gpu_utilization)
+    if last.gpu_temperature_c is not None:
+        yield f"{last.gpu_temperature_c:.0f} °C"
+    if last.gpu_power_w is not None:
+        yield f"{last.gpu_power_w:.0f} W"
+    if last.data_s is not None and last.step_s:
+        yield f"data wait {last.data_s / last.step_s:.1%}"
+
+
+def _last_pause(view: View) -> float | None:
+    """Seconds for which the newest save paused training, if the metrics here have it."""
+    return next((one.checkpoint_s for one in reversed(view.samples) if one.checkpoint_s), None)
+
+
+def _reason(view: View, width: int) -> list[Text]:
+    """The reason of the job's state if it is not obvious, and the fix."""
+    if view.as_of is None and (view.state == "RUNNING" or view.reason in view.stage):
+        return []
+    style = STATES[view.state][1]
+    wrapped = textwrap.wrap(format.one_line(view.reason), max(10, width - 2), max_lines=3)
+    lines = [Text(f" {part}", style=style) for part in wrapped]
+    typed = textwrap.wrap(view.fix, max(10, width - 6), break_on_hyphens=False)
+    marks = [" fix: ", *["      "] * len(typed)]
+    return lines + [
+        Text.assemble(mark, (part, BOLD)) for mark, part in zip(marks, typed, strict=False)
+    ]
+
+
+def _short(view: View, zone: tzinfo | None) -> list[Text]:
+    if view.gives_back_at is None:
+        return []
+    due = format.date_time(max(view.gives_back_at, view.now), zone)
+    return [
+        Text.assemble(
+            f" if no hosts arrive, ndctl releases all hosts at {due}; to give up: ",
+            (view.commands.of("cancel"), BOLD),
+        )
+    ]

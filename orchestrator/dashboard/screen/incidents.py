@@ -1,0 +1,107 @@
+"""Incidents on a job's screen: the newest as one sentence, earlier ones below it."""
+
+import textwrap
+from collections.abc import Iterator
+from datetime import tzinfo
+
+from rich.text import Text
+
+from orchestrator.contract.mesh import AXES
+from orchestrator.dashboard import format
+from orchestrator.dashboard.screen.rows import Row, Section, plain
+from orchestrator.dashboard.theme import BOLD, DIM, GLYPHS, title
+from orchestrator.dashboard.view import View
+from orchestrator.diagnosis.cause.verdict import NOBODY
+from orchestrator.job.incident import Incident
+from orchestrator.job.stage import ENDED
+
+
+def incidents(view: View, width: int, zone: tzinfo | None) -> Section:
+    blocks = [_incident(view, incident, width, zone) for incident in reversed(view.incidents)]
+
+    def lines(height: int) -> list[Row]:
+        info = Text(_info(view), style=DIM)
+        return plain([title("incidents", info, width), *_newest(blocks, height - 1, view)])
+
+    max_lines = 1 + sum(map(len, blocks))
+    return Section(min_lines=min(4, max_lines), max_lines=max_lines, priority=2, draw=lines)
+
+
+def sentence(incident: Incident, view: View) -> str:
+    """What happened, what ndctl did about it, and how long it took."""
+    cause, action = format.one_line(incident.cause), format.one_line(incident.action)
+    return "; ".join([cause, action, *_cost(incident, view)])
+
+
+def who_text(incident: Incident) -> str:
+    return "no culprit" if incident.culprit == NOBODY else format.one_line(str(incident.culprit))
+
+
+def _cost(incident: Incident, view: View) -> Iterator[str]:
+    found = format.detection_delay(incident.detected_after_s)
+    if incident.recovered_after_s is not None:
+        yield f"{found}, recovered after {format.duration(incident.recovered_after_s)}"
+    elif view.state in ENDED:
+        yield f"{found}, not recovered"
+    else:
+        yield f"{found}, recovering for {format.duration(view.now - incident.at)}"
+    if incident.lost_steps:
+        yield f"{format.count(incident.lost_steps, 'step')} of work lost"
+
+
+def _info(view: View) -> str:
+    known = str(len(view.incidents)) if view.incidents else "none"
+    settled = not view.incidents or view.incidents[-1].recovered_after_s is not None
+    if view.state == "RECOVERING" and settled:
+        return "collecting evidence of a new one" + (f", {known} before" if view.incidents else "")
+    return known
+
+
+def _newest(blocks: list[list[Text]], height: int, view: View) -> list[Text]:
+    """Whole incidents, newest first, and a line that counts the incidents left out."""
+    if sum(map(len, blocks)) <= height:
+        return [line for block in blocks for line in block]
+    lines: list[Text] = []
+    for index, block in enumerate(blocks):
+        left = len(blocks) - index
+        if height - len(lines) < len(block) + (left > 1):
+            short = block[: max(0, height - len(lines) - (left > 1))] if index == 0 else []
+            older = left - 1 if short else left
+            note = [Text(f"  … {older:,} earlier: {view.commands.of('describe')}", style=DIM)]
+            return [*lines, *short, *(note if older else [])][:height]
+        lines += block
+    return lines
+
+
+def _incident(view: View, incident: Incident, width: int, zone: tzinfo | None) -> list[Text]:
+    recovered = incident.recovered_after_s is not None
+    sign, style = GLYPHS["done" if recovered else "dead"]
+    head = Text.assemble(
+        (f"  {sign} ", style),
+        f"{format.short_date_time(incident.at, zone)} ",
+        (incident.kind, BOLD if recovered else style),
+        (" drill" if incident.drill else "", DIM),
+    )
+    who, place = who_text(incident), _place(view, incident)
+    heads = [head]
+    if head.cell_len + 2 + format.cells(who) <= width:
+        head.append(f"  {who}")
+    else:
+        heads.append(Text(f"    {who}"))
+    if heads[-1].cell_len + len(place) <= width:
+        heads[-1].append(place, style=DIM)
+    wrapped = textwrap.wrap(
+        sentence(incident, view), max(10, width - 4), max_lines=6, placeholder=" …"
+    )
+    return [*heads, *(Text(f"    {line}") for line in wrapped)]
+
+
+def _place(view: View, incident: Incident) -> str:
+    """Mesh coordinates of the culprit."""
+    rank = incident.culprit.rank
+    # A rank of an earlier, larger plan has no place in the present mesh.
+    if rank is None or view.is_own or rank >= view.mesh.world_size:
+        return ""
+    degrees = dict(zip(AXES, view.mesh.degrees, strict=True))
+    coords = format.coordinates(view.mesh.coords(rank), degrees)
+    return f" ({coords})" if coords else ""
