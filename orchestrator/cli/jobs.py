@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.options import (
+    complete_job,
     find,
     find_all,
     job_argument,
@@ -254,12 +255,56 @@ def events(  # noqa: PLR0913 - click hands over one argument for each option
         sys.exit(130)
 
 
-@click.command(epilog="Example: ndctl dashboard quickstart   (q quits)")
-@job_argument
+@click.command(epilog="Example: ndctl dashboard   or: ndctl dashboard quickstart   (? shows keys)")
+@click.argument("job", required=False, shell_complete=complete_job)
+@click.option("--plain", is_flag=True, help="Without keys: one picture of JOB that follows it.")
 @root_option
 @place_options
-def dashboard(job: str, run_root: str | None, place: "Place | None") -> None:
-    """Watch a job: health of each rank, incidents, loss, checkpoints."""
+def dashboard(job: str | None, plain: bool, run_root: str | None, place: "Place | None") -> None:
+    """Watch all jobs, one job, its hosts and ranks: health, curves, logs, incidents.
+
+    Keys open what is selected, show logs, events, metrics, stacks, and cancel a job. Without a
+    terminal, prints one picture.
+    """
+    keys = not plain and sys.stdout.isatty() and sys.stdin.isatty()
+    if keys and not _has_textual():
+        warn(f"no keys without textual: `{sys.executable} -m pip install 'ndctl[dashboard]'`")
+        keys = False
+    if keys:
+        _dashboard_with_keys(job, run_root, place)
+    elif job is None:
+        from orchestrator.cli.fleet import print_jobs
+
+        print_jobs(run_root, place)
+    else:
+        _plain_dashboard(job, run_root, place)
+
+
+def _has_textual() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("textual") is not None
+
+
+def _dashboard_with_keys(job: str | None, run_root: str | None, place: "Place | None") -> None:
+    from orchestrator.app.fleet.dashboard import JobServices
+    from orchestrator.app.fleet.known_jobs import Scope
+    from orchestrator.app.remote import await_begin
+    from orchestrator.app.snapshots import asker
+    from orchestrator.dashboard.interactive.app import run_app
+    from orchestrator.dashboard.interactive.places import Place as Page
+    from orchestrator.system import SystemClock
+
+    clock, named, first = SystemClock(), None, Page(kind="fleet")
+    if job is not None:
+        named = find(job, run_root, place)
+        await_begin(named, asker(named, os.environ, clock), clock, say)
+        first = Page(kind="job", job=str(named.run_dir.path))
+    scope = Scope(run_root=run_root, place=place)
+    run_app(JobServices(scope, os.environ, clock, named), first, clock)
+
+
+def _plain_dashboard(job: str, run_root: str | None, place: "Place | None") -> None:
     from orchestrator.app.commands import commands_for
     from orchestrator.app.remote import await_begin, kept_fresh
     from orchestrator.app.snapshots import asker

@@ -165,10 +165,10 @@ def _drills(snapshot: Snapshot) -> Iterator[str]:
 
 def _incidents(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
     for incident in reversed(snapshot.seen.run.history.incidents):
-        yield from _incident(incident, snapshot, zone)
+        yield from incident_rows(incident, snapshot, zone)
 
 
-def _incident(incident: Incident, snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
+def incident_rows(incident: Incident, snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
     """Time, cause, culprit, evidence, what ndctl did, and what the incident cost."""
     drill = f" (drill {incident.drill})" if incident.drill else ""
     at = format.date_time(incident.at, zone)

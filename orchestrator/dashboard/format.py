@@ -1,6 +1,6 @@
 """Formats numbers, times and names, the same way for every view."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 
 from orchestrator.contract.visible import visible
@@ -147,9 +147,9 @@ def use(peak_memory_bytes: float | None, gpu_utilization: float | None) -> list[
     return parts
 
 
-def lost_time(lost_s: Mapping[str, float]) -> str:
+def lost_time(lost_s: Iterable[tuple[str, float]]) -> str:
     """`restart 12 s, lost work 8.0 s`: the causes of lost time, the largest first."""
-    causes = sorted(lost_s.items(), key=lambda pair: -pair[1])
+    causes = sorted(lost_s, key=lambda pair: -pair[1])
     return ", ".join(f"{cause.replace('_', ' ')} {duration(s)}" for cause, s in causes if s >= 0.05)
 
 

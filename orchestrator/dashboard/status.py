@@ -174,7 +174,7 @@ def _effective(time: TimeSpent) -> Iterator[str]:
     """The share of time that is training, and the causes of lost time, the largest first."""
     if time.ratio is None or not time.effective_s:
         return
-    named = format.lost_time(time.lost_s)
+    named = format.lost_time(time.lost_s.items())
     lost = f"; lost: {named}" if named else ""
     yield row("effective", f"{time.ratio:.1%} of {format.duration(time.elapsed_s)}{lost}")
 

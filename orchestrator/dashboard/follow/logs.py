@@ -164,7 +164,7 @@ def _text(line: bytes) -> str:
 
 
 @dataclass(slots=True)
-class _FollowedLog:
+class FollowedLog:
     file: LogFile
     attempt: int
     offset: int
@@ -201,7 +201,7 @@ def follow_logs(  # noqa: PLR0913 - one argument per option of `ndctl logs`
         attempt: follow only this attempt. None: follow each attempt as it starts.
         tail: print so many last lines of each existing file first. None: print all of it.
     """
-    growing: dict[Path, _FollowedLog] = {}
+    growing: dict[Path, FollowedLog] = {}
     newest = attempt or max(attempts(run_dir), default=1)
     for turn in itertools.count():
         over = ended()  # before the last read, so that no line is missed
@@ -209,7 +209,7 @@ def follow_logs(  # noqa: PLR0913 - one argument per option of `ndctl logs`
             later = [] if attempt else [n for n in attempts(run_dir) if n > newest]
             skip = tail if turn == 0 else None
             for number in (newest, *later):
-                _add_new_files(growing, log_files(run_dir, number, rank, hosts), number, skip)
+                add_new_files(growing, log_files(run_dir, number, rank, hosts), number, skip)
             newest = max([newest, *later])
         for log in list(growing.values()):
             yield from log.more(last=over or log.attempt < newest)
@@ -219,10 +219,10 @@ def follow_logs(  # noqa: PLR0913 - one argument per option of `ndctl logs`
         clock.sleep(POLL_S)
 
 
-def _add_new_files(
-    growing: dict[Path, _FollowedLog], files: Iterable[LogFile], attempt: int, tail: int | None
+def add_new_files(
+    growing: dict[Path, FollowedLog], files: Iterable[LogFile], attempt: int, tail: int | None
 ) -> None:
     for file in files:
         if file.path not in growing:
             first = 0 if tail is None else start_of_tail(file.path, tail)
-            growing[file.path] = _FollowedLog(file, attempt, first)
+            growing[file.path] = FollowedLog(file, attempt, first)

@@ -53,6 +53,16 @@ def points_of(view: View, one: Curve) -> list[tuple[int, float]]:
     return [(step, value) for step, value in found if value is not None]
 
 
+def telling(view: View) -> list[Curve]:
+    """The curves that a job has and that are not flat; loss and throughput in any case."""
+    found = []
+    for number, one in enumerate(CURVES):
+        values = [value for _, value in points_of(view, one)]
+        if values and (number < 2 or one.text(min(values)) != one.text(max(values))):
+            found.append(one)
+    return found
+
+
 def curve(view: View, one: Curve, width: int, *, min_lines: int, priority: int) -> Section:
     """A chart with a title; empty if the job has no such figure."""
     points = points_of(view, one)
@@ -63,18 +73,20 @@ def curve(view: View, one: Curve, width: int, *, min_lines: int, priority: int) 
         ends = one.text(max(values)), one.text(min(values))
         return plain(
             [
-                title(one.name, _info(one, points, marks), width),
+                title(one.name, _info(one, points, marks, width - len(one.name) - 8), width),
                 *graph(points, ends, marks, width, height - 1),
             ]
         )
 
     if not points:
         return Section(min_lines=0, max_lines=0, priority=9, draw=lines)
-    return Section(min_lines=min_lines, max_lines=13, priority=priority, draw=lines)
+    return Section(min_lines=min_lines, max_lines=max(13, min_lines), priority=priority, draw=lines)
 
 
-def _info(one: Curve, points: Sequence[tuple[int, float]], marks: Marks) -> Text:
+def _info(one: Curve, points: Sequence[tuple[int, float]], marks: Marks, width: int) -> Text:
+    """The first and last value, and what the signs on the axis mean, if there is room."""
     (first, began), (last, ended) = points[0], points[-1]
     text = f"{one.text(began)} at step {first:,}, {one.text(ended)} at step {last:,}"
     signs = legend(points, marks)
-    return Text(f"{text}   {signs}" if signs else text, style=DIM)
+    ways = [f"{text}   {signs}" if signs else text, text, f"{one.text(began)} → {one.text(ended)}"]
+    return Text(next((way for way in ways if format.cells(way) <= width), ways[-1]), style=DIM)

@@ -46,12 +46,12 @@ def grid(view: View, width: int, height: int) -> list[Row]:
     """At most `height` lines of at most `width` cells."""
     if not view.hosts or height < 1:
         return []
-    name = _name_width(view.hosts)
+    name = name_width(view.hosts)
     if len(view.hosts) <= height:
-        return [_host_line(host, view, name, width) for host in view.hosts]
-    bad = sorted(_bad(view), key=lambda host: WORST_FIRST.index(host.worst))
+        return [host_line(host, view, name, width) for host in view.hosts]
+    bad = sorted(hosts_in_trouble(view), key=lambda host: WORST_FIRST.index(host.worst))
     shown = bad[: height - 1] if len(bad) < len(view.hosts) or len(bad) > height else bad
-    lines = [_host_line(host, view, name, width) for host in shown]
+    lines = [host_line(host, view, name, width) for host in shown]
     names = {host.name for host in shown}
     rest = [host for host in view.hosts if host.name not in names]
     return lines + _folded(view.hosts, rest, name, width, height - len(lines))
@@ -62,21 +62,21 @@ def lines_needed(view: View, width: int, most: int) -> int:
     for them; else they are counted on one line."""
     if len(view.hosts) <= SHORT:
         return len(view.hosts)
-    bad, name = len(_bad(view)), _name_width(view.hosts)
+    bad, name = len(hosts_in_trouble(view)), name_width(view.hosts)
     named = -(-(len(view.hosts) - bad) // _per_line(view.hosts, name, width))
     folded = named if named <= MOST_NAMED else -(-len(view.hosts) // _on_map(name, width))
     return bad + (folded if bad + folded <= most else 1)
 
 
-def _bad(view: View) -> list[HostRow]:
+def hosts_in_trouble(view: View) -> list[HostRow]:
     return [host for host in view.hosts if host.worst in UNHEALTHY]
 
 
-def _name_width(hosts: Sequence[HostRow]) -> int:
+def name_width(hosts: Sequence[HostRow]) -> int:
     return min(MAX_NAME, max(format.cells(format.one_line(host.name)) for host in hosts))
 
 
-def _host_line(host: HostRow, view: View, name: int, width: int) -> Row:
+def host_line(host: HostRow, view: View, name: int, width: int) -> Row:
     """One host on one line, with rank numbers and mesh coordinates if there is room."""
     line = _name(host, name).append("  ")
     number = len(str(view.mesh.world_size - 1))

@@ -12,7 +12,7 @@ from datetime import tzinfo
 from rich.text import Text
 
 from orchestrator.dashboard import format
-from orchestrator.dashboard.screen.curves import CURVES, curve
+from orchestrator.dashboard.screen.curves import CURVES, Curve, curve, telling
 from orchestrator.dashboard.screen.grid import grid, grid_info, lines_needed
 from orchestrator.dashboard.screen.header import header
 from orchestrator.dashboard.screen.incidents import incidents
@@ -26,6 +26,9 @@ TWO_COLUMNS = (116, 22)
 """Minimum width and height for two columns."""
 TALL_BODY = 18
 """From this many lines on, the loss keeps more than one line."""
+CURVE_LINES = 8
+"""Lines of a curve in two columns, with its title and axis."""
+MOST_CURVE_LINES = 16
 LEFT_FOR_OTHERS = 8
 """Lines of one column that hosts without trouble leave to the rest."""
 MOST_STRAGGLERS = 4
@@ -73,18 +76,32 @@ def _one_column(view: View, width: int, room: int, zone: tzinfo | None) -> list[
 
 
 def _two_columns(view: View, width: int, room: int, zone: tzinfo | None) -> list[Row]:
+    """Curves fill what the facts leave at the right, then what trouble leaves at the left."""
     left_width = (width - 2) * 11 // 20
     right_width = width - 2 - left_width
-    left = stack([_ranks(view, left_width, room - 4), incidents(view, left_width, zone)], room)
-    curves = [
-        curve(view, one, right_width, min_lines=5, priority=3 + index)
-        for index, one in enumerate(CURVES)
-    ]
-    right = stack([_facts(view, right_width), *curves], room)
+    facts = _facts(view, right_width, whole=True)
+    trouble = [_ranks(view, left_width, room - 4), incidents(view, left_width, zone)]
+    there = telling(view)
+    right_room = room - facts.max_lines
+    at_right = there[: max(1, right_room // CURVE_LINES)]
+    left_room = room - sum(section.max_lines for section in trouble)
+    at_left = there[len(at_right) :][: max(0, left_room // CURVE_LINES)]
+    left = stack([*trouble, *_evenly(view, at_left, left_width, left_room)], room)
+    right = stack([facts, *_evenly(view, at_right, right_width, right_room)], room)
     pairs = itertools.zip_longest(left, right, fillvalue=Row(Text()))
     return [
         Row(Text.assemble(fit(one.text, left_width), "  ", fit(other.text, right_width)), one.opens)
         for one, other in pairs
+    ]
+
+
+def _evenly(view: View, curves: Sequence[Curve], width: int, room: int) -> list[Section]:
+    """Curves that share `room`; the first get the lines that remain."""
+    each, more = divmod(max(0, room), len(curves)) if curves else (0, 0)
+    heights = [min(MOST_CURVE_LINES, each + (index < more)) for index in range(len(curves))]
+    return [
+        curve(view, one, width, min_lines=height, priority=3 + index)
+        for index, (one, height) in enumerate(zip(curves, heights, strict=True))
     ]
 
 
@@ -98,17 +115,22 @@ def _ranks(view: View, width: int, most: int) -> Section:
     return Section(min_lines=min(3, max_lines), max_lines=max_lines, priority=1, draw=lines)
 
 
-def _facts(view: View, width: int) -> Section:
-    """Facts in one line each if there is little room, else in full."""
+def _facts(view: View, width: int, *, whole: bool = False) -> Section:
+    """Facts in one line each if there is little room, else in full; with `whole` always in full."""
     facts = _named_facts(view)
-    whole = [line for name, text, style in facts for line in _fact(name, text, style, width)]
+    in_full = [line for name, text, style in facts for line in _fact(name, text, style, width)]
 
     def lines(height: int) -> list[Row]:
-        if height >= len(whole):
-            return plain(whole)
+        if height >= len(in_full):
+            return plain(in_full)
         return plain(title(name, Text(text, style), width) for name, text, style in facts[:height])
 
-    return Section(min_lines=len(facts), max_lines=len(whole), priority=0, draw=lines)
+    return Section(
+        min_lines=len(in_full) if whole else len(facts),
+        max_lines=len(in_full),
+        priority=0,
+        draw=lines,
+    )
 
 
 def _named_facts(view: View) -> Sequence[tuple[str, str, str]]:
@@ -121,7 +143,7 @@ def _named_facts(view: View) -> Sequence[tuple[str, str, str]]:
     if len(view.stragglers) > MOST_STRAGGLERS:
         more = len(view.stragglers) - MOST_STRAGGLERS
         facts.append(("stragglers", f"{more:,} more: {view.commands.of('status', '--json')}", DIM))
-    if view.time is not None and (lost := format.lost_time(view.time.lost_s)):
+    if view.time is not None and (lost := format.lost_time(view.time.lost_s.items())):
         facts.append(("lost time", lost, DIM))
     if view.drills:
         text = ", ".join(f"{text} {'fired' if fired else 'armed'}" for text, fired in view.drills)

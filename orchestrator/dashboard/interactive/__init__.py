@@ -1,0 +1,1 @@
+"""The screen with keys of `ndctl dashboard`: pure functions draw pages, textual shows them."""

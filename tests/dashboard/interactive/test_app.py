@@ -1,0 +1,196 @@
+"""The screen as textual shows it. `python -m tests.dashboard.interactive.test_app` writes the
+pictures: open them and look."""
+
+import asyncio
+import re
+import threading
+from collections.abc import Awaitable, Callable
+from datetime import UTC
+from pathlib import Path
+
+import pytest
+from textual.pilot import Pilot
+
+from orchestrator.dashboard.follow.newest_lines import NewestLines
+from orchestrator.dashboard.interactive.app import DashboardApp
+from orchestrator.dashboard.interactive.content import FleetContent, JobContent, Source
+from orchestrator.dashboard.interactive.places import Place
+from orchestrator.errors import JobError
+from tests.dashboard.dashboard_story import StoryClock
+from tests.dashboard.interactive.scenes import JOB, NOW, content_of, fleet, killed_job, log_lines
+
+PICTURES = Path(__file__).with_name("pictures")
+WAYS = {
+    "fleet": (),
+    "job": ("down", "down", "enter"),
+    "host": ("down", "down", "enter", "enter"),
+    "rank": ("down", "down", "enter", "enter", "down", "enter"),
+    "logs": ("down", "down", "enter", "enter", "down", "l"),
+    "events": ("down", "down", "e"),
+    "incident": ("down", "down", "i"),
+    "metrics": ("down", "down", "m"),
+    "stacks": ("down", "down", "s"),
+    "cancel": ("down", "down", "c"),
+    "hosts": ("down", "down", "enter", "slash", "1"),
+    "help": ("question_mark",),
+}
+
+
+class Story:
+    """Services that answer at once, or never."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def fleet(self) -> FleetContent:
+        return fleet()
+
+    def open_job(self, job: str) -> Callable[[], JobContent]:
+        self.gate.wait()
+        return killed_job
+
+    def open_logs(self, job: str, host: str, rank: int | None) -> Callable[[], NewestLines]:
+        return lambda: log_lines(60)
+
+    def open_events(self, job: str) -> Callable[[], NewestLines]:
+        found = content_of(Source("events"))
+        assert isinstance(found, NewestLines)
+        return lambda: found
+
+    def stacks(self, job: str) -> NewestLines:
+        raise JobError("job runs is not running: SUCCEEDED", fix="`ndctl logs` has its output")
+
+    def cancel(self, job: str) -> str:
+        self.cancelled.append(job)
+        return "cancelling runs: its ranks write a checkpoint and exit"
+
+
+def shown(
+    work: Callable[[DashboardApp, Pilot[None]], Awaitable[None]],
+    services: Story | None = None,
+    size: tuple[int, int] = (80, 24),
+    first: Place | None = None,
+) -> None:
+    async def run() -> None:
+        app = DashboardApp(services or Story(), first or Place(kind="fleet"), StoryClock(NOW), UTC)
+        async with app.run_test(size=size) as pilot:
+            await until(pilot, lambda: bool(app.frame.lines))
+            await work(app, pilot)
+
+    asyncio.run(run())
+
+
+async def until(pilot: Pilot[None], known: Callable[[], bool]) -> None:
+    for _ in range(400):
+        await pilot.pause()
+        if known():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the screen does not show it")
+
+
+def text_of(app: DashboardApp) -> str:
+    return "\n".join(line.text for line in app.canvas.lines)
+
+
+async def press_all(app: DashboardApp, pilot: Pilot[None], keys: tuple[str, ...]) -> None:
+    for key in keys:
+        await until(pilot, lambda: "reading …" not in text_of(app))
+        await pilot.press(key)
+    await until(pilot, lambda: "reading …" not in text_of(app))
+
+
+def picture(name: str) -> str:
+    taken = []
+
+    async def take(app: DashboardApp, pilot: Pilot[None]) -> None:
+        await press_all(app, pilot, WAYS[name])
+        taken.append(app.export_screenshot(title="ndctl dashboard", simplify=True))
+
+    shown(take)
+    # The fonts of the web are left out: the picture is shown with those of the reader.
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", taken[0], flags=re.DOTALL)
+    return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_page_looks_as_its_picture(name: str) -> None:
+    assert picture(name) == (PICTURES / f"{name}.svg").read_text()
+
+
+def test_a_job_is_cancelled_only_after_a_question() -> None:
+    services = Story()
+
+    async def cancel(app: DashboardApp, pilot: Pilot[None]) -> None:
+        await press_all(app, pilot, ("c", "n"))
+        assert services.cancelled == []
+        await press_all(app, pilot, ("c", "y"))
+        await until(pilot, lambda: "its ranks write a checkpoint" in text_of(app))
+
+    shown(cancel, services, first=Place(kind="job", job=JOB))
+    assert services.cancelled == [JOB]
+
+
+def test_an_error_of_an_action_is_shown() -> None:
+    async def ask(app: DashboardApp, pilot: Pilot[None]) -> None:
+        await press_all(app, pilot, ("s",))
+        await until(pilot, lambda: "is not running: SUCCEEDED" in text_of(app))
+
+    shown(ask)
+
+
+def test_keys_work_while_a_file_system_hangs() -> None:
+    services = Story()
+    services.gate.clear()
+
+    async def leave(app: DashboardApp, pilot: Pilot[None]) -> None:
+        await press_all(app, pilot, ())
+        await pilot.press("enter")
+        await until(pilot, lambda: "reading …" in text_of(app))
+        await pilot.press("question_mark")
+        await until(pilot, lambda: "straggler: all ranks wait" in text_of(app))
+        await pilot.press("q", "q")
+        await until(pilot, lambda: "6 jobs" in text_of(app))
+        await pilot.press("q")
+
+    shown(leave, services, size=(100, 50))
+    services.gate.set()
+
+
+def test_a_new_size_is_a_new_layout() -> None:
+    async def resize(app: DashboardApp, pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: "MFU" in text_of(app))
+        await pilot.resize_terminal(200, 60)
+        await until(pilot, lambda: app.canvas.size == (200, 60) and len(app.frame.lines) == 60)
+        assert "GPU temperature" in text_of(app)
+
+    shown(resize, first=Place(kind="job", job=JOB))
+
+
+def test_the_mouse_selects_and_opens() -> None:
+    async def click(app: DashboardApp, pilot: Pilot[None]) -> None:
+        await press_all(app, pilot, ())
+        await pilot.click(offset=(5, 4))
+        assert app.places[-1].selected.endswith("/runs/runs")
+        await pilot.click(offset=(5, 4))
+        await until(pilot, lambda: app.places[-1].kind == "job")
+
+    shown(click)
+
+
+def test_no_control_character_reaches_the_terminal() -> None:
+    async def look(app: DashboardApp, pilot: Pilot[None]) -> None:
+        await press_all(app, pilot, ("l", "G"))
+        assert "资源不足 \\x1b[2J" in text_of(app)
+        segments = [piece.text for line in app.canvas.lines for piece in line]
+        assert not re.search("[\x00-\x1f\x7f-\x9f\u202a-\u202e]", "".join(segments))
+
+    shown(look)
+
+
+if __name__ == "__main__":
+    PICTURES.mkdir(exist_ok=True)
+    for name in WAYS:
+        (PICTURES / f"{name}.svg").write_text(picture(name))
