@@ -55,7 +55,11 @@ class JobServices:
         self._found.update({str(job.path): job.found for job in jobs if job.found is not None})
         now = self.clock.now()
         shown = [row for row in rows if not row.gone and not is_old(row, now)]
-        return FleetContent(rows=in_order(shown, now), warnings=stale_reasons(read))
+        return FleetContent(
+            rows=in_order(shown, now),
+            warnings=stale_reasons(read),
+            hidden=len(rows) - len(shown),
+        )
 
     def open_job(self, job: str) -> Callable[[], JobContent | None]:
         found = self._of(job)

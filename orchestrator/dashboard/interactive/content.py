@@ -17,6 +17,8 @@ class FleetContent(Struct, frozen=True, kw_only=True):
     rows: Sequence[JobRow]
     """In the order in which they are shown."""
     warnings: Sequence[str] = ()
+    hidden: int = 0
+    """Jobs that ended long ago, or whose run directories are gone."""
 
 
 class JobContent(Struct, frozen=True, kw_only=True):

@@ -18,6 +18,8 @@ from orchestrator.dashboard.theme import BOLD, DIM
 def fleet_page(page: Page, content: FleetContent) -> Frame:
     rows = [row for row in content.rows if page.matches(_searched(row))]
     head = [page.head(("ndctl", BOLD), f"  {_counts(rows)}", (_filter(page), "bold yellow"))]
+    if content.hidden:
+        head += page.wrapped(f"{content.hidden:,} old or gone: `ndctl list --all`", DIM)
     head += [line for text in content.warnings for line in page.wrapped(text, "yellow")[:2]]
     if not rows:
         none = "no job has that text" if content.rows else "no jobs"

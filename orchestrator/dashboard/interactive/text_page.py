@@ -31,6 +31,9 @@ def text_page(page: Page, title: str, content: NewestLines) -> Frame:
         shown += [Text(f" {part}") for part in _parts(line, width)]
         if len(shown) >= room:
             break
+    if not shown and page.place.kind in ("logs", "events"):
+        none = "no line with that text" if content.lines else "no line yet"
+        shown = [Text(), Text(f" {none}", style=DIM)]
     head = page.head((title, BOLD), (_info(page, content, len(lines), top, last_top), DIM))
     rows = [head, *shown[:room]]
     rows += [Text()] * (page.height - 1 - len(rows))
@@ -62,13 +65,20 @@ def _top_of_end(lines: Sequence[str], width: int, room: int) -> int:
 def _parts(line: str, width: int) -> list[str]:
     """`line` without control characters, broken into lines of the screen."""
     text = visible(line, keep="").rstrip()
-    if text.isascii():
-        parts = [text[at : at + width] for at in range(0, len(text), max(1, width))] or [""]
-    else:
-        parts = list(_by_cells(text, width)) or [""]
+    parts = list(_by_cells(text, width)) if not text.isascii() else list(_by_words(text, width))
     if len(parts) > MOST_PARTS:
         parts = [*parts[: MOST_PARTS - 1], f"… {len(text):,} characters in all"]
     return parts
+
+
+def _by_words(text: str, width: int) -> Iterator[str]:
+    """Breaks at a blank near the end of a line, if there is one."""
+    while len(text) > width > 0:
+        blank = text.rfind(" ", width * 3 // 4, width)
+        end = width if blank < 0 else blank + 1
+        yield text[:end]
+        text = text[end:]
+    yield text
 
 
 def _by_cells(text: str, width: int) -> Iterator[str]:
@@ -79,8 +89,7 @@ def _by_cells(text: str, width: int) -> Iterator[str]:
             yield part
             part, used = "", 0
         part, used = part + char, used + size
-    if part:
-        yield part
+    yield part
 
 
 def tail(lines: Sequence[str], width: int, height: int) -> list[Text]:

@@ -12,6 +12,8 @@ class Row(Struct, frozen=True):
     text: Text
     opens: str = ""
     """Key of what a person can open here; empty: nothing."""
+    cells: int | None = None
+    """Cells that stand out if it is selected; None: all."""
 
 
 class Frame(Struct, frozen=True, kw_only=True):
@@ -77,7 +79,7 @@ def framed(rows: Sequence[Row], width: int, height: int, selected: str | None = 
     for row in [*rows, *[Row(Text())] * (height - len(rows))][:height]:
         line = fit(row.text, width)
         if row.opens and row.opens == selected:
-            line.stylize("reverse")
+            line.stylize("reverse", 0, row.cells)
         lines.append(line)
     at = {number: row.opens for number, row in enumerate(rows[:height]) if row.opens}
     return Frame(lines=lines, keys=keys, at=at)

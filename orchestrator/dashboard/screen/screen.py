@@ -89,10 +89,12 @@ def _two_columns(view: View, width: int, room: int, zone: tzinfo | None) -> list
     left = stack([*trouble, *_evenly(view, at_left, left_width, left_room)], room)
     right = stack([facts, *_evenly(view, at_right, right_width, right_room)], room)
     pairs = itertools.zip_longest(left, right, fillvalue=Row(Text()))
-    return [
-        Row(Text.assemble(fit(one.text, left_width), "  ", fit(other.text, right_width)), one.opens)
-        for one, other in pairs
-    ]
+    return [_beside(one, other, left_width, right_width) for one, other in pairs]
+
+
+def _beside(left: Row, right: Row, left_width: int, right_width: int) -> Row:
+    text = Text.assemble(fit(left.text, left_width), "  ", fit(right.text, right_width))
+    return Row(text, left.opens, left_width)
 
 
 def _evenly(view: View, curves: Sequence[Curve], width: int, room: int) -> list[Section]:

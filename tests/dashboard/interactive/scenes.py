@@ -101,12 +101,17 @@ def log_lines(many: int) -> NewestLines:
 
 
 def content_of(source: Source) -> Content:
-    return {
-        "fleet": fleet,
-        "logs": lambda: log_lines(60),
-        "events": lambda: NewestLines(lines=[f"event {n}" for n in range(9)], dropped=0),
-        "stacks": lambda: NewestLines(lines=["attempt 1: 4 ranks, step 12 done"], dropped=0),
-    }.get(source.kind, killed_job)()
+    match source.kind:
+        case "fleet":
+            return fleet()
+        case "logs":
+            return log_lines(60)
+        case "events":
+            return NewestLines(lines=[f"event {n}" for n in range(9)], dropped=0)
+        case "stacks":
+            return NewestLines(lines=["attempt 1: 4 ranks, step 12 done"], dropped=0)
+        case _:
+            return killed_job()
 
 
 def sight(

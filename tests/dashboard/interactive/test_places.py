@@ -1,5 +1,7 @@
 """Where each key leads."""
 
+from pathlib import Path
+
 import pytest
 from rich.text import Text
 
@@ -126,6 +128,12 @@ def test_stacks_and_incidents_have_keys_of_their_own() -> None:
     assert stacks[-1].number == 1
     (older,) = after((Place(kind="incident", job="/runs/a"),), "p", "p", "n", shown=frame())
     assert older.number == 1
+
+
+def test_the_docs_name_every_key() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "status.md").read_text()
+    for key in KEYS:
+        assert f"| `{key.sign}` | {key.words} |" in text
 
 
 @pytest.mark.parametrize("kind", ["fleet", "job", "host", "rank", "logs", "metrics", "help"])

@@ -1,0 +1,130 @@
+"""What the screen with keys reads and does, on real run directories."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from orchestrator.app.fleet.dashboard import JobServices
+from orchestrator.app.fleet.known_jobs import Scope
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.dashboard.interactive.content import Source
+from orchestrator.dashboard.interactive.feed import KEPT, Feeds
+from orchestrator.errors import JobError
+from orchestrator.job.stage import ENDED
+from orchestrator.journal.journal import to_line
+from orchestrator.journal.snapshot import replay
+from tests.dashboard.dashboard_story import START, StoryClock, broken, finished, journal
+
+
+def write(run_dir: RunDir, events: list) -> None:  # type: ignore[type-arg]
+    run_dir.path.mkdir(parents=True, exist_ok=True)
+    run_dir.journal.write_bytes(b"".join(map(to_line, journal(events))))
+
+
+@pytest.fixture
+def services(tmp_path: Path) -> JobServices:
+    write(RunDir(tmp_path / "runs" / "a"), finished())
+    write(RunDir(tmp_path / "runs" / "b"), broken())
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state"), "PATH": os.environ["PATH"]}
+    scope = Scope(run_root=str(tmp_path / "runs"))
+    return JobServices(scope, environ, StoryClock(START + 90))
+
+
+def test_the_fleet_is_that_of_list_and_opens_its_jobs(
+    services: JobServices, tmp_path: Path
+) -> None:
+    rows = services.fleet().rows
+    assert {row.name: row.state for row in rows} == {"a": "SUCCEEDED", "b": "FAILED"}
+    read = services.open_job(rows[-1].run_dir)
+    content = read()
+    assert content is not None
+    assert (content.view.state, content.view.saved_steps) == ("SUCCEEDED", (20, 40, 60))
+    assert content.view.time is not None
+    with pytest.raises(JobError, match="cannot be read from here"):
+        services.open_job(str(tmp_path / "elsewhere"))
+
+
+def test_a_job_is_read_again_only_from_where_the_last_read_ended(
+    services: JobServices, tmp_path: Path
+) -> None:
+    run_dir = RunDir(tmp_path / "runs" / "b")
+    services.fleet()
+    read = services.open_job(str(run_dir.path))
+    first = read()
+    assert first is not None
+    assert first.view.checkpoint.step == 20
+    more = journal(finished())[len(broken()) :]
+    with run_dir.journal.open("ab") as file:
+        file.writelines(map(to_line, more))
+    second = read()
+    assert second is not None
+    assert second.view.state == "SUCCEEDED"
+    assert second.view.saved_steps == (20, 40, 60)
+
+
+def test_logs_are_those_of_the_newest_attempt_in_order_of_time(
+    services: JobServices, tmp_path: Path
+) -> None:
+    run_dir = RunDir(tmp_path / "runs" / "a")
+    services.fleet()
+    folder = run_dir.logs / "attempt-2" / "host-0"
+    folder.mkdir(parents=True)
+    (folder / "rank-0.log").write_text("2023-11-14 22:13:05 second\nmore of it\n")
+    (folder / "rank-1.log").write_text("2023-11-14 22:13:04 first\n")
+    read = services.open_logs(str(run_dir.path), "host-0", None)
+    assert [line.split("] ")[1] for line in read().lines] == [
+        "2023-11-14 22:13:04 first",
+        "2023-11-14 22:13:05 second",
+        "more of it",
+    ]
+    with (folder / "rank-1.log").open("a") as file:
+        file.write("half a ")
+        file.flush()
+        assert len(read().lines) == 3
+        file.write("line\n")
+    assert read().lines[-1] == "[host-0 rank 1] half a line"
+    alone = services.open_logs(str(run_dir.path), "host-0", 1)
+    assert alone().lines == ("2023-11-14 22:13:04 first", "half a line")
+
+
+def test_events_are_those_of_the_command(services: JobServices, tmp_path: Path) -> None:
+    services.fleet()
+    read = services.open_events(str(tmp_path / "runs" / "b"))
+    assert "rank 1 on host-0 was killed by SIGKILL" in read().lines[-1]
+
+
+def test_cancel_and_stacks_are_the_use_cases_of_their_commands(
+    services: JobServices, tmp_path: Path
+) -> None:
+    services.fleet()
+    job = str(tmp_path / "runs" / "b")
+    with pytest.raises(JobError, match="is not running: SUCCEEDED"):
+        services.stacks(str(tmp_path / "runs" / "a"))
+    assert "cancelled without a leader" in services.cancel(job)
+    assert replay(RunDir(Path(job))).state in ENDED
+
+
+def test_a_source_is_read_by_one_thread_and_only_while_its_page_is_shown(
+    services: JobServices, tmp_path: Path
+) -> None:
+    fresh = threading.Event()
+    feeds = Feeds(services, fresh.set, StoryClock())
+    fleet = Source("fleet")
+    feeds.show((fleet,))
+    assert fresh.wait(20)
+    assert feeds.readings()[fleet].content is not None
+    job = Source("job", str(tmp_path / "runs" / "a"))
+    fresh.clear()
+    feeds.show((job,))
+    assert fresh.wait(20)
+    lost = Source("job", "/nowhere")
+    fresh.clear()
+    feeds.show((lost,))
+    assert fresh.wait(20)
+    assert "cannot be read from here" in feeds.readings()[lost].problem
+    for number in range(2 * KEPT):
+        feeds.show((Source("stacks", str(number)),))
+    assert len(feeds.readings()) == KEPT
+    feeds.show(())
