@@ -1,4 +1,5 @@
-"""`ndctl serve`: a server for pages and metrics of all jobs in some run roots."""
+"""`ndctl serve`: a server for pages and metrics of the jobs that `ndctl list` shows, and of those
+in more run roots."""
 
 import asyncio
 import secrets
@@ -8,25 +9,43 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator import host_strikes
 from orchestrator.app import remote
 from orchestrator.app.commands import commands_for
+from orchestrator.app.fleet.known_jobs import KnownJob, Scope, known_jobs
+from orchestrator.app.fleet.summaries import Reader
 from orchestrator.app.launch_statuses import launch_statuses
 from orchestrator.app.remote import Found
+from orchestrator.contract.files import env
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.dashboard.command_hints import Commands
+from orchestrator.dashboard.fleet.row import OLD_S, JobRow
 from orchestrator.dashboard.reading.job_reader import ReadJob
 from orchestrator.dashboard.scheduler_status import POLL_INTERVAL_S, is_quiet
-from orchestrator.errors import BackendError, JobError
+from orchestrator.errors import BackendError, JobError, NdctlError
 from orchestrator.job.stage import ENDED
+from orchestrator.journal.journal import has_writer
 from orchestrator.seams import Clock, LaunchStatus
 from orchestrator.web.access import Access, is_loopback
-from orchestrator.web.fleet import Fleet, Place, Strikes
+from orchestrator.web.fleet import Fleet, Others, Place, Strikes
+from orchestrator.web.live.hub import Hub
+from orchestrator.web.live.routes import page_routes
+from orchestrator.web.live.static import static_files
+from orchestrator.web.live.streams import Streams
 from orchestrator.web.metrics.exposition import Exposition
+from orchestrator.web.pages.render import Renderer
 from orchestrator.web.server import Listening, Looker, application, keep_textfile, serving
 
 PORT = 9417
 TOKEN = "NDCTL_SERVE_TOKEN"
+LIST_S = 5.0
+"""Seconds after which a new job is found."""
+OTHERS_S = 60.0
+"""Seconds after which jobs that ended long ago, or are out of reach, are looked at again."""
+LIST_SHARE = 4.0
+"""If listing is slow, as on a busy file system, the pause is so many times as long."""
 
 
 class Serve(Struct, frozen=True, kw_only=True):
@@ -75,9 +94,11 @@ async def _serve(
     wanted: Serve, environ: Mapping[str, str], clock: Clock, started: Callable[[str], None]
 ) -> None:
     served = ServedJobs(wanted.run_roots, environ, clock)
-    fleet = Fleet(served.places, clock, served.statuses, served.strikes)
+    fleet = Fleet(served.places, clock, served.statuses, served.strikes, served.others)
     looker, exposition = Looker(fleet.look), Exposition()
-    app = application(looker, _access(wanted), exposition)
+    hub = Hub(fleet, looker, Renderer())
+    pages = page_routes(hub, static_files(), Streams(hub))
+    app = application(looker, _access(wanted), exposition, more=[pages])
     over = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
@@ -132,30 +153,85 @@ def _address(wanted: Serve, port: int) -> str:
 
 
 class ServedJobs:
-    """The jobs of some run roots, and what their schedulers say. Used by one thread at a time."""
+    """The jobs that are known from here, and what their schedulers say. Used by one thread at a
+    time."""
 
     def __init__(self, run_roots: Sequence[Path], environ: Mapping[str, str], clock: Clock) -> None:
+        """
+        Args:
+            run_roots: further folders with jobs.
+        """
         self.run_roots, self.environ, self.clock = run_roots, environ, clock
-        self.found: dict[Path, Found] = {}
+        self.reader = Reader(environ, clock)
+        self.known: dict[Path, KnownJob] = {}
         self.commands: dict[Path, Commands] = {}
-        self.refreshed = self.asked = float("-inf")
+        self.problem = ""
+        self.listed = self.refreshed = self.asked = float("-inf")
         self.told: dict[Path, LaunchStatus] = {}
+        self.idle: set[Path] = set()
+        self.other_rows: tuple[JobRow, ...] = ()
+        self.other_jobs: set[tuple[Path, str]] = set()
+        """Their run directories, and why they cannot be read."""
+        self.others_until = float("-inf")
 
     def places(self) -> list[Place]:
-        found = {one.run_dir.path: one for root in self.run_roots for one in self._every(root)}
-        # A copy keeps what it knows of its cluster, so the first one found stays.
-        self.found = {path: self.found.get(path, one) for path, one in found.items()}
         now = self.clock.monotonic()
+        if now >= self.listed:
+            self._list()
+            took_s = self.clock.monotonic() - now
+            self.listed = now + took_s + max(LIST_S, LIST_SHARE * took_s)
+        found = self.found
         if now - self.refreshed >= remote.REFRESH_S:
-            remote.refresh_all(list(self.found.values()))
+            remote.refresh_all(list(found.values()))
             self.refreshed = now
         return [
-            Place(run_dir=one.run_dir, commands=self._commands(path, one))
-            for path, one in self.found.items()
+            Place(run_dir=one.run_dir, commands=self._commands(path, one), idle=path in self.idle)
+            for path, one in found.items()
         ]
 
-    def _every(self, root: Path) -> list[Found]:
-        return remote.every(root, None, self.environ, self.clock)
+    @property
+    def found(self) -> dict[Path, Found]:
+        return {path: job.found for path, job in self.known.items() if job.found is not None}
+
+    def _list(self) -> None:
+        problems, listed = list[str](), dict[Path, KnownJob]()
+        alone = {name: text for name, text in self.environ.items() if name != env.INDEX}
+        ways = [(Scope(), self.environ)]
+        ways += [(Scope(run_root=str(root)), self.environ) for root in self.run_roots]
+        for scope, environ in ways:
+            try:
+                jobs = known_jobs(scope, environ, self.clock)
+            except NdctlError as exc:  # the site's index is out of reach: the rest is shown
+                problems.append(exc.message)
+                jobs = known_jobs(scope, alone, self.clock)
+            listed |= {job.path: job for job in jobs}
+        self.problem = "; ".join(problems)
+        # A copy keeps what it knows of its cluster, so the first one found stays.
+        self.known = {path: self._kept(path, job) for path, job in listed.items()}
+        self.idle = {path for path, one in self.found.items() if self._is_idle(one.run_dir)}
+
+    def _kept(self, path: Path, job: KnownJob) -> KnownJob:
+        former = self.known.get(path)
+        if former is None or former.found is None or job.found is None:
+            return job
+        return replace(job, found=former.found)
+
+    def _is_idle(self, run_dir: RunDir) -> bool:
+        """Whether nothing was written for so long that `ndctl list` hides the job."""
+        try:
+            changed = run_dir.journal.stat().st_mtime
+            return self.clock.now() - changed > OLD_S and not has_writer(run_dir.journal)
+        except OSError:
+            return False
+
+    def others(self) -> Others:
+        """The jobs that are not read here. `Reader` keeps the rows of those that have ended."""
+        jobs = [job for path, job in self.known.items() if job.found is None or path in self.idle]
+        now, which = self.clock.monotonic(), {(job.path, job.problem) for job in jobs}
+        if now >= self.others_until or which != self.other_jobs:
+            self.other_rows, self.other_jobs = tuple(self.reader.rows(jobs)[0]), which
+            self.others_until = now + OTHERS_S
+        return Others(rows=self.other_rows, problem=self.problem)
 
     def _commands(self, path: Path, found: Found) -> Commands:
         if path not in self.commands:
@@ -167,10 +243,10 @@ class ServedJobs:
         unsure = {job.path: job for job in jobs if _needs_scheduler(job)}
         now = self.clock.monotonic()
         if unsure.keys() - self.told.keys() or now - self.asked >= POLL_INTERVAL_S:
-            self.asked = now
+            self.asked, found = now, self.found
             asked = [
                 (
-                    self.found[path],
+                    found[path],
                     job.snapshot.seen.run,
                     job.snapshot.leader_alive,
                     is_quiet(job.snapshot.heard_at, job.snapshot.now),
@@ -186,7 +262,7 @@ class ServedJobs:
 
     def _strikes(self) -> Iterator[tuple[tuple[str, ...], float]]:
         now = self.clock.now()
-        for root in self.run_roots:
+        for root in sorted({*self.run_roots, *(path.parent for path in self.found)}):
             try:
                 found = host_strikes.records(root, now)
             except (JobError, BackendError):

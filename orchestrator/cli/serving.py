@@ -48,12 +48,11 @@ def serve(  # noqa: PLR0913 - click hands over one argument for each option
     tls: tuple[Path, Path] | None,
     textfile: Path | None,
 ) -> None:
-    """Serve metrics for Prometheus at /metrics, until interrupted.
+    """Serve a web page of all jobs, and metrics for Prometheus at /metrics, until interrupted.
 
-    Shows the jobs in all RUN_ROOTs. It only reads, and needs no running job.
+    Shows the jobs that `ndctl list` shows, and those in the RUN_ROOTs. It needs no running job.
     """
     from orchestrator.app import serve as server
-    from orchestrator.job_paths import run_root_of
     from orchestrator.system import SystemClock
     from orchestrator.web.access import is_loopback
 
@@ -62,7 +61,7 @@ def serve(  # noqa: PLR0913 - click hands over one argument for each option
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     token = None if no_token or socket is not None else _token(token_file)
     wanted = server.Serve(
-        run_roots=run_roots or (run_root_of(None, os.environ),),
+        run_roots=run_roots,
         bind=bind,
         port=port,
         socket=socket,

@@ -12,6 +12,7 @@ from orchestrator.dashboard.measured.against_plan import describe_rows
 from orchestrator.dashboard.next_steps import incident_log_command
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.status import (
+    Row,
     action_taken,
     checkpoint_text,
     recovery_text,
@@ -169,10 +170,19 @@ def _incidents(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
 
 
 def incident_rows(incident: Incident, snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
-    """Time, cause, culprit, evidence, what ndctl did, and what the incident cost."""
+    """Title and facts."""
+    yield f"  {incident_title(incident, zone)}"
+    yield from incident_facts(incident, snapshot)
+
+
+def incident_title(incident: Incident, zone: tzinfo | None) -> str:
     drill = f" (drill {incident.drill})" if incident.drill else ""
-    at = format.date_time(incident.at, zone)
-    yield f"  #{incident.id} {incident.kind} at {at}{drill}"
+    return f"#{incident.id} {incident.kind} at {format.date_time(incident.at, zone)}{drill}"
+
+
+def incident_facts(incident: Incident, snapshot: Snapshot) -> Iterator[Row]:
+    """Cause, culprit, evidence, what ndctl did, and what the incident cost. A row without a label
+    continues the one above it."""
     yield row("  cause", format.one_line(incident.cause))
     sure = "" if incident.confidence is None else f" (confidence {incident.confidence:.0%})"
     culprit = "none" if incident.culprit == NOBODY else str(incident.culprit)
@@ -199,7 +209,7 @@ def _lost_work(incident: Incident) -> str:
     return "" if lost is None else f"; {format.count(lost, 'step')} of work lost"
 
 
-def _evidence(incident: Incident) -> Iterator[str]:
+def _evidence(incident: Incident) -> Iterator[Row]:
     found = incident.evidence
     if found.signal is not None:
         yield row("  evidence", f"signal {found.signal}")
@@ -214,7 +224,7 @@ def _evidence(incident: Incident) -> Iterator[str]:
     yield from _stacks(found.stacks, incident.culprit.rank)
 
 
-def _stacks(found: Mapping[str, tuple[str, ...]], culprit: int | None) -> Iterator[str]:
+def _stacks(found: Mapping[str, tuple[str, ...]], culprit: int | None) -> Iterator[Row]:
     """The culprit's stack in full; for the other ranks one line per place in the program."""
     whole = [str(culprit)] if str(culprit) in found else []
     if culprit is None:  # then show in full each rank that is at a place of its own
@@ -235,10 +245,15 @@ def _stacks(found: Mapping[str, tuple[str, ...]], culprit: int | None) -> Iterat
         yield row("  stacks", format.one_line(line))
 
 
-def _quoted(title: str, lines: Iterable[str]) -> Iterator[str]:
-    yield f"    {title}:"
+class Quoted(Row):
+    """A line of a log, a traceback or a stack."""
+
+
+def _quoted(title: str, lines: Iterable[str]) -> Iterator[Row]:
+    yield Row(f"    {title}:", title, "")
     for line in lines:
-        yield f"      | {visible(line).rstrip()}"
+        text = visible(line).rstrip()
+        yield Quoted(f"      | {text}", "", text)
 
 
 def _ignored_events(run: Run) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from datetime import tzinfo
-from typing import Any
+from typing import Any, Self
 
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import AXES
@@ -22,6 +22,18 @@ from orchestrator.dashboard.view import (
 from orchestrator.job.hosts.straggler_replacement import why_slow
 from orchestrator.job.incident import Incident
 from orchestrator.job.stage import ENDED, State
+
+
+class Row(str):
+    """A line of a report, which keeps its parts for views that lay them out differently."""
+
+    label: str
+    text: str
+
+    def __new__(cls, line: str, label: str, text: str) -> Self:
+        made = super().__new__(cls, line)
+        made.label, made.text = label, text
+        return made
 
 
 def status_json(snapshot: Snapshot) -> dict[str, Any]:
@@ -97,15 +109,36 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None, *, described: bool = Fa
     Args:
         described: the text is the first section of `ndctl describe`.
     """
-    shown, standing = snapshot.view, snapshot.standing
+    standing, age = snapshot.standing, age_text(snapshot, zone)
+    return "\n".join(
+        [
+            *state_lines(snapshot.view.name, standing.state, standing.reason, age),
+            *status_rows(snapshot, zone, time_spent(snapshot), described=described),
+        ]
+    )
+
+
+def status_rows(
+    snapshot: Snapshot,
+    zone: tzinfo | None,
+    time: TimeSpent,
+    view: View | None = None,
+    *,
+    described: bool = False,
+) -> list[Row]:
+    """The lines of `status_text` below the state.
+
+    Args:
+        view: `snapshot.view` if the caller has it: for thousands of hosts it takes milliseconds.
+    """
+    shown, standing = view or snapshot.view, snapshot.standing
     ago = format.duration(snapshot.now - standing.since)
-    lines = [
-        *state_lines(shown.name, standing.state, standing.reason, _age(shown, zone)),
+    return [
         row("since", f"{format.date_time(standing.since, zone)} ({ago} ago)"),
         *scheduler(snapshot, zone),
         *(row("excluded", f"{host} {why}") for host, why in snapshot.excluded.items()),
         row("progress", _progress(shown)),
-        *_effective(time_spent(snapshot)),
+        *_effective(time),
         *(row(*said) for said in measured_rows(snapshot.seen.run.plan, snapshot.steady)),
         row("where", where(snapshot)),
         row("restarts", restarts(snapshot)),
@@ -117,7 +150,6 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None, *, described: bool = Fa
         *(row("see why", command) for command in _log_commands(snapshot, described)),
         row("next", next_step(snapshot, zone)),
     ]
-    return "\n".join(lines)
 
 
 def state_lines(name: str, state: State, reason: str, age: str = "") -> list[str]:
@@ -131,14 +163,16 @@ def state_lines(name: str, state: State, reason: str, age: str = "") -> list[str
     return [f"{name}: {said}", *([row("fix:", fix)] if fix else [])]
 
 
-def _age(shown: View, zone: tzinfo | None) -> str:
-    if shown.as_of is None:  # the state is current
+def age_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
+    """How old the state is; empty if it is current."""
+    as_of = snapshot.standing.as_of
+    if as_of is None:
         return ""
-    ago = format.duration(shown.now - shown.as_of)
-    return f" as of {format.date_time(shown.as_of, zone)} ({ago} ago)"
+    ago = format.duration(snapshot.now - as_of)
+    return f" as of {format.date_time(as_of, zone)} ({ago} ago)"
 
 
-def scheduler(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
+def scheduler(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[Row]:
     if snapshot.scheduler is None or snapshot.scheduler == snapshot.standing.reason:
         return  # the first line already says it
     granted = snapshot.seen.run.scheduler.allocation
@@ -150,8 +184,8 @@ def scheduler(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
     yield row("scheduler", snapshot.scheduler + limit)
 
 
-def row(label: str, text: str) -> str:
-    return f"  {label:<12}{text}"
+def row(label: str, text: str) -> Row:
+    return Row(f"  {label:<12}{text}", label, text)
 
 
 def _progress(shown: View) -> str:
@@ -170,7 +204,7 @@ def _progress(shown: View) -> str:
     return ", ".join(parts)
 
 
-def _effective(time: TimeSpent) -> Iterator[str]:
+def _effective(time: TimeSpent) -> Iterator[Row]:
     """The share of time that is training, and the causes of lost time, the largest first."""
     if time.ratio is None or not time.effective_s:
         return
@@ -229,7 +263,7 @@ def _worst_straggler(shown: View) -> Iterator[str]:
         yield f"{first.host}: {why_slow(first)}{rest}"
 
 
-def _last_incident(shown: View, zone: tzinfo | None) -> Iterator[str]:
+def _last_incident(shown: View, zone: tzinfo | None) -> Iterator[Row]:
     if not shown.incidents:
         return
     last = shown.incidents[-1]

@@ -553,8 +553,7 @@ def _spares(run: Run) -> tuple[str, ...]:
     """Registered hosts without ranks. Before the first attempt there are none."""
     if not run.attempt.placement or run.state in ENDED:
         return ()
+    placed = frozenset(run.attempt.placement)
     return tuple(
-        host.name
-        for host in run.hosts.by_name.values()
-        if host.alive and host.name not in run.attempt.placement
+        host.name for host in run.hosts.by_name.values() if host.alive and host.name not in placed
     )

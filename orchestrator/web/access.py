@@ -1,6 +1,8 @@
 """Who may read: those who know the token, or users of this machine if the server asks for none.
 
-A browser keeps the token in a cookie, so it is in the address only once.
+A browser keeps the token in a cookie, so it is in the address only once. It does not send the
+cookie when a person follows a link from another site, such as a message about an incident. The
+answer is then a page that opens the same address again, and that request comes from this site.
 """
 
 import hmac
@@ -11,13 +13,22 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 from msgspec import Struct
 
-COOKIE = "ndctl_token"
+COOKIE = "ndctl_token_"
+"""With the port behind it: browsers send a cookie to all ports of a host, and each server has its
+own token."""
+AGAIN = """\
+<!doctype html><html lang="en"><head><meta charset="utf-8"><title>ndctl</title>\
+<meta http-equiv="refresh" content="0"></head><body></body></html>
+"""
+HOW = """\
+open the address that `ndctl serve` printed, or send the header Authorization: Bearer TOKEN
+"""
 LOCAL_NAMES = ("localhost",)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
-    " connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    " connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 """Text of jobs is escaped. If it were not, a browser would still run none of it."""
 HEADERS = {
@@ -52,12 +63,14 @@ def guarded(access: Access) -> Middleware:
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        response = await _answer(access, request, handler)
-        if not response.prepared:
-            response.headers.update(HEADERS)
-        return response
+        return await _answer(access, request, handler)
 
     return guard
+
+
+async def protect(request: web.Request, response: web.StreamResponse) -> None:
+    """Add the headers of each response before it is sent."""
+    response.headers.update(HEADERS)
 
 
 async def _answer(access: Access, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -68,13 +81,18 @@ async def _answer(access: Access, request: web.Request, handler: Handler) -> web
     if (given := request.query.get("token")) is not None and _is(access.token, given):
         return _remembering(request, given)
     if not _is(access.token, _shown(request)):
-        return web.Response(
-            status=401,
-            text="open the address that `ndctl serve` printed, or send the header"
-            " Authorization: Bearer TOKEN\n",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
+        headers = {"WWW-Authenticate": "Bearer", "Cache-Control": "no-store"}
+        if _follows_a_link(request):
+            return web.Response(status=401, text=AGAIN, content_type="text/html", headers=headers)
+        return web.Response(status=401, text=HOW, headers=headers)
     return await _handled(request, handler)
+
+
+def _follows_a_link(request: web.Request) -> bool:
+    """Whether a browser may have kept its cookie back, because a link of another site led here."""
+    asked = request.headers.get
+    elsewhere = asked("Sec-Fetch-Site") == "cross-site"
+    return elsewhere and asked("Sec-Fetch-Mode") == "navigate" and request.method == "GET"
 
 
 async def _handled(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -91,9 +109,15 @@ def _host(request: web.Request) -> str:
     return host.partition(":")[0].lower()
 
 
+def _cookie(request: web.Request) -> str:
+    """The port is the one that the browser knows, for example that of a tunnel."""
+    _, _, port = request.host.rpartition(":")
+    return f"{COOKIE}{port if port.isdecimal() else 'default'}"
+
+
 def _shown(request: web.Request) -> str:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    return token if scheme.lower() == "bearer" else request.cookies.get(COOKIE, "")
+    return token if scheme.lower() == "bearer" else request.cookies.get(_cookie(request), "")
 
 
 def _is(token: str, given: str) -> bool:
@@ -103,8 +127,9 @@ def _is(token: str, given: str) -> bool:
 def _remembering(request: web.Request, token: str) -> web.Response:
     """The same address without the token. The browser sends it as a cookie from now on."""
     query = [(key, value) for key, value in request.query.items() if key != "token"]
-    there = str(request.rel_url.with_query(query))
+    # One slash: with two the browser would take what follows for the name of another server.
+    there = "/" + str(request.rel_url.with_query(query)).lstrip("/")
     response = web.Response(status=303, headers={"Location": there})
     secure = request.secure
-    response.set_cookie(COOKIE, token, httponly=True, samesite="Strict", secure=secure)
+    response.set_cookie(_cookie(request), token, httponly=True, samesite="Strict", secure=secure)
     return response

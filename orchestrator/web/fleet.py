@@ -1,7 +1,7 @@
 """All jobs that the server shows. One thread at a time may look at them."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.dashboard.command_hints import Commands
+from orchestrator.dashboard.fleet.row import JobRow
 from orchestrator.dashboard.reading.job_reader import JobReader, ReadJob
 from orchestrator.errors import NdctlError
 from orchestrator.seams import Clock, LaunchStatus
@@ -24,6 +25,17 @@ class Place(Struct, frozen=True, kw_only=True):
 
     run_dir: RunDir
     commands: Commands | None = None
+    idle: bool = False
+    """It ended long ago: its row is among the others, and it is read only while it is wanted."""
+
+
+class Others(Struct, frozen=True, kw_only=True):
+    """What is known without reading a journal."""
+
+    rows: tuple[JobRow, ...] = ()
+    """Jobs that cannot be read, are gone, or ended long ago."""
+    problem: str = ""
+    """Why the list of jobs may be incomplete."""
 
 
 Statuses = Callable[[Sequence[ReadJob]], Mapping[Path, LaunchStatus]]
@@ -37,6 +49,11 @@ class FleetState(Struct, frozen=True, kw_only=True):
     unreadable: Mapping[Path, str] = field(default_factory=dict)
     """Run directory -> why its journal cannot be read."""
     strikes: Strikes = ()
+    others: Others = Others()
+
+
+WANTED_S = 60.0
+"""An idle job is read for so long after it was last wanted."""
 
 
 class Fleet:
@@ -46,6 +63,7 @@ class Fleet:
         clock: Clock,
         statuses: Statuses = lambda jobs: {},
         strikes: Callable[[], Strikes] = tuple,
+        others: Callable[[], Others] = Others,
         *,
         led: bool = False,
     ) -> None:
@@ -55,9 +73,20 @@ class Fleet:
             led: this process is the leader of the jobs.
         """
         self.places, self.clock, self.statuses = places, clock, statuses
-        self.strikes, self.led = strikes, led
+        self.strikes, self.others, self.led = strikes, others, led
+        self.wanted: dict[Path, float] = {}
+        """Idle jobs -> until when they are read, on the monotonic clock."""
+        self.idle: frozenset[Path] = frozenset()
         self.readers: dict[Path, JobReader] = {}
         self.state = FleetState()
+
+    def want(self, path: Path) -> None:
+        """Read this job at the next looks, even if it ended long ago."""
+        self.wanted[path] = self.clock.monotonic() + WANTED_S
+
+    def idle_paths(self, run_dirs: Iterable[str]) -> list[Path]:
+        """Those of these run directories that could be read, but ended long ago."""
+        return [Path(one) for one in run_dirs if Path(one) in self.idle]
 
     def look(self) -> FleetState:
         """The present state of all jobs. May block on storage and schedulers."""
@@ -66,7 +95,9 @@ class Fleet:
 
     def _look(self) -> FleetState:
         now, found, unreadable = self.clock.now(), list[ReadJob](), dict[Path, str]()
-        places = self.places()
+        known = self.places()
+        self.idle = frozenset(place.run_dir.path for place in known if place.idle)
+        places = [place for place in known if self._is_read(place)]
         for place in places:
             try:
                 job = self._reader(place).look(now)
@@ -89,7 +120,16 @@ class Fleet:
             jobs=self._with_schedulers(found),
             unreadable=unreadable,
             strikes=self.strikes(),
+            others=self.others(),
         )
+
+    def _is_read(self, place: Place) -> bool:
+        if not place.idle:
+            return True
+        if self.wanted.get(place.run_dir.path, 0.0) >= self.clock.monotonic():
+            return True
+        self.wanted.pop(place.run_dir.path, None)
+        return False
 
     def _reader(self, place: Place) -> JobReader:
         path = place.run_dir.path

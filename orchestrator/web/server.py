@@ -12,7 +12,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from orchestrator.posix.run_with_timeout import within
-from orchestrator.web.access import Access, guarded
+from orchestrator.web.access import Access, guarded, protect
 from orchestrator.web.fleet import FleetState
 from orchestrator.web.metrics.exposition import Exposition
 from orchestrator.web.metrics.families import Quantiles
@@ -69,6 +69,7 @@ def application(
         more: functions that add further routes.
     """
     app = web.Application(middlewares=[guarded(access)], client_max_size=1 << 10)
+    app.on_response_prepare.append(protect)
 
     async def metrics(request: web.Request) -> web.Response:
         try:

@@ -43,7 +43,7 @@ def event_lines(
     for entry in sort_by_time(entries):
         if event_time(entry.event) < since:
             continue
-        if _is_noise(entry) and not heartbeats:
+        if is_noise(entry) and not heartbeats:
             late.append(entry)
             continue
         yield from _folded(late, zone)
@@ -52,7 +52,8 @@ def event_lines(
     yield from _folded(late, zone)
 
 
-def _is_noise(entry: Entry) -> bool:
+def is_noise(entry: Entry) -> bool:
+    """Whether the entry is a late heartbeat or its end, and nothing followed from it."""
     event = entry.event
     return isinstance(event, HealthChanged) and event.health in NOISE and not entry.actions
 

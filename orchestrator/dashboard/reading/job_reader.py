@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import CheckpointSaved
@@ -17,10 +18,14 @@ from orchestrator.dashboard.time_spent.pauses import Pause, PauseTail
 from orchestrator.dashboard.time_spent.read import counted_until
 from orchestrator.dashboard.view import fold_seen
 from orchestrator.job.reports.job_report import read_report
+from orchestrator.job.stage import ENDED
 from orchestrator.journal import journal
 
 MOST_SAVES = 1024
 """Beyond this, every second complete checkpoint is forgotten: a chart has fewer columns."""
+
+Stamp = tuple[int, int, int]
+"""Size and time of change of a journal, and size of the metrics."""
 
 
 class ReadJob(Struct, frozen=True, kw_only=True):
@@ -64,6 +69,8 @@ class JobReader:
         self.pause_tail, self.pauses = PauseTail(run_dir.metrics), list[Pause]()
         self.owner = _owner(run_dir.path)
         self.inode = run_dir.journal.stat().st_ino
+        self.ended: tuple[Stamp, ReadJob] | None = None
+        """The job, once it has ended and its leader has exited, and its files at that time."""
 
     def is_current(self) -> bool:
         """Whether the journal is still the same file. Raises OSError."""
@@ -76,6 +83,12 @@ class JobReader:
             OSError: the files cannot be read.
             JobError: the journal is damaged.
         """
+        stamp = _stamp(self.run_dir)
+        if self.ended is not None and self.ended[0] == stamp:
+            # Of a thousand jobs most have ended long ago. They cost little.
+            job = self.ended[1]
+            return replace(job, snapshot=replace(job.snapshot, now=now))
+        self.ended = None
         # The leader is looked for before the journal is read: see `read_snapshot`.
         alive = self.led or journal.has_writer(self.run_dir.journal)
         if entries := self.tail.more():
@@ -95,7 +108,7 @@ class JobReader:
             now=now,
             known_by=self.commands,
         )
-        return ReadJob(
+        job = ReadJob(
             snapshot=snapshot,
             pauses=tuple(self.pauses),
             account=self.account,
@@ -103,6 +116,9 @@ class JobReader:
             lines=self.tail.lines,
             saved_steps=tuple(self.saved),
         )
+        if seen.run.state in ENDED and not alive and not self.led:
+            self.ended = (stamp, job)
+        return job
 
     def _account_for(self, entries: Iterable[journal.Entry]) -> None:
         """Entries may come twice, because the account reads the journal from its start."""
@@ -119,6 +135,15 @@ class JobReader:
         self.saved.append(step)
         if len(self.saved) > MOST_SAVES:
             self.saved = self.saved[::2]
+
+
+def _stamp(run_dir: RunDir) -> Stamp:
+    """Raises OSError."""
+    seen = run_dir.journal.stat()
+    try:
+        return seen.st_size, seen.st_mtime_ns, run_dir.metrics.stat().st_size
+    except FileNotFoundError:
+        return seen.st_size, seen.st_mtime_ns, 0
 
 
 def _owner(path: Path) -> str:

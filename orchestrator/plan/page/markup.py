@@ -9,7 +9,7 @@ from html import escape
 
 from orchestrator.contract.visible import visible
 
-VOID = ("meta", "input", "rect", "polygon", "line", "circle")
+VOID = ("meta", "link", "input", "rect", "polygon", "line", "circle")
 """Elements without content."""
 
 

@@ -1,0 +1,1 @@
+"""Serves pages, and sends what changes on those that are open."""

@@ -1,0 +1,1 @@
+"""The pages of fleet, job and incident: pure functions from a state to HTML."""

@@ -1,0 +1,59 @@
+"""Addresses of pages. The name of a job is enough, unless several jobs have it."""
+
+import re
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import quote
+
+from msgspec import Struct
+
+from orchestrator.dashboard.fleet.row import JobRow
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+"""Names of directories that were not submitted by ndctl may be anything."""
+ANY = "-"
+"""Stands for a name that no address can have."""
+
+
+class Address(Struct, frozen=True, kw_only=True):
+    """Which page."""
+
+    name: str | None = None
+    """Name of the job; None: the page of all jobs."""
+    digest: str | None = None
+    """See `digest_of`; None: the name is enough."""
+    incident: int | None = None
+    everything: bool = False
+    """Also jobs that ended long ago."""
+
+
+def digest_of(run_dir: str | Path) -> str:
+    return sha256(str(run_dir).encode(errors="surrogatepass")).hexdigest()[:12]
+
+
+def job_path(run_dir: str | Path, *, alone: bool, incident: int | None = None) -> str:
+    """The path of the page of a job.
+
+    Args:
+        alone: no other job has its name.
+    """
+    name = Path(run_dir).name
+    plain = _PLAIN.fullmatch(name) is not None
+    path = f"/job/{name if plain else ANY}"
+    if incident is not None:
+        path += f"/incident/{incident}"
+    return path if alone and plain else f"{path}?in={digest_of(run_dir)}"
+
+
+def page_link(url: str, name: str, incident: int | None = None) -> str:
+    """The address of a page behind `url`, for messages. The server there finds the name."""
+    path = f"{url.rstrip('/')}/job/{quote(name, safe='')}"
+    return path if incident is None else f"{path}/incident/{incident}"
+
+
+def meant(rows: Sequence[JobRow], address: Address) -> list[JobRow]:
+    """The jobs with the name and the digest of an address."""
+    if address.digest is not None:
+        return [row for row in rows if digest_of(row.run_dir) == address.digest]
+    return [row for row in rows if row.name == address.name]
