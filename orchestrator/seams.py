@@ -333,6 +333,21 @@ class JobCopy(Protocol):
     def profile(self, ranks: Sequence[int], steps: int, wait_s: float) -> Completed | None:
         """The JSON of `ndctl profile`, as `snapshot`."""
 
+    def exec_on(
+        self,
+        host: str,
+        argv: Sequence[str],
+        out: Callable[[bytes], object],
+        err: Callable[[bytes], object],
+    ) -> int:
+        """Run a command beside the ranks of a host until it ends, pass its output on, and return
+        its exit code.
+
+        Raises:
+            JobError: the job does not run on this host.
+            BackendError: the cluster refuses, or is unreachable.
+        """
+
     def let_go(self) -> None:
         """Allow this machine to write the copy, because no leader of the job lives any more."""
 

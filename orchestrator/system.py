@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from orchestrator.contract.files.env import without_slurm_options
 from orchestrator.contract.visible import VisibleStream
@@ -51,3 +51,23 @@ def run_command(argv: Sequence[str], /, *, timeout: float) -> Completed:
     except subprocess.TimeoutExpired as exc:
         raise TimeoutError(f"{argv[0]} did not end within {timeout:.0f} s") from exc
     return Completed(done.returncode, done.stdout, done.stderr)
+
+
+def run_attached(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command with this terminal and return its exit code; 128 + n if signal n ended it, as a
+    shell does, and 127 if there is no such program."""
+    import signal
+    import subprocess
+
+    try:
+        process = subprocess.Popen(list(argv), env=dict(environ))
+    except OSError as exc:
+        sys.stderr.write(f"{argv[0]}: {exc.strerror}\n")
+        return 127
+    # Ctrl-C is for the command: it has the same terminal, and decides itself whether it ends.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code = process.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return 128 - code if code < 0 else code

@@ -72,7 +72,7 @@ def cancel(
         return (
             f"{name} was ended by its scheduler, because its leader could not be reached from here"
         )
-    if _record_cancel(run_dir, clock):
+    if record_cancel(run_dir, user(), clock):
         return f"{name} was cancelled {NOT_BEGUN}"
     return f"{name} was cancelled: its leader could not be reached, so its processes were ended"
 
@@ -103,7 +103,7 @@ def _cancel_without_leader(
         InUse: a leader has the journal.
         BackendError: the end is recorded, but the scheduler was not reached.
     """
-    waiting = _record_cancel(run_dir, clock)
+    waiting = record_cancel(run_dir, user(), clock)
     try:
         left = standing(run, environ, clock)
         clear(run, environ, clock)
@@ -142,7 +142,7 @@ def _cancel_there(run: Run, copy: JobCopy, environ: Mapping[str, str], clock: Cl
         raise JobError(f"job {name} has already ended: {ended.state}", fix="nothing to cancel")
     clear(run, environ, clock)
     copy.let_go()
-    _record_cancel(copy.run_dir, clock)
+    record_cancel(copy.run_dir, user(), clock)
     return f"{name} had no running pod to ask; what was left of it was ended"
 
 
@@ -225,7 +225,7 @@ def _may_end(found: Found, environ: Mapping[str, str], clock: Clock) -> Callable
     return may_end
 
 
-def _record_cancel(run_dir: RunDir, clock: Clock) -> bool:
+def record_cancel(run_dir: RunDir, by: str, clock: Clock) -> bool:
     """Record the end in the journal of a job without a leader. Returns whether its leader had yet
     to start, as for a job that was submitted a second ago."""
     from orchestrator.contract.messages.events import CancelRequested, LeaderStarted
@@ -237,7 +237,7 @@ def _record_cancel(run_dir: RunDir, clock: Clock) -> bool:
         waiting = isinstance(supervisor.run.stage, Submitted)
         host = supervisor.run.job.launch.leader
         supervisor.feed(LeaderStarted(at=clock.now(), host=host, pid=os.getpid()))
-        supervisor.feed(CancelRequested(at=clock.now(), by=user()))
+        supervisor.feed(CancelRequested(at=clock.now(), by=by))
     return waiting
 
 

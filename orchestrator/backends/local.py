@@ -62,6 +62,21 @@ def _agent(launch: LaunchPlan, node: int, host: str, gpus: Sequence[str]) -> Age
     return AgentProcess(host=host, argv=argv, environ=environ, log=run_dir.agent_log(host))
 
 
+QUEUE = "queue"
+"""In the place of a host's name, for the process that waits for other jobs."""
+
+
+def render_queue(launch: LaunchPlan) -> AgentProcess:
+    """The process that starts the agents when the jobs of `launch.after` have succeeded."""
+    argv = (
+        *command(sys.executable, "orchestrator.backends.entry.local_queue"),
+        f"--run-dir={launch.run_dir}",
+        f"--launch={launch.launch}",
+    )
+    log = RunDir(Path(launch.run_dir)).agent_log(QUEUE)
+    return AgentProcess(host=QUEUE, argv=argv, environ={}, log=log)
+
+
 class LocalBackend:
     """No scheduler grants these hosts, so only `replace` has something to do."""
 
@@ -77,6 +92,9 @@ class LocalBackend:
 
     def describe(self, handover: Handover) -> str:
         lines = []
+        if handover.launch.after:
+            queue = render_queue(handover.launch)
+            lines.append(f"# waits, output to {queue.log}\n{shlex.join(queue.argv)}\n# then:")
         for agent in render(handover.launch, visible_gpus(self.environ)):
             setting = " ".join(
                 f"{key}={shlex.quote(value)}" for key, value in agent.environ.items()
@@ -92,6 +110,13 @@ class LocalBackend:
     def submit(self, handover: Handover) -> None:
         launch = handover.launch
         self.clear(launch)
+        if launch.after:
+            self._start(render_queue(launch))
+        else:
+            self.start(launch)
+
+    def start(self, launch: LaunchPlan) -> None:
+        """Start the agents."""
         try:
             for agent in render(launch, visible_gpus(self.environ)):
                 self._start(agent)

@@ -57,7 +57,7 @@ SECTIONS = {
         snapshots.snapshot,
         snapshots.profile,
     ),
-    "Act on jobs": (fleet.wait, jobs.cancel, fleet.prune),
+    "Act on jobs": (fleet.wait, snapshots.exec_, jobs.cancel, fleet.prune),
     "Hosts and failures": (machines.hosts, policies.policy, policies.classify),
     "Look ahead": (forecasting.forecast, simulating.simulate),
     "For other programs": (serving.serve, explaining.schema, inside.agent, controlling.controller),

@@ -25,7 +25,7 @@ from orchestrator.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from orchestrator.app.remote import Place
+    from orchestrator.app.remote import Found, Place
     from orchestrator.dashboard.follow.logs import LogLine
     from orchestrator.dashboard.snapshot import Snapshot
 
@@ -51,15 +51,14 @@ def status(
     snapshots = snapshots_of(found, os.environ, SystemClock())
     if as_json:
         told = [status_json(snapshot) for snapshot in snapshots]
-        print_json(told[0] if _is_one(jobs) else {"jobs": told})
+        print_json(told[0] if _is_one(jobs, found) else {"jobs": told})
     else:
         say_report("\n\n".join(status_text(snapshot, None) for snapshot in snapshots))
 
 
-def _is_one(jobs: tuple[str, ...]) -> bool:
-    from orchestrator.job_paths import is_pattern
-
-    return len(jobs) == 1 and not is_pattern(jobs[0])
+def _is_one(jobs: tuple[str, ...], found: "list[tuple[Found, bool]]") -> bool:
+    """Whether one job was named, and not a pattern or a group."""
+    return len(jobs) == 1 and [by_name for _, by_name in found] == [True]
 
 
 def _snapshot(job: str, run_root: str | None, place: "Place | None") -> "Snapshot":
@@ -343,8 +342,9 @@ def cancel(
     from orchestrator.system import SystemClock
 
     clock = SystemClock()
-    found = [one for one, _ in find_all(jobs, run_root, place)]
-    if not _is_one(jobs):
+    named = find_all(jobs, run_root, place)
+    found = [one for one, _ in named]
+    if not _is_one(jobs, named):
         outcome = cancel_all(found, os.environ, clock, say, wait=not no_wait)
         say(outcome.words)
         if outcome.error is not None:

@@ -8,6 +8,8 @@ import click
 
 from orchestrator.cli.options import (
     backend_option,
+    complete_job,
+    find_all,
     inventory_option,
     keys_with_values,
     kind_option,
@@ -24,6 +26,7 @@ from orchestrator.cli.options import (
 if TYPE_CHECKING:
     from orchestrator.app.planning.planned_hosts import Purpose
     from orchestrator.app.planning.plans import Planned
+    from orchestrator.app.remote import Found
     from orchestrator.app.submission.submit_job import Submission, Submitted
     from orchestrator.app.submission.sweep_jobs import Element
     from orchestrator.cli.options import Looks
@@ -59,6 +62,15 @@ def _drills(
         return tuple(parse_drill(text, number) for number, text in enumerate(texts, 1))
     except Invalid as exc:
         raise click.BadParameter(str(exc)) from exc
+
+
+def _group_name(ctx: click.Context, param: click.Parameter, name: str) -> str:
+    if name:
+        from orchestrator.contract.spec.job_spec import NAME
+
+        if not NAME.admits(name):
+            raise click.BadParameter(f"{name!r} must be {NAME.words}")
+    return name
 
 
 drill_option = click.option(
@@ -121,6 +133,22 @@ class _DryRunAlone(click.Command):
     metavar="N",
     help="With --sweep on Slurm: run at most N jobs at the same time.",
 )
+@click.option(
+    "--group",
+    default="",
+    callback=_group_name,
+    metavar="NAME",
+    help="Name under which list, status, wait and cancel find this job with others."
+    "  [with --sweep: the name in the spec]",
+)
+@click.option(
+    "--after",
+    "earlier",
+    multiple=True,
+    metavar="JOB",
+    shell_complete=complete_job,
+    help="Start when JOB has succeeded: in a queue on this machine, or as a dependency on Slurm.",
+)
 @drill_option
 def submit(  # noqa: PLR0913 - click hands over one argument for each option
     spec: str,
@@ -135,6 +163,8 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     new: bool,
     sweep: tuple[str, ...],
     at_once: int | None,
+    group: str,
+    earlier: tuple[str, ...],
     drills: "tuple[Drill, ...]",
 ) -> None:
     """Submit a job and return. With --follow, wait for its end."""
@@ -144,9 +174,9 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     if resume and new:
         raise click.UsageError("use either --resume or --new, not both")
     if here:
-        if dry_run or sweep or inventory:
+        if dry_run or sweep or inventory or earlier:
             raise click.UsageError(
-                "--here cannot be combined with --dry-run, --sweep or --inventory"
+                "--here cannot be combined with --dry-run, --sweep, --inventory or --after"
             )
         sys.exit(_submit_here(spec, overrides, run_root, resume, new, drills))
     if at_once is not None and not sweep:
@@ -166,6 +196,8 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
             resume=resume,
             new=new,
             at_once=at_once,
+            after=_earlier(earlier, run_root),
+            group=group,
         )
         return
     purpose: Purpose = "render" if dry_run == "client" else "submit"
@@ -178,11 +210,23 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
         drills=drills,
         resume=resume,
         new=new,
+        group=group,
     )
+    if earlier:
+        from orchestrator.app.submission.after_jobs import with_after
+
+        submission = with_after(submission, _earlier(earlier, run_root))
     if dry_run is not None:
         _print_dry_run(submission, asks=dry_run == "server")
     else:
         submit_one(submission, follow=follow)
+
+
+def _earlier(names: tuple[str, ...], run_root: str | None) -> "tuple[Found, ...]":
+    """The jobs of `--after`, which may be patterns."""
+    if not names:
+        return ()
+    return tuple(found for found, _ in find_all(names, run_root, None))
 
 
 def submit_one(submission: "Submission", *, follow: bool) -> None:
@@ -286,8 +330,8 @@ def _submit_sweep(
         for one in submitted.warnings:
             warn(f"{element.name}: {one}")
         say(f"submitted {element.name} ({' '.join(element.values)}): {submitted.run_dir.path}")
-    pattern = quote(sweep_jobs.pattern_of([element.name for element in elements]))
-    say(f"list them with `ndctl list {pattern}`, cancel them with `ndctl cancel {pattern}`")
+    group = quote(elements[0].submission.group)
+    say(f"list them with `ndctl list {group}`, cancel them with `ndctl cancel {group}`")
 
 
 def _element_text(element: "Element") -> str:

@@ -211,7 +211,7 @@ def find_all(
     names: tuple[str, ...], run_root: str | None, place: "Place | None", *, warns: bool = True
 ) -> "list[tuple[Found, bool]]":
     """The named jobs in order without duplicates, each with whether it was named by its full name
-    and not by a pattern such as `sweep-*`.
+    and not by a pattern such as `sweep-*` or by the name of its group.
 
     Args:
         warns: print a warning for a job that cannot be refreshed.
@@ -220,15 +220,22 @@ def find_all(
         JobError: a name or pattern matches no job.
     """
     from orchestrator.app import remote
+    from orchestrator.errors import JobError
     from orchestrator.job_paths import is_pattern
 
     found: dict[str, tuple[Found, bool]] = {}
     for name in names:
-        if not is_pattern(name):
-            one = find(name, run_root, place, warns=warns)
-            found[str(one.run_dir.path)] = (one, True)
-            continue
-        matching = _matching(name, run_root, place)
+        matching = _matching(name, run_root, place) if is_pattern(name) else []
+        if not matching:
+            try:
+                one = find(name, run_root, place, warns=warns)
+            except JobError:
+                matching = _group(name, run_root, place)
+                if not matching:
+                    raise
+            else:
+                found[str(one.run_dir.path)] = (one, True)
+                continue
         remote.refresh_all(matching)
         for why in dict.fromkeys(one.stale.message for one in matching if one.stale and warns):
             warn(why)
@@ -254,6 +261,14 @@ def _matching(pattern: str, run_root: str | None, place: "Place | None") -> "lis
         from orchestrator.app.fleet.known_jobs import own_matching
 
         return own_matching(pattern, os.environ, clock)
+
+
+def _group(name: str, run_root: str | None, place: "Place | None") -> "list[Found]":
+    """The user's own jobs of the group `name`; empty: there is no such group."""
+    from orchestrator.app.fleet.known_jobs import own_group
+    from orchestrator.system import SystemClock
+
+    return own_group(name, run_root, place, os.environ, SystemClock())
 
 
 def find(name: str, run_root: str | None, place: "Place | None", *, warns: bool = True) -> "Found":

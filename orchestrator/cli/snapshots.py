@@ -1,4 +1,4 @@
-"""`ndctl snapshot` and `ndctl profile`: where the ranks of a running job are, and what they do."""
+"""`ndctl snapshot`, `profile`, `exec`: look at the ranks of a running job and at their hosts."""
 
 import os
 from typing import TYPE_CHECKING
@@ -78,3 +78,29 @@ def profile(  # noqa: PLR0913 - an option each
     wish = ProfileWish(ranks=ranks, steps=steps, wait_s=timeout)
     taken = rank_profiles(find(job, run_root, place), os.environ, wish)
     print_as(as_json, taken, profiles_json, describe_profiles)
+
+
+@click.command("exec", epilog="Example: ndctl exec big-run --host node17 -- nvidia-smi -L")
+@job_argument
+@click.option("--host", metavar="H", help="A host of the job. [the only one]")
+@root_option
+@place_options
+@click.argument("words", metavar="-- CMD [ARGS]", nargs=-1, type=click.UNPROCESSED, required=True)
+def exec_(
+    job: str,
+    host: str | None,
+    run_root: str | None,
+    place: "Place | None",
+    words: tuple[str, ...],
+) -> None:
+    """Run a command on a host of a running job, beside its ranks, and exit with its exit code.
+
+    The command shares the devices of the ranks, and has NDCTL_RUN_DIR and NDCTL_HOST. On Slurm it
+    is a step of the job (srun --overlap), which only the job's user may add; on Kubernetes it runs
+    in the pod, for which you need the right to create pods/exec, and gets no standard input.
+    """
+    import sys
+
+    from orchestrator.app.ranks.exec_on_host import exec_on_host
+
+    sys.exit(exec_on_host(find(job, run_root, place), host, words, os.environ))

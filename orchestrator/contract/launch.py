@@ -31,6 +31,10 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     capture: str = ""
     """The folder of the user's program, which is copied to the run directory. Empty: no copy."""
 
+    after: tuple[str, ...] = ()
+    """Run directories of jobs that must have succeeded before the agents start. Only for the local
+    backend; a scheduler has dependencies of its own."""
+
     @property
     def captured(self) -> Capture | None:
         """The copy of the user's program; None: there is none."""

@@ -5,7 +5,7 @@ from datetime import tzinfo
 from orchestrator.dashboard import format
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.snapshot import Snapshot
-from orchestrator.dashboard.view import FailedSave
+from orchestrator.dashboard.view import FailedSave, awaited_jobs
 from orchestrator.job.failures.policy import BUDGET
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short
 from orchestrator.job.incident import PREFLIGHT, Incident
@@ -59,6 +59,8 @@ def _retry_status(snapshot: Snapshot) -> str:
 def _wait(snapshot: Snapshot, zone: tzinfo | None) -> str:
     """For a job that has not started training."""
     run, commands = snapshot.seen.run, snapshot.commands
+    if awaited_jobs(run):
+        return f"wait; to give up: {commands.of('cancel')}"
     if snapshot.standing.state == "SUBMITTED":
         return f"wait for the leader to start; if it does not: {commands.of('logs')}"
     if snapshot.held:

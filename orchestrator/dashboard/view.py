@@ -6,6 +6,7 @@ elsewhere.
 """
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct, field
@@ -229,6 +230,13 @@ def heard_at(run: Run, progress: Progress) -> float:
     return max(run.last_at, (last.time if last else None) or 0.0)
 
 
+def awaited_jobs(run: Run) -> str:
+    """Names of the jobs that a job in the local queue waits for; empty: it is not there."""
+    if run.job is None or not isinstance(run.stage, Submitted):
+        return ""
+    return " and ".join(Path(run_dir).name for run_dir in run.job.launch.after)
+
+
 def effective_state(
     run: Run,
     leader_alive: bool,
@@ -254,6 +262,9 @@ def effective_state(
             since=max(run.last_at, launch_status.at or 0.0),
             fix=launch_status.resume,
         )
+    if leader_alive and (awaited := awaited_jobs(run)):
+        reason = f"starts when {awaited} has succeeded"
+        return Standing(state="PENDING", reason=reason, since=run.stage.since)
     if run.state in ENDED or leader_alive:
         return Standing(state=run.state, reason=run.stage.reason, since=run.stage.since)
     if report is not None and report.state in ENDED:

@@ -3,7 +3,7 @@
 import fcntl
 import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,6 +77,16 @@ class FakeMirror:
 
     def profile(self, ranks: Sequence[int], steps: int, wait_s: float) -> Completed | None:
         return None
+
+    def exec_on(
+        self,
+        host: str,
+        argv: Sequence[str],
+        out: Callable[[bytes], object],
+        err: Callable[[bytes], object],
+    ) -> int:
+        out(f"{host}: {' '.join(argv)}".encode())
+        return 3
 
     def let_go(self) -> None:
         self.released = True

@@ -20,7 +20,7 @@ def swept(cluster: NoCluster, run_root: Path) -> NoCluster:
     done = ndctl("submit", str(SPEC), "--sweep", "train.seed=1,2,3")
     assert done.exit_code == 0, done.output
     assert f"submitted e2e-seed-2 (train.seed=2): {run_root / 'e2e-seed-2'}" in done.output
-    assert "`ndctl list 'e2e-seed-*'`" in done.output
+    assert "`ndctl list e2e`, cancel them with `ndctl cancel e2e`" in done.output
     return cluster
 
 
@@ -107,3 +107,29 @@ def test_all_errors_are_reported_with_the_code_of_the_first(cluster: NoCluster) 
     assert done.exit_code == exit_codes.BAD_SPEC
     assert "3 of 4 combinations have errors; nothing was submitted" in done.output
     assert json.dumps(cluster.submitted) == "[]"
+
+
+def test_a_group_is_named_like_a_job(swept: NoCluster) -> None:
+    rows = ndctl_json("list", "e2e")["jobs"]
+    assert sorted(row["name"] for row in rows) == NAMES
+    assert {row["group"] for row in rows} == {"e2e"}
+    assert "GROUP" in ndctl("list").output
+    assert {row["group"] for row in ndctl_json("list", "other")["jobs"]} == {None}
+    assert [body["name"] for body in ndctl_json("status", "e2e")["jobs"]] == NAMES
+    assert ndctl("cancel", "e2e-seed-1").exit_code == 0
+    done = ndctl("cancel", "e2e")
+    assert done.exit_code == 0, done.output
+    assert "cancelled: 2 jobs: e2e-seed-2, e2e-seed-3" in done.output
+    assert ndctl_json("status", "other")["state"] == "SUBMITTED"
+
+
+def test_a_job_can_join_a_group(swept: NoCluster) -> None:
+    done = ndctl("submit", str(SPEC), "--set", "name=late", "--group", "e2e")
+    assert done.exit_code == 0, done.output
+    assert "late" in {row["name"] for row in ndctl_json("list", "e2e")["jobs"]}
+    assert ndctl("submit", str(SPEC), "--set", "name=later", "--group", "a b").exit_code == 2
+
+
+def test_a_job_comes_before_a_group_of_its_name(swept: NoCluster) -> None:
+    assert ndctl("submit", str(SPEC), "--set", "name=e2e").exit_code == 0
+    assert ndctl_json("status", "e2e")["name"] == "e2e"

@@ -13,9 +13,11 @@ from msgspec.structs import replace
 from orchestrator.app import remote
 from orchestrator.app.remote import Found, Place
 from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.dashboard.fleet.summary import JobSummary
 from orchestrator.errors import JobError, NdctlError
-from orchestrator.job_paths import run_root_of
+from orchestrator.job_paths import is_pattern, run_root_of
+from orchestrator.journal.journal import from_line
 from orchestrator.journal.run_dir_init import ARCHIVE
 from orchestrator.registry.entry import Entry
 from orchestrator.registry.store import Registered, own_entries, shared_entries
@@ -30,7 +32,7 @@ class Scope(Struct, frozen=True, kw_only=True):
     """Which jobs are meant."""
 
     patterns: tuple[str, ...] = ()
-    """Names, or patterns such as `sweep-*`; empty: all."""
+    """Names, patterns such as `sweep-*`, or names of groups; empty: all."""
     run_root: str | None = None
     """Only jobs in this folder. None: all that are known."""
     place: Place | None = None
@@ -74,10 +76,35 @@ def known_jobs(scope: Scope, environ: Mapping[str, str], clock: Clock) -> list[K
             found = Found(run_dir)
             job = KnownJob(path=run_dir.path, user=_owner(run_dir), found=found, archived=True)
             _add(jobs, job)
+    mine = [job for job in jobs.values() if scope.user in (None, job.user)]
+    if not scope.patterns:
+        return mine
+    meant: set[Path] = set()
     for pattern in scope.patterns:
-        if not any(fnmatchcase(job.path.name, pattern) for job in jobs.values()):
+        matching = _matching(pattern, mine)
+        if not matching and not _matching(pattern, jobs.values()):
             raise _no_match(pattern, root, jobs.values())
-    return [job for job in jobs.values() if _is_meant(job, scope)]
+        meant |= {job.path for job in matching}
+    return [job for job in mine if job.path in meant]
+
+
+def _matching(pattern: str, jobs: Iterable[KnownJob]) -> list[KnownJob]:
+    """The jobs whose names match; without any, those of the group of this name."""
+    jobs = list(jobs)
+    named = [job for job in jobs if fnmatchcase(job.path.name, pattern)]
+    if named or is_pattern(pattern):
+        return named
+    return [job for job in jobs if job.found and group_of(job.found.run_dir) == pattern]
+
+
+def group_of(run_dir: RunDir) -> str:
+    """The job's group, from the first line of its journal; empty: none."""
+    try:
+        with run_dir.journal.open("rb") as journal:
+            event = from_line(journal.readline()).event
+    except (OSError, ValueError):
+        return ""
+    return event.group if isinstance(event, JobSubmitted) else ""
 
 
 def _no_match(pattern: str, root: Path, jobs: Iterable[KnownJob]) -> JobError:
@@ -92,12 +119,6 @@ def _no_match(pattern: str, root: Path, jobs: Iterable[KnownJob]) -> JobError:
 
 def _add(jobs: dict[str, KnownJob], job: KnownJob) -> None:
     jobs[str(job.path)] = job
-
-
-def _is_meant(job: KnownJob, scope: Scope) -> bool:
-    if scope.user not in (None, job.user):
-        return False
-    return not scope.patterns or any(fnmatchcase(job.path.name, one) for one in scope.patterns)
 
 
 def _registered(scope: Scope, environ: Mapping[str, str]) -> Iterator[Registered]:
@@ -206,6 +227,19 @@ def own_matching(pattern: str, environ: Mapping[str, str], clock: Clock) -> list
     """The user's own registered jobs that match. Raises JobError if none does."""
     scope = Scope(patterns=(pattern,), user=user_name(os.geteuid()))
     return [job.found for job in known_jobs(scope, environ, clock) if job.found is not None]
+
+
+def own_group(
+    name: str,
+    run_root: str | None,
+    place: Place | None,
+    environ: Mapping[str, str],
+    clock: Clock,
+) -> list[Found]:
+    """The user's own jobs of the group `name`; empty: there is no such group."""
+    scope = Scope(run_root=run_root, place=place, user=user_name(os.geteuid()))
+    jobs = (job.found for job in known_jobs(scope, environ, clock) if job.found is not None)
+    return [found for found in jobs if group_of(found.run_dir) == name]
 
 
 def gone_words(name: str, environ: Mapping[str, str], clock: Clock) -> str:

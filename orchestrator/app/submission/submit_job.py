@@ -61,6 +61,10 @@ class Submission(Struct, frozen=True, kw_only=True):
     new: bool = False
     own: str | None = None
     """The Slurm job that runs this command and whose nodes the job gets."""
+    after: tuple[str, ...] = ()
+    """Run directories of jobs that must succeed first, on the local backend."""
+    group: str = ""
+    """Name of jobs that belong together; empty: that of an earlier run of this job, if any."""
     backend: str = ""
     """Overrides the backend of the spec; empty: the backend of the spec."""
 
@@ -94,6 +98,7 @@ def launch_of(submission: Submission, number: int, exclude: Sequence[str] = ()) 
         kubernetes=cluster.kubernetes if cluster.backend == "kubernetes" else None,
         exclude=tuple(exclude),
         capture=spec.captured if isinstance(spec, ScriptSpec) else "",
+        after=submission.after,
     )
 
 
@@ -574,6 +579,7 @@ def submitted_event(
         shrink=resilience.shrink,
         min_hosts=resilience.min_hosts,
         preflight=_preflight(spec),
+        group=submission.group or (past.job.group if past.job else ""),
         policy=resilience.policy,
         failure_classes=resilience.failure_classes,
         on_oom=resilience.on_oom,

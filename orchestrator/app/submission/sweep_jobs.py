@@ -8,21 +8,27 @@ submitted.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import join, quote
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from orchestrator.app.planning.plans import plan_and_look
+from orchestrator.app.remote import Found
 from orchestrator.app.submission import submit_job
+from orchestrator.app.submission.after_jobs import with_after, with_dependency
 from orchestrator.app.submission.combinations import combinations
 from orchestrator.app.submission.submit_job import Submission, Submitted
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.spec.job_spec import KUBERNETES_NAME, NAME
+from orchestrator.contract.spec.types import OVERLAY
 from orchestrator.errors import JobError, NdctlError
 from orchestrator.job_paths import run_root_of
 from orchestrator.load import read_spec
 from orchestrator.seams import Clock
 
+SHOWN = 5
+"""Commands that an error shows."""
 MOST = 1000
 """Maximum number of combinations. More are probably a mistake."""
 
@@ -36,6 +42,10 @@ class Sweep(Struct, frozen=True, kw_only=True):
     run_root: str | None = None
     resume: bool = False
     new: bool = False
+    group: str = ""
+    """Name of the group; empty: that of the spec."""
+    after: tuple[Found, ...] = ()
+    """Jobs that must succeed before any of these starts."""
     at_once: int | None = None
     """Maximum number of jobs that run at the same time (Slurm)."""
 
@@ -64,11 +74,12 @@ def elements_of(sweep: Sweep, environ: Mapping[str, str], clock: Clock) -> list[
             f"the sweep has {len(found):,} combinations; at most {MOST:,} are allowed",
             fix="use fewer values, or split the sweep",
         )
+    group, names = _named(sweep, found, environ)
     elements: list[Element] = []
     refused: list[tuple[str, NdctlError]] = []
-    for values, name in zip(found, _names(sweep, found, environ), strict=True):
+    for values, name in zip(found, names, strict=True):
         try:
-            submission = _planned(sweep, values, name, environ)
+            submission = replace(_planned(sweep, values, name, environ), group=group)
             said = submit_job.check(submission, environ, clock)
         except NdctlError as exc:
             refused.append((" ".join(values), exc))
@@ -91,22 +102,31 @@ def _planned(
             " dependencies",
             fix="remove --at-once",
         )
-    return Submission(
+    submission = Submission(
         planned=planned,
         run_root=run_root_of(sweep.run_root, environ, planned.spec.run_root),
         resume=sweep.resume,
         new=sweep.new,
     )
+    return with_after(submission, sweep.after) if sweep.after else submission
 
 
-def _names(sweep: Sweep, found: Sequence[tuple[str, ...]], environ: Mapping[str, str]) -> list[str]:
+def _named(
+    sweep: Sweep, found: Sequence[tuple[str, ...]], environ: Mapping[str, str]
+) -> tuple[str, list[str]]:
+    """The name of the group, and a name for each combination."""
     for values in found:
         try:
             spec = read_spec(sweep.spec, (*sweep.overrides, *values), environ)
         except NdctlError:
             continue
-        return names_of(spec.name, found, kubernetes=spec.cluster.backend == "kubernetes")
-    return names_of("sweep", found, kubernetes=False)  # all are refused; any name will do
+        root = run_root_of(sweep.run_root, environ, spec.run_root)
+        kubernetes = spec.cluster.backend == "kubernetes"
+        group = sweep.group or spec.name
+        # A job of that name would hide the group.
+        group = f"{group}-sweep" if (root / group).exists() else group
+        return group, names_of(spec.name, found, kubernetes=kubernetes)
+    return "sweep", names_of("sweep", found, kubernetes=False)  # all are refused; any name will do
 
 
 def names_of(base: str, found: Sequence[tuple[str, ...]], *, kubernetes: bool) -> list[str]:
@@ -131,13 +151,6 @@ def _name(base: str, values: Sequence[str], *, kubernetes: bool) -> str:
     text = "-".join(words)
     text = re.sub(taken, "-", text.lower() if kubernetes else text)
     return re.sub(r"\.\.+", ".", text).strip("-.")
-
-
-def pattern_of(names: Sequence[str]) -> str:
-    """A shell pattern that matches all names, made from their common prefix."""
-    first, last = min(names), max(names)
-    common = next((at for at, char in enumerate(first) if last[at : at + 1] != char), len(first))
-    return f"{first[:common]}*" if len(names) > 1 else first
 
 
 def _refusal(refused: Sequence[tuple[str, NdctlError]], total: int) -> NdctlError:
@@ -167,25 +180,15 @@ def submit_all(
     ids: list[str | None] = []
     for number, element in enumerate(elements):
         after = ids[number - sweep.at_once] if sweep.at_once and number >= sweep.at_once else None
-        submission = element.submission if after is None else _after(element.submission, after)
+        submission = element.submission
+        if after is not None:  # a requeue is not an end
+            submission = with_dependency(submission, f"afterany:{after}")
         try:
             submitted = submit_job.submit(submission, environ, clock)
         except NdctlError as exc:
-            raise _cut_short(elements, number, exc) from exc
+            raise _cut_short(sweep, elements, number, exc) from exc
         ids.append(_slurm_id(submission) if sweep.at_once else None)
         yield element, submitted
-
-
-def _after(submission: Submission, job_id: str) -> Submission:
-    """The submission with a dependency on the end of a Slurm job. A requeue is not an end."""
-    planned = submission.planned
-    slurm = planned.spec.cluster.slurm
-    own = [flag for flag in slurm.sbatch_args if flag.startswith("--dependency=")]
-    rest = [flag for flag in slurm.sbatch_args if flag not in own]
-    waits = ",".join([*(flag.partition("=")[2] for flag in own), f"afterany:{job_id}"])
-    slurm = replace(slurm, sbatch_args=(*rest, f"--dependency={waits}"))
-    spec = replace(planned.spec, cluster=replace(planned.spec.cluster, slurm=slurm))
-    return replace(submission, planned=replace(planned, spec=spec))
 
 
 def _slurm_id(submission: Submission) -> str | None:
@@ -196,14 +199,29 @@ def _slurm_id(submission: Submission) -> str | None:
     return None if launched is None else recorded(launched.launch)
 
 
-def _cut_short(elements: Sequence[Element], number: int, exc: NdctlError) -> NdctlError:
+def _cut_short(
+    sweep: Sweep, elements: Sequence[Element], number: int, exc: NdctlError
+) -> NdctlError:
+    """Says which jobs run, and how to go on or back."""
+    element, group = elements[number], elements[number].submission.group
     done = ", ".join(one.name for one in elements[:number]) or "none"
     left = ", ".join(one.name for one in elements[number + 1 :]) or "none"
-    names = " ".join(one.name for one in elements[:number])
-    fix = exc.fix
-    if names:
-        fix = f"{fix + '; ' if fix else ''}`ndctl cancel {names}` cancels the submitted jobs"
+    rest = [_command(sweep, one) for one in elements[number:]]
+    more = f"\n    and {len(rest) - SHOWN:,} more" if len(rest) > SHOWN else ""
+    steps = [exc.fix, "to go on, submit the others:"]
+    fix = "\n    ".join([*filter(None, steps), *rest[:SHOWN]]) + more
+    if number:
+        fix += f"\n  `ndctl cancel {quote(group)}` cancels the submitted jobs"
     return type(exc)(
-        f"{elements[number].name}: {exc.message}\nalready submitted: {done}; not submitted: {left}",
-        fix=fix,
+        f"{element.name}: {exc.message}\nalready submitted: {done}; not submitted: {left}", fix=fix
     )
+
+
+def _command(sweep: Sweep, element: Element) -> str:
+    """The command that submits one job of the sweep."""
+    words = ["ndctl", "submit", str(sweep.spec)]
+    for override in (*sweep.overrides, *element.values, f"name='{element.name}'"):
+        words += override.split(" ", 1) if override.startswith(OVERLAY) else ["--set", override]
+    words += ["--group", element.submission.group]
+    words += ["--run-root", sweep.run_root] if sweep.run_root else []
+    return join(words)

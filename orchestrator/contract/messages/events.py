@@ -83,6 +83,8 @@ class JobSubmitted(Struct, frozen=True, kw_only=True):
     """Copies of each of them on other hosts."""
     copy_bytes_per_s: int | None = None
     """What a host sends of them at most."""
+    group: str = ""
+    """Name under which commands find this job together with others, such as those of a sweep."""
 
 
 class LeaderStarted(Struct, frozen=True, kw_only=True):

@@ -41,6 +41,11 @@ class JobRow(Struct, frozen=True, kw_only=True):
         return "GONE" if self.gone else "UNKNOWN"
 
     @property
+    def group(self) -> str:
+        """Name of jobs that belong together; empty: none, or not known."""
+        return "" if self.job is None else self.job.group
+
+    @property
     def note(self) -> str:
         return self.problem if self.job is None else self.job.note
 
@@ -86,6 +91,7 @@ def row_json(row: JobRow, now: float) -> dict[str, Any]:
         "submitted_at": row.submitted_at,
         "run_dir": row.run_dir,
         "archived": row.archived,
+        "group": row.group or None,
     }
     if job is None:
         return {**known, "reason": row.problem, **dict.fromkeys(_OF_JOB), "as_of": None}

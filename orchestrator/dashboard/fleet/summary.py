@@ -54,6 +54,8 @@ class JobSummary(Struct, frozen=True, kw_only=True):
     submitted_at: float
     updated_at: float
     leader_alive: bool
+    group: str = ""
+    """Name of jobs that belong together, such as those of a sweep."""
     incidents: tuple[HostIncident, ...] = ()
     """Oldest first."""
 
@@ -94,6 +96,7 @@ def summary_of(snapshot: Snapshot, spent: TimeSpent | None = None) -> JobSummary
         submitted_at=job.at,
         updated_at=snapshot.heard_at,
         leader_alive=snapshot.leader_alive,
+        group=job.group,
         incidents=tuple(
             HostIncident(
                 at=one.at,

@@ -10,6 +10,7 @@ from orchestrator.dashboard.fleet.summary import eta_s
 DROPPED_FIRST = (
     "RUN DIR",
     "SCHEDULER",
+    "GROUP",
     "RESTARTS",
     "EFFECTIVE",
     "BACKEND",
@@ -73,6 +74,7 @@ def _note(row: JobRow, now: float) -> str:
 
 COLUMNS: Sequence[Column[JobRow]] = (
     Column("NAME", lambda row, now: row.name),
+    Column("GROUP", lambda row, now: row.group, repeats=False),
     Column("USER", lambda row, now: row.user),
     Column("STATE", _state),
     Column("BACKEND", lambda row, now: row.backend),

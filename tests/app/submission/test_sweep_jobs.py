@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from shlex import split
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from orchestrator.app.submission.sweep_jobs import (
     Sweep,
     elements_of,
     names_of,
-    pattern_of,
     submit_all,
 )
 from orchestrator.contract.spec.job_spec import KUBERNETES_NAME, NAME
@@ -120,14 +120,6 @@ def test_names_are_valid_and_unique(values: list[str], kubernetes: bool) -> None
     assert len({name.casefold() for name in names}) == len(values)
 
 
-@pytest.mark.parametrize(
-    ("names", "pattern"),
-    [(["job-lr-1", "job-lr-2"], "job-lr-*"), (["a", "ab"], "a*"), (["job"], "job")],
-)
-def test_one_name_pattern_applies_to_all_jobs(names: list[str], pattern: str) -> None:
-    assert pattern_of(names) == pattern
-
-
 def test_all_problems_of_a_sweep_are_reported_before_submission(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
@@ -179,7 +171,38 @@ def test_a_refused_job_of_a_sweep_reports_the_submitted_ones(
         submitted(a_sweep(tmp_path, "train.seed=1,2,3"))
     assert "e2e-seed-2: the queue is full" in failed.value.message
     assert "already submitted: e2e-seed-1; not submitted: e2e-seed-3" in failed.value.message
-    assert failed.value.fix.startswith("wait; `ndctl cancel e2e-seed-1` cancels")
+    first, *again, back = failed.value.fix.splitlines()
+    assert (first, again[0].strip()) == ("wait", "to go on, submit the others:")
+    typed = [split(line) for line in again[1:]]
+    assert typed == [
+        [
+            "ndctl",
+            "submit",
+            str(SPEC),
+            "--set",
+            f"train.seed={seed}",
+            "--set",
+            f"name='e2e-seed-{seed}'",
+            "--group",
+            "e2e",
+            "--run-root",
+            str(tmp_path),
+        ]
+        for seed in (2, 3)
+    ]
+    assert "`ndctl cancel e2e` cancels the submitted jobs" in back
+
+
+def test_the_jobs_of_a_sweep_are_a_group_that_a_job_of_its_name_does_not_hide(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    groups = {element.submission.group for element in planned(a_sweep(tmp_path, LR))}
+    assert groups == {"e2e"}
+    (tmp_path / "e2e").mkdir()
+    groups = {element.submission.group for element in planned(a_sweep(tmp_path, LR))}
+    assert groups == {"e2e-sweep"}
+    named = planned(a_sweep(tmp_path, LR, group="lr-search"))
+    assert {element.submission.group for element in named} == {"lr-search"}
 
 
 def test_the_option_now_is_only_for_slurm(tmp_path: Path, cluster: NoCluster) -> None:

@@ -56,6 +56,10 @@ def test_a_job_is_shown_as_last_known_while_the_api_server_is_down(
     job.wait_for_step(6)
     before = json.loads(other_machine.output_of("status", JOB, "--json"))
     assert (before["state"], before["as_of"]) == ("RUNNING", None)
+    host = job.events("LeaderStarted")[0]["host"]
+    words = ("sh", "-c", "echo $NDCTL_HOST; echo wrong >&2; sleep 1; exit 7")
+    done = other_machine("exec", JOB, "--host", host, "--", *words)
+    assert (done.code, done.out.split(), "wrong" in done.err) == (7, [host], True)
 
     job.testbed.stop_control_plane()
     done = other_machine("status", JOB)

@@ -19,7 +19,7 @@ from orchestrator.backends.kubernetes.api.api_errors import (
     Missing,
     refusal,
 )
-from orchestrator.backends.kubernetes.api.pod_exec import execute
+from orchestrator.backends.kubernetes.api.pod_exec import Output, execute, stream
 from orchestrator.backends.kubernetes.api.requests import APPLY, METADATA, READ_S, Requests
 from orchestrator.backends.kubernetes.resources import Object, Resource, lookup, resource_of
 from orchestrator.contract.read_json import read_json
@@ -285,3 +285,14 @@ class Api:
     ) -> tuple[int, bytes, bytes]:
         """Run a command in a pod; returns exit code, stdout and stderr."""
         return execute(self.access, namespace, pod, container, argv, timeout_s=timeout_s)
+
+    def stream_exec(
+        self,
+        namespace: str,
+        pod: str,
+        container: str,
+        argv: Sequence[str],
+        outputs: tuple[Output, Output],
+    ) -> int:
+        """Run a command in a pod until it ends, and pass its output on; returns the exit code."""
+        return stream(self.access, namespace, pod, container, argv, outputs)

@@ -14,7 +14,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -50,7 +50,7 @@ from orchestrator.contract.messages.events import JobSubmitted, StepReached
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec
 from orchestrator.contract.submission_payload import Handover, handover_from
-from orchestrator.errors import BackendError, Unanswered, Unreachable
+from orchestrator.errors import BackendError, JobError, Unanswered, Unreachable
 from orchestrator.job.reports.job_report import JobReport, is_newer, read_report, report_of
 from orchestrator.job.stage import ENDED
 from orchestrator.journal.journal import Entry, Place, mark, position_after, read, to_line
@@ -473,6 +473,25 @@ class Mirror:
         named = ",".join(map(str, ranks))
         words = ["--ranks", named, "--steps", str(steps), "--timeout", f"{wait_s:g}", "--json"]
         return self._run(["profile", self.remote.job, *words], wait_s + SNAPSHOT_S)
+
+    def exec_on(
+        self,
+        host: str,
+        argv: Sequence[str],
+        out: Callable[[bytes], object],
+        err: Callable[[bytes], object],
+    ) -> int:
+        remote = self.remote
+        pods = [pod for pod in self.pods(remote) if object_fields.node_of(pod) == host]
+        running = [pod for pod in pods if object_fields.is_running(pod)]
+        if not running:
+            why = "no running pod" if pods else "no pod"
+            raise JobError(
+                f"{remote.job} has {why} on node {host}", fix=f"ndctl describe {remote.job}"
+            )
+        container = names.CONTAINERS[remote.kind]
+        pod = name_of(running[0])
+        return self.api.stream_exec(remote.namespace, pod, container, argv, (out, err))
 
     def _run(self, words: Sequence[str], timeout_s: float) -> Completed | None:
         """Run a command of ndctl in the first pod that answers."""

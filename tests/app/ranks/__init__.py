@@ -1,0 +1,1 @@
+"""What is asked of ranks and hosts of a running job."""
