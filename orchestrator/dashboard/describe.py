@@ -15,6 +15,7 @@ from orchestrator.dashboard.status import (
     Row,
     action_taken,
     checkpoint_text,
+    lost_work,
     recovery_text,
     row,
     status_text,
@@ -205,8 +206,8 @@ def incident_facts(incident: Incident, snapshot: Snapshot) -> Iterator[Row]:
 
 
 def _lost_work(incident: Incident) -> str:
-    lost = incident.lost_steps
-    return "" if lost is None else f"; {format.count(lost, 'step')} of work lost"
+    lost = lost_work(incident)
+    return "" if lost is None else f"; {lost}"
 
 
 def _evidence(incident: Incident) -> Iterator[Row]:

@@ -297,6 +297,16 @@ def recovery_text(incident: Incident, state: State) -> str:
     return f"{seen}, recovered after {format.duration(incident.recovered_after_s)}"
 
 
+def lost_work(incident: Incident) -> str | None:
+    """Steps that are done again; None if no rank ran. Until the ranks resume, the newest checkpoint
+    on disk is a bound: hosts may have a newer one in memory."""
+    lost = incident.lost_steps
+    if lost is None:
+        return None
+    bound = "at most " if lost and incident.recovered_after_s is None else ""
+    return f"{bound}{format.count(lost, 'step')} of work lost"
+
+
 def _log_commands(snapshot: Snapshot, described: bool) -> Iterator[str]:
     if snapshot.standing.state == "FAILED":
         command = log_command(snapshot)

@@ -9,6 +9,7 @@ from rich.text import Text
 from orchestrator.contract.mesh import AXES
 from orchestrator.dashboard import format
 from orchestrator.dashboard.screen.rows import Row, Section, plain
+from orchestrator.dashboard.status import lost_work
 from orchestrator.dashboard.theme import BOLD, DIM, GLYPHS, title
 from orchestrator.dashboard.view import View
 from orchestrator.diagnosis.cause.verdict import NOBODY
@@ -46,7 +47,7 @@ def _cost(incident: Incident, view: View) -> Iterator[str]:
     else:
         yield f"{found}, recovering for {format.duration(view.now - incident.at)}"
     if incident.lost_steps:
-        yield f"{format.count(incident.lost_steps, 'step')} of work lost"
+        yield str(lost_work(incident))
 
 
 def _info(view: View) -> str:
