@@ -175,6 +175,7 @@ def open_data(config: TrainingConfig, ranks: Ranks, runtime: Runtime) -> Batches
         data_rank=ranks.data_rank,
         # Ranks that differ in pp, cp or tp alone read the same samples; the ledger counts one.
         counts_in_ledger=not any(coords[axis] for axis in ("pp", "cp", "tp")),
+        masks_documents=config.data.masks_documents,
         positions_T=local_positions(
             config.data.sequence_length, config.parallel.context, config.mesh.cp, coords["cp"]
         ),
@@ -221,6 +222,7 @@ def stream_of(config: TrainingConfig, batches: Batches) -> Stream:
         sequence_length=config.data.sequence_length,
         data=batches.fingerprint,
         base=base_of(config.model),
+        document_mask=config.data.masks_documents,
     )
 
 

@@ -34,6 +34,8 @@ class Cell:
     tokens: int = 8192
     micro: int = 1
     passes: int = 1
+    masked: bool = False
+    """Attention does not cross the ends of documents."""
     slow: bool = False
 
     @property
@@ -45,7 +47,11 @@ class Cell:
             {
                 "name": "memory",
                 "model": {"config": {**PRESETS[self.model], **self.changed}, "lora": self.lora},
-                "data": {"files": "x", "sequence_length": self.tokens},
+                "data": {
+                    "files": "x",
+                    "sequence_length": self.tokens,
+                    "document_mask": self.masked,
+                },
                 "train": {
                     "steps": 1,
                     "global_batch_size": ranks * self.micro * self.passes,

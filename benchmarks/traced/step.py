@@ -27,6 +27,7 @@ from benchmarks.traced.allocations import Allocations
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from trainer.data.batches import MicroBatch
+from trainer.data.documents import documents_at
 from trainer.gradients import local_gradients, part_norms, scale, squared_norm
 from trainer.main import loss_of, named_to_update, optimizer_of
 from trainer.measure.timing import Stopwatch
@@ -172,7 +173,11 @@ def ready(config: TrainingConfig, ranks: Ranks, stages: list[Decoder]) -> Ready:
     passes = choose_passes(stages, config, ranks, loss_of(config, ranks), tied, watch)
     shape = (config.micro_batch_size, positions_T.numel())
     ids = [torch.zeros(shape, dtype=torch.long) for _ in range(2 * config.gradient_accumulation)]
-    batches = [MicroBatch(*pair) for pair in zip(ids[::2], ids[1::2], strict=True)]
+    documents = None
+    if config.data.masks_documents:
+        starts_BS = torch.zeros((config.micro_batch_size, length), dtype=torch.long)
+        documents = documents_at(starts_BS, positions_T)
+    batches = [MicroBatch(*pair, documents) for pair in zip(ids[::2], ids[1::2], strict=True)]
     return Ready(named=named, optimizer=optimizer, tied=tied, passes=passes, batches=batches)
 
 

@@ -24,6 +24,8 @@ class Setup(Struct, frozen=True, kw_only=True):
     shape: ModelShape
     tokens: int
     """Tokens of a sequence."""
+    document_tokens: int | None = None
+    """Mean tokens of a document, if attention does not cross its end. None: unknown, or it does."""
     mesh: Mesh
     micro_batch_size: int
     """Sequences that a data-parallel rank passes through the model at once."""
@@ -93,6 +95,7 @@ def setup_of(
     return Setup(
         shape=shape,
         tokens=spec.data.sequence_length,
+        document_tokens=spec.data.document_tokens if spec.data.masks_documents else None,
         mesh=mesh,
         micro_batch_size=micro,
         micro_batches=max(1, train.global_batch_size // (mesh.data_parallel * micro)),

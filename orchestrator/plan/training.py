@@ -29,7 +29,7 @@ def trainer_config(
             fsdp = replace(fsdp, reduce_gradients=plan.reduce_gradients)
     return TrainingConfig(
         model=replace(spec.model, preset=None, config=dict(config), path=None),
-        data=spec.data,
+        data=replace(spec.data, document_mask=spec.data.masks_documents),
         train=replace(
             spec.train,
             micro_batch_size=plan.micro_batch_size,

@@ -461,8 +461,9 @@ def test_the_trainers_configuration_has_every_method() -> None:
     )
     config = trainer_config(spec, planned(spec), TINY, "out")
     assert config.parallel.pipeline.stages_per_rank == 2
-    kept = (config.data, config.checkpoint, config.model.lora, config.model.weights)
-    assert kept == (spec.data, spec.checkpoint, spec.model.lora, spec.model.weights)
+    assert encode(config.data) == encode(spec.data) | {"document_mask": False}
+    kept = (config.checkpoint, config.model.lora, config.model.weights)
+    assert kept == (spec.checkpoint, spec.model.lora, spec.model.weights)
     decided: dict[str, Any] = {"micro_batch_size": config.micro_batch_size}
     decided["activation_checkpointing"] = "none"
     assert encode(config.train) == encode(spec.train) | decided
@@ -680,6 +681,12 @@ def test_dropout_inside_attention_rules_out_context_parallel() -> None:
         in refused(job(parallel__cp=2), GPT2).message
     )
     assert planned(job(parallel__cp=2), {**GPT2, "attn_pdrop": 0.0}).mesh == Mesh(dp_shard=2, cp=2)
+
+
+def test_dropout_inside_attention_rules_out_document_masks() -> None:
+    error = refused(job(data__document_mask=True), GPT2)
+    assert "has no dropout, but the model's config sets 0.1 [mask-dropout]" in error.message
+    assert planned(job(data__document_mask=True), {**GPT2, "attn_pdrop": 0.0})
 
 
 def test_adapter_targets_are_checked_against_the_model_family() -> None:

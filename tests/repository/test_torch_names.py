@@ -21,6 +21,7 @@ OF_TORCH = {
     "trainer/checkpoint/read.py": {
         "torch.distributed.checkpoint.state_dict_loader._load_state_dict",
     },
+    "trainer/data/documents.py": {"torch.utils._pytree"},
     "trainer/gradients.py": {"_foreach_mul_", "_foreach_norm"},
     "trainer/measure/oom_snapshot.py": {"_snapshot"},
     "trainer/measure/profiling.py": {"_dump_snapshot", "_record_memory_history"},
@@ -60,6 +61,8 @@ OF_TORCH = {
         "torch.distributed._functional_collectives.wait_tensor",
     },
     "trainer/parallel/context/kernels.py": {
+        "_flash_attention_backward",
+        "_flash_attention_forward",
         "_scaled_dot_product_cudnn_attention",
         "_scaled_dot_product_cudnn_attention_backward",
         "_scaled_dot_product_efficient_attention",

@@ -30,7 +30,8 @@ PROGRESS = "progress"
 
 
 class Stream(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that decides which tokens a step reads. It must not change at a resume."""
+    """Everything that decides which tokens a step reads, and which of them each one sees. It must
+    not change at a resume."""
 
     seed: int
     global_batch_size: int
@@ -39,6 +40,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True):
     """Fingerprint of the files."""
     base: str = ""
     """Fingerprint of the frozen model under adapters, which is not in the checkpoint."""
+    document_mask: bool = False
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,17 +1,21 @@
 """The micro batches that one rank reads for a step or for an evaluation."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from orchestrator.contract.skipped_batches import Window, batch_of
+from trainer.data.documents import Documents, documents_at
 from trainer.data.ledger import NOTHING, Sums, sums_of
 from trainer.data.order import samples_at
 from trainer.data.sequences import Sequences
 from trainer.data.tokens import Longs
 from trainer.model.chunked_loss import NOT_LEARNED
+
+Row = tuple[Longs, Longs, Longs | None]
+"""Inputs and labels of a sequence, and `document_starts` if documents are masked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +26,21 @@ class MicroBatch:
     inputs_BT: torch.Tensor
     labels_BT: torch.Tensor
     """The token after each input, or `NOT_LEARNED`."""
+    documents: Documents | None = None
+    """None: tokens attend to all earlier tokens of their sequence."""
 
     def pinned(self) -> "MicroBatch":
         """A copy in page-locked memory, so that copies to a GPU do not block the host."""
-        return MicroBatch(self.inputs_BT.pin_memory(), self.labels_BT.pin_memory())
+        return self._each(lambda tensor: tensor.pin_memory())
 
     def on(self, device: torch.device) -> "MicroBatch":
-        return MicroBatch(
-            self.inputs_BT.to(device, non_blocking=True),
-            self.labels_BT.to(device, non_blocking=True),
-        )
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "MicroBatch":
+        documents = self.documents
+        if documents is not None:
+            documents = Documents(documents.starts_BS, change(documents.positions_BT))
+        return MicroBatch(change(self.inputs_BT), change(self.labels_BT), documents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,8 @@ class Batches:
     """This rank reports the samples of its data rank to the ledger."""
     skipped: tuple[Window, ...] = ()
     """Batches of the stream that are skipped on purpose."""
+    masks_documents: bool = False
+    """Micro batches have `documents`."""
     positions_T: torch.Tensor
     """Positions in each sequence of the tokens that this rank reads."""
     device: torch.device
@@ -72,7 +83,7 @@ class Batches:
             [first + np.arange(at, at + self.micro_batch_size) for at in self._begins()]
         ).astype(np.uint64)
         samples = samples_at(positions, self.train.num, self.seed)
-        rows = [self.train.read(sample) for sample in samples.tolist()]
+        rows = [self._row(self.train, sample) for sample in samples.tolist()]
         size = self.micro_batch_size
         micro_batches = [self._pack(rows[at : at + size]) for at in range(0, len(rows), size)]
         return StepBatches(
@@ -99,13 +110,25 @@ class Batches:
         size = self.micro_batch_size
         return range(self.data_rank * size, self.global_batch_size, self.data_parallel * size)
 
+    def _row(self, sequences: Sequences, place: int) -> Row:
+        inputs, labels = sequences.read(place)
+        return inputs, labels, sequences.document_starts(place) if self.masks_documents else None
+
     def _held_out(self, held_out: Sequences, places: range, num: int) -> MicroBatch:
         nothing = np.zeros(held_out.length, dtype=np.int64)
-        padding = nothing, np.full_like(nothing, NOT_LEARNED)
-        rows = [held_out.read(place) if place < num else padding for place in places]
+        one_document = nothing if self.masks_documents else None
+        padding = nothing, np.full_like(nothing, NOT_LEARNED), one_document
+        rows = [self._row(held_out, place) if place < num else padding for place in places]
         return self._pack(rows).on(self.device)
 
-    def _pack(self, rows: list[tuple[Longs, Longs]]) -> MicroBatch:
+    def _pack(self, rows: Sequence[Row]) -> MicroBatch:
         mine_T = self.positions_T.numpy()
-        inputs_BT, labels_BT = (np.stack(column)[:, mine_T] for column in zip(*rows, strict=True))
-        return MicroBatch(torch.from_numpy(inputs_BT), torch.from_numpy(labels_BT))
+        inputs, labels, documents = zip(*rows, strict=True)
+        inputs_BT, labels_BT = (
+            torch.from_numpy(np.stack(column)[:, mine_T]) for column in (inputs, labels)
+        )
+        starts = [row for row in documents if row is not None]
+        if not starts:
+            return MicroBatch(inputs_BT, labels_BT)
+        starts_BS = torch.from_numpy(np.stack(starts))
+        return MicroBatch(inputs_BT, labels_BT, documents_at(starts_BS, self.positions_T))

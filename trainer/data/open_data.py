@@ -78,6 +78,7 @@ def prepare(spec: DataSpec, tokens: Path, check: Check, on_progress: OnProgress)
     if train.format == "tokens":
         prepared = Prepared(_headers(train), _headers(validation))
         _check_vocabularies(prepared.train + prepared.validation, spec)
+        _warn_of_prompts(prepared.train, spec)
         check(prepared.num_tokens)
         return prepared
     tokenizer = open_tokenizer(spec.tokenizer)
@@ -203,6 +204,16 @@ def _check_vocabularies(parts: Parts, spec: DataSpec) -> None:
                 f" data.tokenizer {spec.tokenizer!r}",
                 fix="remove data.tokenizer, or pack the token files again",
             )
+
+
+def _warn_of_prompts(parts: Parts, spec: DataSpec) -> None:
+    prompts = [path for path, header in parts if header.prompts]
+    if prompts and not spec.masks_documents:
+        LOG.warning(
+            "%s holds prompts and answers, and data.document_mask is off: an answer attends to the"
+            " prompts and answers before it; set data.document_mask to true",
+            prompts[0],
+        )
 
 
 def _row(parts: Parts) -> TokenRow:

@@ -2,10 +2,9 @@
 
 Sequence n begins at token n * length and has length + 1 tokens. All but the last are inputs, and
 all but the first are labels, so each token except the first is predicted in exactly one sequence.
-Documents are separated by an end token only, and sequences are cut at fixed lengths, as in GPT-3
-and, by default, in Megatron-LM. Attention therefore crosses document ends, and the first token of a
-document is predicted like any other. torchtitan differs: its language models always mask other
-documents.
+Documents are separated by an end token, and sequences are cut at fixed lengths, as in GPT-3 and
+Megatron-LM. The first token of a document is predicted like any other. `document_starts` is for
+attention that does not cross the ends of documents.
 """
 
 import hashlib
@@ -42,6 +41,22 @@ class TokenRow:
             start, at = end, at + 1
         return np.concatenate(tokens), np.concatenate(labels)
 
+    def document_starts(self, start: int, stop: int) -> Longs:
+        """For each of the tokens `start` to `stop`, where the first of them that belongs to the
+        same document is, counted from `start`."""
+        starts = np.zeros(stop - start, dtype=np.int64)
+        begin, at = start, bisect_right(self._ends, start)
+        while begin < stop:
+            file, first = self._files[at], self._ends[at - 1] if at else 0
+            end = min(stop, self._ends[at])
+            ends = file.ends_between(begin - first, end - first) + (first - start)
+            starts[ends] = ends
+            # The next file begins with another document.
+            if end < stop:
+                starts[end - start] = end - start
+            begin, at = end, at + 1
+        return np.maximum.accumulate(starts)
+
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
@@ -59,6 +74,11 @@ class Sequences:
         start = (self.first + sequence) * self.length
         tokens, labels = self.row.read(start, start + self.length + 1)
         return tokens[:-1], labels[1:]
+
+    def document_starts(self, sequence: int) -> Longs:
+        """For each input of a sequence, the place of the first input of its document."""
+        start = (self.first + sequence) * self.length
+        return self.row.document_starts(start, start + self.length)
 
 
 def num_sequences(num_tokens: int, length: int) -> int:

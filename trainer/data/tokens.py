@@ -106,6 +106,12 @@ class TokenFile:
         found: NDArray[np.bool_] = at >= self._learned_from[document]
         return found
 
+    def ends_between(self, start: int, stop: int) -> Longs:
+        """Ends of documents, all above `start` and below `stop`."""
+        self._check_size()
+        first, last = np.searchsorted(self.ends, [start + 1, stop])
+        return self.ends[first:last].astype(np.int64)
+
     def _check_size(self) -> None:
         # A read past the end of a mapped file raises no error; SIGBUS kills the process.
         if self._map.size() < self.header.size:

@@ -11,10 +11,13 @@ from transformers.modeling_utils import AttentionInterface
 
 NAME = "ndctl_causal"
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
-"""Takes q [batch, heads, tokens, features], k and v [batch, kv heads, tokens, features] and the
-scale of the scores; returns a tensor in the shape of q. The tokens are those of this rank. Each one
-attends to itself and to all earlier tokens of the whole sequence."""
+Attend = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, float, torch.Tensor | None], torch.Tensor
+]
+"""Takes q [batch, heads, tokens, features], k and v [batch, kv heads, tokens, features], the scale
+of the scores and `Documents.starts_BS`; returns a tensor in the shape of q. The tokens are those of
+this rank. Each one attends to itself and to all earlier tokens of its document, or without
+documents of the whole sequence."""
 
 
 def causal_attention(  # noqa: PLR0913 (transformers' signature)
@@ -22,18 +25,20 @@ def causal_attention(  # noqa: PLR0913 (transformers' signature)
     q_BHTD: torch.Tensor,
     k_BHTD: torch.Tensor,
     v_BHTD: torch.Tensor,
-    attention_mask: None,
+    attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
+    """`attention_mask` is `Documents.starts_BS`, which transformers' layers hand on as it is."""
     scale = q_BHTD.shape[-1] ** -0.5 if scaling is None else scaling
     # Under autocast the rotary embedding returns q and k in float32.
     q_BHTD, k_BHTD = q_BHTD.to(v_BHTD.dtype), k_BHTD.to(v_BHTD.dtype)
     attend: Attend | None = getattr(module, "attend", None)
     if attend is not None:
-        out_BHTD = attend(q_BHTD, k_BHTD, v_BHTD, scale)
+        out_BHTD = attend(q_BHTD, k_BHTD, v_BHTD, scale, attention_mask)
     else:
+        assert attention_mask is None, "`apply_document_masks` sets `attend`"
         out_BHTD = scaled_dot_product_attention(
             q_BHTD,
             k_BHTD,

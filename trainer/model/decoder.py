@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from trainer.data.documents import Documents
 from trainer.model.families import Family, family_of
 from trainer.model.vocabulary import Embedding, Head, Loss
 
@@ -124,12 +125,18 @@ class Decoder(nn.Module):
         """Set the positions of this rank's tokens in the sequence, [1, tokens]."""
         self.positions_1T = positions_1T
 
-    def forward(self, inputs: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        inputs: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        documents: Documents | None = None,
+    ) -> torch.Tensor:
         """Takes token ids [batch, tokens] on the first stage, else hidden states. Returns hidden
         states; on the last stage the loss of `labels` [batch, tokens], or without labels the
-        logits [batch, tokens, vocabulary]."""
-        positions = self.positions_1T
-        hidden = self._embed(inputs) if self.part.is_first else inputs
+        logits [batch, tokens, vocabulary]. Without `documents` a sequence is one document."""
+        positions = self.positions_1T if documents is None else documents.positions_BT
+        starts = None if documents is None else documents.starts_BS
+        hidden = self._embed(inputs, positions) if self.part.is_first else inputs
         rotary = self.family.rotary
         # The rotary module uses only the device and the dtype of `hidden`.
         angles = (
@@ -138,17 +145,17 @@ class Decoder(nn.Module):
             else {}
         )
         for layer in self.layers.values():
-            hidden = layer(hidden, attention_mask=None, position_ids=positions, **angles)
+            hidden = layer(hidden, attention_mask=starts, position_ids=positions, **angles)
         if not self.part.is_last:
             return hidden
         hidden = self.get_submodule(self.family.norm)(hidden)
         head = self.get_submodule(self.family.head)
         return head(hidden) if labels is None else head(hidden, labels=labels, loss=self.loss)
 
-    def _embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
+    def _embed(self, ids_BT: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         hidden = self.get_submodule(self.family.embedding)(ids_BT)
         if self.family.positions:
-            hidden = hidden + self.get_submodule(self.family.positions)(self.positions_1T)
+            hidden = hidden + self.get_submodule(self.family.positions)(positions)
         if self.family.dropout:
             hidden = self.get_submodule(self.family.dropout)(hidden)
         return hidden

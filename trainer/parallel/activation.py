@@ -18,6 +18,7 @@ from orchestrator.contract.spec.train_spec import (
 from trainer.model.adapters import LINEAR
 from trainer.model.decoder import Decoder, is_adapter
 from trainer.parallel.context.gather import gathered_attention
+from trainer.parallel.context.in_documents import document_attention
 from trainer.parallel.context.ring import ring_attention
 from trainer.parallel.tensor import regather
 
@@ -40,6 +41,7 @@ STORED = {
     torch.ops._c10d_functional.all_to_all_single.default,
     ring_attention,
     gathered_attention,
+    document_attention,
 }
 """Operations whose results `elementwise` and `selective` always store: attention (CPU and CUDA have
 different names for it) and communication. Only the all-gather of tp is missing: its result is as

@@ -17,7 +17,12 @@ from trainer.model.quantize import fill_quantised, quantise
 from trainer.model.weights import Weights, find_weights, first_weights
 from trainer.parallel.activation import apply_activation_checkpointing
 from trainer.parallel.compile import compile_layers
-from trainer.parallel.context import apply_context_parallel, check_context_parallel
+from trainer.parallel.context import (
+    apply_context_parallel,
+    check_context_parallel,
+    check_document_masks,
+)
+from trainer.parallel.context.in_documents import apply_document_masks
 from trainer.parallel.data import apply_data_parallel
 from trainer.parallel.passes import Passes, WholeModel
 from trainer.parallel.pipeline import Pipeline, pipeline_rank
@@ -50,6 +55,8 @@ def stages_without_storage(config: TrainingConfig, ranks: Ranks) -> list[Decoder
     values = read_model_config(config.model)
     tokens = config.data.sequence_length
     check_context_parallel(values, config.parallel.context, config.mesh, tokens)
+    if config.data.masks_documents:
+        check_document_masks(values)
     if config.mesh.tp > 1:
         check_tensor_parallel(values, config.mesh.tp, tokens // config.mesh.cp)
     pipeline, pp_rank = config.parallel.pipeline, ranks.mesh["pp"].get_local_rank()
@@ -74,6 +81,8 @@ def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
         apply_tensor_parallel(decoder, ranks.mesh["tp"])
     if config.mesh.cp > 1:
         apply_context_parallel(decoder, ranks.mesh["cp"], config.parallel.context)
+    elif config.data.masks_documents:
+        apply_document_masks(decoder)
     train = config.train
     apply_activation_checkpointing(decoder, train.recompute, train.checkpoint_every, config.mesh.tp)
     if train.compile:

@@ -45,7 +45,7 @@ class WholeModel:
         for number, batch in enumerate(batches, start=1):
             reduce_gradients_in_backward(self._decoder, number == len(batches))
             with self._watch.part("forward"):
-                loss = self._decoder(batch.inputs_BT, batch.labels_BT)
+                loss = self._decoder(batch.inputs_BT, batch.labels_BT, batch.documents)
             if number == len(batches):
                 self._watch.before_collective()
             with self._watch.part("backward"):
@@ -56,7 +56,7 @@ class WholeModel:
     def evaluate(self, batches: Sequence[MicroBatch]) -> LossSums:
         with torch.no_grad():
             for batch in batches:
-                self._decoder(batch.inputs_BT, batch.labels_BT)
+                self._decoder(batch.inputs_BT, batch.labels_BT, batch.documents)
         free_gathered(self._decoder)
         return self._loss.take()
 

@@ -24,6 +24,7 @@ from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD, rank_of_stage, stages_of_rank
 from trainer.data.batches import MicroBatch
+from trainer.data.documents import concatenated
 from trainer.loss import LossSums, TokenLoss
 from trainer.measure.timing import Stopwatch
 from trainer.model.decoder import Decoder
@@ -117,7 +118,9 @@ class Pipeline:
         self._watch.before_collective()
         # The last stage gets the labels twice: for its forward pass, which computes the loss, and
         # because the schedules demand a target.
-        given = {} if labels is None else {"labels": labels}
+        given: dict[str, Any] = {} if labels is None else {"labels": labels}
+        if documents := concatenated(batch.documents for batch in batches):
+            given["documents"] = documents
         # The schedule makes FSDP reduce its gradients after each stage's last backward pass.
         self._schedule.step(*inputs, target=labels, return_outputs=False, **given)
         for decoder in self._stages.values():
@@ -140,9 +143,9 @@ class Pipeline:
                         batch = batches[tick - stage]
                         inputs = batch.inputs_BT if decoder.part.is_first else arrived[stage]
                         if decoder.part.is_last:
-                            decoder(inputs, batch.labels_BT)
+                            decoder(inputs, batch.labels_BT, batch.documents)
                         else:
-                            outputs[stage] = decoder(inputs)
+                            outputs[stage] = decoder(inputs, documents=batch.documents)
                 expected = [s for s in self._stages if s > 0 and 0 <= tick + 1 - s < len(batches)]
                 arrived = _send_to_next_stages(self._rank, outputs, expected)
         for decoder in self._stages.values():

@@ -192,6 +192,14 @@ def _changed(spec: JobSpec, former: JobSpec, where: str) -> Iterator[Problem]:
     if now != was and BYTES in (now, was) and not _is_packed(spec):
         limit = f"{was}, {where}, because another tokenizer gives other tokens"
         yield Problem(path="data.tokenizer", value=now, limit=limit, fix=fix)
+    masked = spec.data.masks_documents
+    if masked != former.data.masks_documents:
+        yield Problem(
+            path="data.document_mask",
+            value=masked,
+            limit=f"{not masked}, {where}, because tokens attend to others",
+            fix=fix,
+        )
     optimizer, before = spec.train.optimizer.name, former.train.optimizer.name
     if MOMENTS.get(optimizer, optimizer) != MOMENTS.get(before, before):
         limit = f"{before}, {where}, because {optimizer} has a different state"

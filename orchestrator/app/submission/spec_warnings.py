@@ -54,10 +54,10 @@ def _indivisible_batch(spec: JobSpec, plan: Plan) -> Iterator[str]:
 
 def _packed_answers(spec: JobSpec) -> Iterator[str]:
     data = spec.data
-    if data.prompt_column is not None:
+    if data.prompt_column is not None and not data.masks_documents:
         yield (
-            f"data.prompt_column={data.prompt_column}: prompts and answers are packed into"
-            f" sequences of {data.sequence_length:,} tokens without masks between documents. An"
-            " answer also attends to the prompts and answers before it in its sequence, and the end"
-            " of a sequence may cut an answer"
+            f"data.prompt_column={data.prompt_column} with data.document_mask=false: prompts and"
+            f" answers are packed into sequences of {data.sequence_length:,} tokens without masks"
+            " between documents. An answer also attends to the prompts and answers before it in its"
+            " sequence\n  fix: set data.document_mask to auto or true"
         )

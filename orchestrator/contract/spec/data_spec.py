@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.spec.limits import Above, AtLeast, AtMost, Matches
+from orchestrator.contract.spec.types import Auto
 
 Files = Annotated[str, Matches(r".+", "a file name or a glob, not empty", "corpus/**/*.txt")]
 Column = Annotated[str, Matches(r".+", "a column's name, not empty", "text")]
@@ -51,5 +52,19 @@ class DataSpec(Struct, frozen=True, kw_only=True):
     id in the local cache."""
     sequence_length: Annotated[int, AtLeast(8), AtMost(1 << 20)]
     """Tokens per sequence."""
+    document_mask: bool | Auto = "auto"
+    """true: tokens attend only to their own document, and its positions start at 0. false: to all
+    earlier tokens of the sequence. `auto`: true with `prompt_column`, else false."""
+    document_tokens: Annotated[int, AtLeast(1)] | None = None
+    """Mean tokens of a document. With document masks the plan uses it for the time of attention,
+    which falls with it. null: documents as long as a sequence. Training does not read it."""
     validation: ValidationSpec | None = None
     """Held-out data for `train.eval_every`. null: none."""
+
+    @property
+    def masks_documents(self) -> bool:
+        """`document_mask`, decided."""
+        # An answer must not learn from other prompts. Text is packed without masks, as in GPT-3.
+        if self.document_mask == "auto":
+            return self.prompt_column is not None
+        return self.document_mask

@@ -26,6 +26,8 @@ class Slice(Struct, frozen=True, kw_only=True):
     sequences: int
     tokens: int
     """Length of a whole sequence."""
+    document: int | None = None
+    """Mean length of a document, if attention does not cross its end."""
     tp: int = 1
     cp: int = 1
     context: str = "ring"
@@ -254,12 +256,15 @@ def repeated_s(machine: Machine, shape: ModelShape, part: Slice, kind: Checkpoin
 
 def attention_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float]:
     """Seconds forward and backward. Causal attention needs half of all (query, key) pairs, or those
-    inside the window."""
+    inside the window, or those of each document. Documents of unequal length have more pairs."""
     tokens = part.tokens
     window = min(tokens, shape.window or tokens)
     pairs = window * (tokens - window / 2) * part.sequences / part.cp
     width = math.ceil(shape.query_size / part.tp)
     seen = tokens if part.context == "ulysses" else tokens / part.cp
+    if part.document is not None and part.document < tokens:
+        pairs = min(pairs, tokens * part.document / 2 * part.sequences / part.cp)
+        seen = min(seen, part.document)
     return attention_s(machine, pairs, width, shape.head_dim, seen, part.rows)
 
 

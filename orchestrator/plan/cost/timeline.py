@@ -71,6 +71,7 @@ def slice_of(setup: Setup) -> Slice:
     return Slice(
         sequences=setup.micro_batch_size,
         tokens=setup.tokens,
+        document=setup.document_tokens,
         tp=setup.mesh.tp,
         cp=setup.mesh.cp,
         context=setup.context,

@@ -103,6 +103,15 @@ def other_layer_types(case: Case) -> Broken | None:
     )
 
 
+def dropout_inside_documents(case: Case) -> Broken | None:
+    dropout = case.shape.attention_dropout
+    if not case.spec.data.masks_documents or not dropout:
+        return None
+    return Broken(
+        f"attention inside documents has no dropout, but the model's config sets {dropout}"
+    )
+
+
 def longest_sequence(shape: ModelShape) -> int:
     """The longest sequence that `sequence-positions` and `sequence-window` both allow; 0 if
     none."""

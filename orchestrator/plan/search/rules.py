@@ -93,6 +93,13 @@ RULES: tuple[Rule, ...] = (
         fix="use a model whose layers are all full_attention",
     ),
     Rule(
+        name="mask-dropout",
+        scope="job",
+        reads=("data.document_mask",),
+        check=checks.dropout_inside_documents,
+        fix="set attention dropout to 0 in the model's config, or data.document_mask=false",
+    ),
+    Rule(
         name="lora-modules",
         scope="job",
         reads=("model.lora.target_modules",),

@@ -82,7 +82,8 @@ def test_a_missing_file_and_an_unreachable_cluster_are_answers_too(
 
 
 def test_warnings_about_a_valid_spec_have_a_place(tmp_path: Path) -> None:
-    text = GOOD.replace("sequence_length: 64", "sequence_length: 64, prompt_column: q")
+    prompts = "prompt_column: q, document_mask: false"
+    text = GOOD.replace("sequence_length: 64", f"sequence_length: 64, {prompts}")
     code, body, file = validated(
         tmp_path,
         text + "cluster: {backend: slurm, gpu: h100-sxm-80gb, slurm: {env: {HF_TOKEN: abc}}}\n",

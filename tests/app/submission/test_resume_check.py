@@ -187,6 +187,7 @@ def test_each_command_prints_the_checkpoint_it_resumes_from(run_dir: Path) -> No
         ("train.seed", "9", "must be 0, as in"),
         ("train.global_batch_size", "16", "must be 8, as in"),
         ("train.optimizer.name", "sgd", "must be adamw, as in"),
+        ("data.document_mask", "true", "must be False, as in"),
         ("data.files", "/data/none/*.txt", "matches no file"),
         ("data.tokenizer", "org/nowhere", "it is not in"),
         ("train.steps", "8", "no steps left: 8 of 8 steps are done"),

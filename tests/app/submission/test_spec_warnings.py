@@ -9,11 +9,13 @@ from tests.agent.world import a_plan
 from tests.app.submission.test_inputs import spec
 
 
-def test_packed_prompts_and_answers_get_a_warning() -> None:
+def test_packed_prompts_and_answers_without_masks_get_a_warning() -> None:
     assert [*spec_warnings(spec())] == []
-    (said,) = spec_warnings(spec("data.format=jsonl", "data.prompt_column=question"))
-    assert said.startswith("data.prompt_column=question: prompts and answers are packed")
+    prompts = ("data.format=jsonl", "data.prompt_column=question")
+    (said,) = spec_warnings(spec(*prompts, "data.document_mask=false"))
+    assert said.startswith("data.prompt_column=question with data.document_mask=false: prompts")
     assert "without masks between documents" in said
+    assert [*spec_warnings(spec(*prompts))] == [], "they have masks unless the spec says otherwise"
 
 
 def test_float32_gets_a_warning_on_a_gpu_alone() -> None:

@@ -192,6 +192,21 @@ def test_small_matrices_are_less_efficient() -> None:
     assert 1 / 8 < eighth / whole < 1 / 6
 
 
+def test_attention_inside_short_documents_takes_less_time() -> None:
+    """The scores of a sequence are the only part that grows with its square."""
+
+    def seconds(tokens: int, document: int | None) -> float:
+        return step_time(setup(tokens=tokens, document_tokens=document), H100).parts["compute"]
+
+    long = 131_072
+    whole, halves, short = (seconds(long, document) for document in (None, long // 2, 8192))
+    assert seconds(long, 2 * long) == whole, "a document cannot be longer than its sequence"
+    assert short < halves < whole
+    # As much as 16 sequences of 8192 tokens that a rank computes one by one.
+    alone = step_time(setup(micro_batches=16), H100).parts["compute"]
+    assert 0.9 * alone < short < 1.1 * alone
+
+
 def test_frozen_weights_need_less_work() -> None:
     lora = setup(lora=LoraSpec(rank=8), compile=True)
     assert step_time(lora, H100).step_s < 0.85 * step_time(setup(compile=True), H100).step_s

@@ -60,6 +60,17 @@ def test_states_are_exact_and_the_peak_is_close_with_each_schedule(name: str) ->
     check(replace(cell, changed={**cell.changed, "num_hidden_layers": 5}, passes=4))
 
 
+def test_document_masks_add_only_positions_and_rotary_angles() -> None:
+    whole = Cell(parallel={"dp_shard": 8}, changed={"num_hidden_layers": 3}, tokens=2048, micro=2)
+    found = compare(replace(whole, masked=True))
+    assert found.has_exact_states
+    assert abs(found.error) < 0.002, (found.planned, found.traced)
+    tokens, angles = 2 * 2048, 2 * 128 * 2
+    # Starts and positions take 8 bytes each. Without masks both sequences share the angles.
+    more = tokens * (8 + 8) + tokens // 2 * angles
+    assert found.traced.peak == compare(whole).traced.peak + more
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FEW)
 def test_states_are_exact_and_the_peak_is_close_for_the_whole_model(name: str) -> None:

@@ -71,6 +71,9 @@ def test_another_stream_of_samples_is_refused_with_each_key() -> None:
     other = Stream(seed=2, global_batch_size=8, sequence_length=32, data="abc")
     with pytest.raises(TrainingError, match=r"a different seed \(was 1\)\n"):
         check_stream(FOLDER, STREAM, other)
+    masked = Stream(seed=1, global_batch_size=8, sequence_length=32, data="abc", document_mask=True)
+    with pytest.raises(TrainingError, match=r"a different document_mask \(was False\)\n"):
+        check_stream(FOLDER, STREAM, masked)
 
 
 def test_progress_is_stored_and_read() -> None:

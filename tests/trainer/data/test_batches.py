@@ -119,3 +119,23 @@ def test_an_evaluation_reads_the_same_tokens_on_every_mesh(
 
 def test_without_held_out_data_there_is_nothing_to_evaluate(train: Sequences) -> None:
     assert [*batches_of(train).evaluation(None)] == []
+
+
+def test_micro_batches_have_documents_of_whole_sequences_and_positions_of_a_rank(
+    tmp_path: Path,
+) -> None:
+    texts = write_texts(tmp_path / "texts", *("x" * (number % 7) for number in range(1, 60)))
+    train = sequences([packed(texts, tmp_path / "x.tokens")])
+    positions_T = torch.tensor([0, 1, 6, 7])
+    masked = {"masks_documents": True, "global_batch_size": 4, "validation": train}
+    rank = batches_of(train, positions_T=positions_T, **masked)
+    for micro in (*rank.of_step(1), *(m for group in rank.evaluation(4) for m in group)):
+        assert micro.documents is not None
+        starts_BS = micro.documents.starts_BS
+        assert starts_BS.shape == (2, 8)
+        own_BT = micro.documents.positions_BT
+        assert torch.equal(own_BT, positions_T - starts_BS[:, positions_T])
+        # An end token is followed by position 0.
+        after_end = micro.inputs_BT[:, 2] == 0
+        assert (own_BT[after_end, 3] == 0).all()
+    assert batches_of(train).of_step(1)[0].documents is None

@@ -15,6 +15,7 @@ from tests.trainer.data.data_files import (
     write_texts,
 )
 from trainer.data.open_data import Prepared, prepare, shares
+from trainer.data.packing.documents import Columns
 from trainer.data.packing.tokenizer import open_tokenizer
 
 
@@ -108,3 +109,16 @@ def test_leftovers_of_a_killed_attempt_are_removed(tmp_path: Path) -> None:
     (tmp_path / "train.tokens.partial-99").write_text("half")
     prepared(spec_of(write_texts(tmp_path / "texts", "abc")), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"texts", "train.tokens"}
+
+
+def test_token_files_with_prompts_and_no_masks_get_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", [{"q": "why", "a": "so"}])
+    packed(rows, tmp_path / "a.tokens", Columns("a", "q"))
+    files = str(tmp_path / "a.tokens")
+    prepared(spec_of(files, document_mask=True), tmp_path)
+    assert caplog.messages == []
+    prepared(spec_of(files), tmp_path)
+    (said,) = caplog.messages
+    assert "a.tokens holds prompts and answers, and data.document_mask is off" in said

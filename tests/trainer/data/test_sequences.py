@@ -39,6 +39,17 @@ def test_prompts_are_inputs_but_are_not_predicted(tmp_path: Path) -> None:
     assert labels.tolist() == [no, no, *b"so\0", no, no, no]
 
 
+def test_documents_end_with_their_end_token_and_with_files(tmp_path: Path) -> None:
+    first = packed(write_texts(tmp_path / "a", "abcde", "fgh"), tmp_path / "a.tokens")
+    second = packed(write_texts(tmp_path / "b", "klm", "nopqrstu"), tmp_path / "b.tokens")
+    cut = sequences([first, second])
+    assert bytes(cut.read(0)[0].tolist()) == b"abcde\0fg"
+    assert cut.document_starts(0).tolist() == [0] * 6 + [6] * 2
+    # The second file begins at its third token. The rest of a document is a document of its own.
+    assert bytes(cut.read(1)[0].tolist()) == b"h\0klm\0no"
+    assert cut.document_starts(1).tolist() == [0, 0, 2, 2, 2, 2, 6, 6]
+
+
 def test_held_out_samples_follow_the_training_samples(tmp_path: Path) -> None:
     whole = sequences([packed(write_texts(tmp_path / "a", "x" * 100), tmp_path / "a.tokens")])
     held_out = Sequences(whole.row, 8, 9, whole.num - 9)

@@ -1,5 +1,6 @@
 """The parity table: all meshes and methods, which must train as one process does."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ already differs by 0.042 and 0.17, because the learning rate is high and the mod
 FEW_STEPS, ALL_STEPS = 3, 5
 """The second step shows the first update, the third one the optimizer's moments."""
 ROTARY_ONLY = ("llama", "qwen3")
+MASKED = ", masked"
 OTHERS = ("mistral", "qwen2", "gpt2")
 
 
@@ -42,8 +44,7 @@ class Cell:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        bf16 = ("dtype", "bfloat16") in self.train
-        return (LOSS_BF16, GRAD_NORM_BF16) if bf16 else (LOSS, GRAD_NORM)
+        return (LOSS_BF16, GRAD_NORM_BF16) if in_bfloat16(self) else (LOSS, GRAD_NORM)
 
     def config(self, out: Path, model: str, steps: int) -> dict[str, Any]:
         train = {"global_batch_size": batch_of(self.num_ranks), "steps": steps, **dict(self.train)}
@@ -54,12 +55,23 @@ def parity_config(
     out: Path, model: str, parallel: dict[str, Any], train: dict[str, Any]
 ) -> dict[str, Any]:
     """Four layers, so that a pipeline can split them. A pipeline gets micro batches of one
-    sequence, so that it has enough of them.
+    sequence, so that it has enough of them. A model whose name ends in `MASKED` attends inside
+    short documents only.
     """
     readers = parallel.get("dp_replicate", 1) * parallel.get("dp_shard", 1)
     micro = 1 if parallel.get("pp", 1) > 1 or readers == 4 else 2
     config = tiny(out, micro=micro, parallel=parallel, **train)
-    return {**config, "model": {"config": deeper(model)}}
+    if model.endswith(MASKED):
+        files = write_documents(out.parent / "documents.jsonl")
+        config["data"] = {**config["data"], "files": files, "document_mask": True}
+    return {**config, "model": {"config": deeper(model.removesuffix(MASKED))}}
+
+
+def write_documents(path: Path) -> str:
+    """Write documents of 1 to 60 letters; sequences have 32 tokens."""
+    rows = (f"{number * 7919} " * (number * number % 12) for number in range(1, 300))
+    path.write_text("".join(json.dumps({"text": row[: 1 + len(row) % 60]}) + "\n" for row in rows))
+    return str(path)
 
 
 def deeper(model: str) -> dict[str, Any]:
@@ -96,6 +108,11 @@ def for_models(cell: Cell, models: tuple[str, ...]) -> Cell:
 def _pipeline(schedule: str, **parallel: Any) -> Cell:
     data = f", {parallel['data']}" if "data" in parallel else ""
     return mesh(f"{schedule}{data}", pp=2, pipeline={"schedule": schedule}, **parallel)
+
+
+def masked(cell: Cell) -> Cell:
+    models = tuple(f"{model}{MASKED}" for model in cell.models)
+    return Cell(f"{cell.name}, document masks", cell.num_ranks, cell.parallel, cell.train, models)
 
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zbv")
@@ -187,7 +204,43 @@ EIGHT: Sequence[Cell] = (
 )
 Table = Mapping[int, Sequence[Cell]]
 """World size -> cells, no two of one name: each has a run directory of that name."""
-TABLE: Table = {2: TWO, 4: FOUR, 8: EIGHT}
+WITH_MASKS: Table = {
+    2: [
+        masked(for_models(cell, models))
+        for models, cells in (
+            (
+                ("llama",),
+                (
+                    mesh("zero1", dp_replicate=2, data="zero1"),
+                    mesh(tp=2),
+                    *(mesh(context, cp=2, context=context) for context in CONTEXTS),
+                    *(_pipeline(schedule) for schedule in SCHEDULES),
+                    *(
+                        with_train(cell, f"recompute {mode}", activation_checkpointing=mode)
+                        for mode in ("full", "selective")
+                        for cell in (mesh(dp_shard=2), mesh("ring", cp=2))
+                    ),
+                ),
+            ),
+            (("gpt2",), (mesh("ddp", dp_replicate=2, data="ddp"), mesh("ring", cp=2))),
+        )
+        for cell in cells
+    ],
+    4: [
+        masked(cell)
+        for cell in (
+            mesh("ring", cp=4),
+            mesh("all_gather", cp=4, context="all_gather"),
+            mesh("ulysses", cp=2, tp=2, context="ulysses"),
+            _pipeline("1f1b", cp=2),
+        )
+    ],
+}
+TABLE: Table = {
+    2: [*TWO, *WITH_MASKS[2]],
+    4: [*FOUR, *WITH_MASKS[4]],
+    8: EIGHT,
+}
 
 
 def compiled(cell: Cell) -> Cell:
@@ -202,6 +255,21 @@ def can_compile(cell: Cell) -> bool:
 
 COMPILED: Table = {
     ranks: [compiled(cell) for cell in cells if can_compile(cell)] for ranks, cells in TABLE.items()
+}
+
+
+def in_bfloat16(cell: Cell) -> bool:
+    return ("dtype", "bfloat16") in cell.train
+
+
+ALL_MASKED: Table = {
+    ranks: [masked(cell) for cell in cells if not in_bfloat16(cell)]
+    for ranks, cells in ((2, TWO), (4, FOUR), (8, EIGHT))
+}
+"""Every cell of the table with document masks."""
+COMPILED_MASKED: Table = {
+    ranks: [compiled(cell) for cell in cells if can_compile(cell)]
+    for ranks, cells in WITH_MASKS.items()
 }
 
 

@@ -11,7 +11,15 @@ from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.contract.spec.train_spec import Checkpointing
 from tests.trainer.launch.tiny_runs import LLAMA, tiny, work
 from tests.trainer.launch.training_worker import run_alone
-from tests.trainer.parallel.parity_cells import COMPILED, GRAD_NORM, LOSS, difference, measure
+from tests.trainer.parallel.parity_cells import (
+    COMPILED,
+    COMPILED_MASKED,
+    GRAD_NORM,
+    LOSS,
+    Table,
+    difference,
+    measure,
+)
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
 from trainer.model.init_weights import allocate
@@ -37,8 +45,11 @@ def test_compiled_layers_train_like_eager_ones_under_tensor_parallel(tmp_path: P
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_every_mesh_trains_compiled_as_one_process_does(tmp_path: Path, num_ranks: int) -> None:
-    cells = list(measure(tmp_path, num_ranks, all_models=False, table=COMPILED))
+@pytest.mark.parametrize("table", [COMPILED, COMPILED_MASKED], ids=["whole", "in documents"])
+def test_every_mesh_trains_compiled_as_one_process_does(
+    tmp_path: Path, num_ranks: int, table: Table
+) -> None:
+    cells = list(measure(tmp_path, num_ranks, all_models=False, table=table))
     wrong = [(c.name, model, found) for c, model, found in cells if not found.within(*c.bounds)]
     assert wrong == []
 

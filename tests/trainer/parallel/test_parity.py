@@ -6,6 +6,7 @@ import pytest
 
 from tests.trainer.launch.tiny_runs import work
 from tests.trainer.parallel.parity_cells import (
+    ALL_MASKED,
     GRAD_NORM,
     GRAD_NORM_BF16,
     LOSS,
@@ -38,6 +39,15 @@ def test_every_mesh_trains_as_one_process(tmp_path: Path, num_ranks: int, all_mo
     assert wrong == []
     rounded = [found.loss for cell, _, found in cells if cell.bounds == (LOSS_BF16, GRAD_NORM_BF16)]
     assert all(loss > LOSS for loss in rounded), "bfloat16 computes with less precision"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_every_mesh_attends_inside_documents_as_one_process(tmp_path: Path, num_ranks: int) -> None:
+    cells = list(measure(tmp_path, num_ranks, all_models=True, table=ALL_MASKED))
+    wrong = [(c.name, model, found) for c, model, found in cells if not found.within(*c.bounds)]
+    assert wrong == []
 
 
 BROKEN = {

@@ -81,6 +81,15 @@ def check_context_parallel(
         )
 
 
+def check_document_masks(config: PretrainedConfig) -> None:
+    """Raises TrainingError if the model cannot attend inside documents only."""
+    if reasons := [*_dropout(config)]:
+        raise TrainingError(
+            "data.document_mask is not possible: " + "; ".join(reason for reason, _ in reasons),
+            fix="; ".join(fix for _, fix in reasons) + ", or set data.document_mask to false",
+        )
+
+
 def _uneven_tokens(method: Method, mesh: Mesh, sequence_length: int) -> Iterator[tuple[str, str]]:
     """Reason and fix, as in the functions below."""
     chunks = 1 if method == "ulysses" else 2
@@ -115,4 +124,4 @@ def _uneven_heads(
 def _dropout(config: PretrainedConfig) -> Iterator[tuple[str, str]]:
     for key in DROPOUTS:
         if rate := getattr(config, key, 0):
-            yield f"{key} is {rate}, but blockwise attention has no dropout", f"set {key} to 0"
+            yield f"{key} is {rate}, but attention in blocks has no dropout", f"set {key} to 0"

@@ -4,7 +4,7 @@ Llama 3 was trained like this (Grattafiori et al. 2024, section 3.3.2), with zig
 rank's own keys are stored for the backward pass, which gathers the others again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.distributed import ProcessGroup
@@ -15,6 +15,7 @@ from torch.distributed._functional_collectives import (
 )
 
 from trainer.parallel.context.blocks import ALL, OWN, Attention, Gradients, Part, add_
+from trainer.parallel.context.documents import Chunk, own_ends, shared_parts, zigzag
 from trainer.parallel.context.kernels import AttentionOutput
 from trainer.parallel.context.operator import attention_operator
 
@@ -47,31 +48,50 @@ def parts_beyond_own(rank: int, num_ranks: int, tokens: int) -> Iterator[Part]:
         yield Part(slice(half, None), slice((rank + 1) * half, (2 * num_ranks - 1 - rank) * half))
 
 
+def parts_of_others(
+    rank: int, num_ranks: int, tokens: int, starts_BS: torch.Tensor | None
+) -> Iterable[Part]:
+    """`parts_beyond_own`, if no query attends to another document."""
+    if starts_BS is None:
+        return parts_beyond_own(rank, num_ranks, tokens)
+    own = zigzag(rank, num_ranks, tokens)
+    between = (0, own[0].first), (own[0].stop, own[1].first)
+    return shared_parts(starts_BS, own, [Chunk(a, b, a) for a, b in between if a < b])
+
+
 def _forward(
-    q_BHTD: torch.Tensor, kv_2BHTD: torch.Tensor, scale: float, group: ProcessGroup
+    q_BHTD: torch.Tensor,
+    kv_2BHTD: torch.Tensor,
+    scale: float,
+    group: ProcessGroup,
+    starts_BS: torch.Tensor | None,
 ) -> AttentionOutput:
     gathered_R2BHTD = gather(kv_2BHTD, group)
-    attention = Attention(q_BHTD, kv_2BHTD, scale)
+    tokens = q_BHTD.shape[2]
+    attention = Attention(q_BHTD, kv_2BHTD, scale, own_ends(starts_BS, tokens, group))
     whole_2BHSD = in_sequence(gathered_R2BHTD)
-    for part in parts_beyond_own(group.rank(), group.size(), q_BHTD.shape[2]):
+    for part in parts_of_others(group.rank(), group.size(), tokens, starts_BS):
         attention.add(part, whole_2BHSD)
     return attention.output()
 
 
-def _backward(
+def _backward(  # noqa: PLR0913 (the operator's arguments)
     grad_BHTD: torch.Tensor,
     q_BHTD: torch.Tensor,
     kv_2BHTD: torch.Tensor,
     output: AttentionOutput,
     scale: float,
     group: ProcessGroup,
+    starts_BS: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     gathered_R2BHTD = gather(kv_2BHTD, group)
-    gradients = Gradients(grad_BHTD, q_BHTD, output, scale)
+    tokens = q_BHTD.shape[2]
+    ends = own_ends(starts_BS, tokens, group)
+    gradients = Gradients(grad_BHTD, q_BHTD, output, scale, ends)
     own = gradients.backward(OWN, kv_2BHTD)
     whole_2BHSD = in_sequence(gathered_R2BHTD)
     others = gradients.zeros_like(whole_2BHSD)
-    for part in parts_beyond_own(group.rank(), group.size(), q_BHTD.shape[2]):
+    for part in parts_of_others(group.rank(), group.size(), tokens, starts_BS):
         add_(others, part, gradients.backward(part, whole_2BHSD))
     pieces = by_rank(others, group.size()).flatten(0, 1)
     dkv_2BHTD = wait_tensor(reduce_scatter_single(pieces, "sum", 0, group))

@@ -11,6 +11,7 @@ D features of a head.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 import torch
 from torch.nn.functional import pad
@@ -18,6 +19,9 @@ from torch.nn.functional import pad
 aten = torch.ops.aten
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Ends = tuple[tuple[int, ...], ...]
+"""For each sequence of a batch, where each document ends among the tokens of a tensor. The last
+one ends with the tensor."""
 
 LONGEST_FLASH_HEAD = 256
 LONGEST_CUDNN_HEAD = 128
@@ -54,12 +58,16 @@ class Kernel:
     """Takes the block, the output for all keys, and its gradient; returns those of q, k and v."""
 
 
-def kernel_for(q_BHTD: torch.Tensor) -> Kernel:
+def kernel_for(q_BHTD: torch.Tensor, *, documents: bool = False) -> Kernel:
     """The kernel that `scaled_dot_product_attention` would take. It is the same for all blocks of a
-    query, and for forward and backward, because the log-sum-exp of one is the input of another."""
+    query, and for forward and backward, because the log-sum-exp of one is the input of another.
+
+    For `documents` it is never cuDNN's: FlashAttention computes all documents in one call.
+    """
     if q_BHTD.device.type == "cpu":
         return CPU
-    return cuda_kernel(q_BHTD.dtype, q_BHTD.shape[-1], cudnn=_cudnn_is_first(q_BHTD.device))
+    cudnn = not documents and _cudnn_is_first(q_BHTD.device)
+    return cuda_kernel(q_BHTD.dtype, q_BHTD.shape[-1], cudnn=cudnn)
 
 
 def cuda_kernel(dtype: torch.dtype, head: int, *, cudnn: bool) -> Kernel:
@@ -135,6 +143,68 @@ def _flash_backward(block: Block, whole: AttentionOutput, grad_BHTD: torch.Tenso
         *_no_dropout(q, torch.uint64, 2),
         scale=block.scale,
     )
+
+
+def flash_documents(block: Block, ends: Ends) -> AttentionOutput:
+    """FlashAttention of each document on its own, in one kernel. q, k and v have the same tokens.
+
+    No GPU has run it yet: tests check its arguments and shapes, and where there is a GPU its
+    values.
+    """
+    q, k, v = (_in_a_row(x) for x in (block.q_BHTD, block.k_BHTD, block.v_BHTD))
+    bounds, longest = _bounds(block, ends)
+    out_NHD, lse_HN, *_ = aten._flash_attention_forward(
+        q, k, v, bounds, bounds, longest, longest, 0.0, block.causal, False, scale=block.scale
+    )
+    batch = block.q_BHTD.shape[0]
+    lse_BHT = lse_HN.view(len(lse_HN), batch, -1).transpose(0, 1)
+    return AttentionOutput(
+        _in_sequences(out_NHD, batch), lse_BHT.clone(memory_format=torch.contiguous_format)
+    )
+
+
+def flash_documents_backward(
+    block: Block, whole: AttentionOutput, grad_BHTD: torch.Tensor, ends: Ends
+) -> Tensors:
+    q, k, v = (_in_a_row(x) for x in (block.q_BHTD, block.k_BHTD, block.v_BHTD))
+    bounds, longest = _bounds(block, ends)
+    gradients = aten._flash_attention_backward(
+        _in_a_row(grad_BHTD),
+        q,
+        k,
+        v,
+        _in_a_row(whole.out_BHTD),
+        whole.lse_BHT.transpose(0, 1).flatten(1).contiguous(),
+        bounds,
+        bounds,
+        longest,
+        longest,
+        0.0,
+        block.causal,
+        *_no_dropout(q, torch.uint64, 2),
+        scale=block.scale,
+    )
+    dq, dk, dv = (_in_sequences(x, block.q_BHTD.shape[0]) for x in gradients)
+    return dq, dk, dv
+
+
+def _in_a_row(x_BHTD: torch.Tensor) -> torch.Tensor:
+    """The tokens of all sequences, [B * T, H, D]. A view, if heads of a token are adjacent."""
+    return x_BHTD.transpose(1, 2).flatten(0, 1)
+
+
+def _in_sequences(x_NHD: torch.Tensor, batch: int) -> torch.Tensor:
+    return x_NHD.view(batch, -1, *x_NHD.shape[1:]).transpose(1, 2)
+
+
+def _bounds(block: Block, ends: Ends) -> tuple[torch.Tensor, int]:
+    """The ends of all documents in a row, from 0 on, and the tokens of the longest one."""
+    tokens = block.q_BHTD.shape[2]
+    bounds = [0, *(at * tokens + end for at, stops in enumerate(ends) for end in stops)]
+    longest = max(stop - first for first, stop in pairwise(bounds))
+    on_host = torch.tensor(bounds, dtype=torch.int32)
+    # The host does not wait for so small a copy.
+    return on_host.to(block.q_BHTD.device, non_blocking=True), longest
 
 
 def _cudnn_forward(block: Block) -> AttentionOutput:

@@ -5,6 +5,7 @@ has chunks r and 2n-1-r of 2n, so all ranks have the same work at each hop. The 
 keys overlaps with the attention to the current ones.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from trainer.parallel.context.blocks import ALL, OWN, Attention, Gradients, Part, add_
+from trainer.parallel.context.documents import own_ends, shared_parts, zigzag
 from trainer.parallel.context.kernels import AttentionOutput
 from trainer.parallel.context.operator import attention_operator
 
@@ -57,38 +59,56 @@ def part_at(hop: int, rank: int, num_ranks: int, tokens: int) -> Part:
     return Part(slice(half, None), ALL)
 
 
+def parts_at(
+    hop: int, rank: int, num_ranks: int, tokens: int, starts_BS: torch.Tensor | None
+) -> Iterable[Part]:
+    """`part_at`, if no query attends to another document."""
+    if starts_BS is None or hop == 0:
+        return [part_at(hop, rank, num_ranks, tokens)]
+    own, theirs = (zigzag(at % num_ranks, num_ranks, tokens) for at in (rank, rank - hop))
+    return shared_parts(starts_BS, own, theirs)
+
+
 def _forward(
-    q_BHTD: torch.Tensor, kv_2BHTD: torch.Tensor, scale: float, group: ProcessGroup
+    q_BHTD: torch.Tensor,
+    kv_2BHTD: torch.Tensor,
+    scale: float,
+    group: ProcessGroup,
+    starts_BS: torch.Tensor | None,
 ) -> AttentionOutput:
     last, tokens = group.size() - 1, q_BHTD.shape[2]
     transfer = send_to_next(kv_2BHTD, group)
-    attention = Attention(q_BHTD, kv_2BHTD, scale)
+    attention = Attention(q_BHTD, kv_2BHTD, scale, own_ends(starts_BS, tokens, group))
     for hop in range(1, group.size()):
         kv_2BHTD = transfer.wait()
         if hop < last:
             transfer = send_to_next(kv_2BHTD, group)
-        attention.add(part_at(hop, group.rank(), group.size(), tokens), kv_2BHTD)
+        for part in parts_at(hop, group.rank(), group.size(), tokens, starts_BS):
+            attention.add(part, kv_2BHTD)
     return attention.output()
 
 
-def _backward(
+def _backward(  # noqa: PLR0913 (the operator's arguments)
     grad_BHTD: torch.Tensor,
     q_BHTD: torch.Tensor,
     kv_2BHTD: torch.Tensor,
     output: AttentionOutput,
     scale: float,
     group: ProcessGroup,
+    starts_BS: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys go around as in the forward pass; the sums of their gradients follow one hop behind."""
     last, tokens = group.size() - 1, q_BHTD.shape[2]
-    gradients = Gradients(grad_BHTD, q_BHTD, output, scale)
+    ends = own_ends(starts_BS, tokens, group)
+    gradients = Gradients(grad_BHTD, q_BHTD, output, scale, ends)
     sums: Transfer | None = None
     for hop in range(group.size()):
         transfer = send_to_next(kv_2BHTD, group) if hop < last else None
-        part = part_at(hop, group.rank(), group.size(), tokens)
-        more = gradients.backward(part, kv_2BHTD)
+        parts = parts_at(hop, group.rank(), group.size(), tokens, starts_BS)
+        more = [(part, gradients.backward(part, kv_2BHTD)) for part in parts]
         dkv_2BHTD = gradients.zeros_like(kv_2BHTD) if sums is None else sums.wait()
-        add_(dkv_2BHTD, part, more)
+        for part, gradient in more:
+            add_(dkv_2BHTD, part, gradient)
         # At the last hop the sums are at the rank before the owner, so they are sent once more.
         sums = send_to_next(dkv_2BHTD, group)
         if transfer is not None:

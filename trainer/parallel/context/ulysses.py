@@ -10,13 +10,18 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.nn.functional import scaled_dot_product_attention
 
 from trainer.model.attention import Attend
+from trainer.parallel.context.in_documents import attend_in_documents
 
 
 def ulysses_attention(group: ProcessGroup) -> Attend:
     ranks = group.size()
 
     def attend(
-        q_BHTD: torch.Tensor, k_BHTD: torch.Tensor, v_BHTD: torch.Tensor, scale: float
+        q_BHTD: torch.Tensor,
+        k_BHTD: torch.Tensor,
+        v_BHTD: torch.Tensor,
+        scale: float,
+        starts_BS: torch.Tensor | None,
     ) -> torch.Tensor:
         # With fewer kv heads than ranks, each rank that shares a head gets a copy of it.
         copies = max(1, ranks // k_BHTD.shape[1])
@@ -24,9 +29,12 @@ def ulysses_attention(group: ProcessGroup) -> Attend:
         mixed_BHTD = to_whole_sequence([q_BHTD, k_BHTD, v_BHTD], group)
         heads = [x.shape[1] // ranks for x in (q_BHTD, k_BHTD, v_BHTD)]
         q, k, v = mixed_BHTD.split(heads, dim=1)
-        out = scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scale, enable_gqa=heads[0] != heads[1]
-        )
+        if starts_BS is None:
+            out = scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=scale, enable_gqa=heads[0] != heads[1]
+            )
+        else:
+            out = attend_in_documents(q, k, v, scale, starts_BS)
         return to_all_heads(out, group)
 
     return attend

@@ -45,6 +45,7 @@ data:
   column: text
   tokenizer: bytes
   sequence_length: 128
+  document_mask: auto
 train:
   steps: 1000
   global_batch_size: 16

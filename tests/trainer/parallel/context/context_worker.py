@@ -5,7 +5,7 @@ into groups of `cp`. The answer has, for each name, the largest value of all ran
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
@@ -32,6 +32,8 @@ from trainer.parallel.context import (
     local_positions,
     ring,
 )
+from trainer.parallel.context.documents import shared_parts
+from trainer.parallel.context.in_documents import attend_in_documents
 from trainer.parallel.context.kernels import AttentionOutput
 
 Found = dict[str, float]
@@ -46,8 +48,12 @@ def attention(
     kv_heads: int,
     dtype: str,
     features: int = 8,
+    documents: Sequence[Sequence[int]] | None = None,
 ) -> Found:
-    """Largest error of the result and the gradients, compared with one process in float64."""
+    """Largest error of the result and the gradients, compared with one process in float64.
+
+    `documents`: the lengths of the documents of each of the two sequences.
+    """
     torch.manual_seed(0)
     shapes = {"q": heads, "k": kv_heads, "v": kv_heads, "grad": heads}
     whole = {
@@ -55,11 +61,14 @@ def attention(
         name: torch.randn(2, tokens, count, features, dtype=torch.float64).transpose(1, 2)
         for name, count in shapes.items()
     }
-    expected = _in_one_process(**whole)
+    lengths = documents or [[tokens], [tokens]]
+    starts_BS = torch.stack([_starts(torch.tensor(each)) for each in lengths])
+    expected = _in_one_process(**whole, starts_BS=starts_BS)
     positions_T = local_positions(tokens, method, cp.size(), cp.get_local_rank())
     own = {name: x[:, :, positions_T].to(getattr(torch, dtype)) for name, x in whole.items()}
     q, k, v = (own[name].requires_grad_() for name in "qkv")
-    out = attention_over(cp.get_group(), method)(q, k, v, SCALE)
+    attend = attention_over(cp.get_group(), method) if cp.size() > 1 else attend_in_documents
+    out = attend(q, k, v, SCALE, None if documents is None else starts_BS)
     out.backward(own["grad"])
     found = {"out": out, "q": q.grad, "k": k.grad, "v": v.grad}
     return {
@@ -67,15 +76,24 @@ def attention(
     }
 
 
+def _starts(lengths: torch.Tensor) -> torch.Tensor:
+    return (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+
+
 def _in_one_process(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    grad: torch.Tensor,
+    starts_BS: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     group = q.shape[1] // k.shape[1]
     keys, values = (x.repeat_interleave(group, 1) for x in leaves[1:])
     scores = leaves[0] @ keys.transpose(-1, -2) * SCALE
-    hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    out = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ values
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    hidden_BSS = later | (starts_BS[:, :, None] != starts_BS[:, None, :])
+    out = scores.masked_fill(hidden_BSS.unsqueeze(1), -torch.inf).softmax(-1) @ values
     out.backward(grad)
     gradients = [x.grad for x in leaves if x.grad is not None]
     return {"out": out, **dict(zip("qkv", gradients, strict=True))}
@@ -150,10 +168,17 @@ def in_order(tokens: int, method: str, cp: int, cp_rank: int) -> torch.Tensor:
     return torch.arange(tokens).chunk(cp)[cp_rank]
 
 
+def document_one_key_short(*given: Any) -> Iterator[blocks.Part]:
+    for part in SHARED_PARTS(*given):
+        yield part._replace(keys=slice(part.keys.start + 1, part.keys.stop))
+
+
 PART_AT = ring.part_at
+SHARED_PARTS = shared_parts
 BROKEN: dict[str, tuple[Any, str, Any]] = {
     "blocks averaged without weights": (blocks, "merge_", plain_mean),
     "a key is never seen": (ring, "part_at", first_key_missing),
+    "a document is one key short": (ring, "shared_parts", document_one_key_short),
     "tokens distributed in order": (sys.modules[__name__], "local_positions", in_order),
 }
 

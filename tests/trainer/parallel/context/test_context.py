@@ -17,7 +17,12 @@ from tests.trainer.parallel.parity_cells import (
     difference,
 )
 from trainer.model.build import read_model_config
-from trainer.parallel.context import Method, check_context_parallel, local_positions
+from trainer.parallel.context import (
+    Method,
+    check_context_parallel,
+    check_document_masks,
+    local_positions,
+)
 from trainer.parallel.context.gather import by_rank, in_sequence, parts_beyond_own
 from trainer.parallel.context.ring import part_at
 
@@ -117,6 +122,14 @@ def test_only_ulysses_limits_the_number_of_heads() -> None:
         check_context_parallel(values, "ulysses", Mesh(**degrees), 48)
 
 
+def test_document_masks_exclude_dropout() -> None:
+    with pytest.raises(
+        TrainingError, match=r"data\.document_mask is not possible: attn_pdrop is 0\.1"
+    ):
+        check_document_masks(read_model_config(ModelSpec(config=GPT2)))
+    check_document_masks(read_model_config(ModelSpec(config=LLAMA)))
+
+
 def test_limits_of_context_parallel_do_not_apply_without_it() -> None:
     values = read_model_config(ModelSpec(config=GPT2))
     check_context_parallel(values, "ring", Mesh(tp=2), 33)
@@ -144,13 +157,21 @@ ATTENTION = [
     for dtype in PRECISION
     for kv_heads in ((4, 2, 1) if dtype == "float64" else (2,))
 ]
+DOCUMENTS = [[5, 1, 22, 2, 18], [48]]
+"""Lengths: some cross the ends of chunks, and one covers all."""
+BROKEN_PARTS = (
+    "blocks averaged without weights",
+    "a key is never seen",
+    "tokens distributed in order",
+)
+IN_DOCUMENTS = [
+    *(attention(method=method, cp=cp, documents=DOCUMENTS) for method in METHODS for cp in (2, 4)),
+    *(attention(cp=cp, dtype="bfloat16", documents=DOCUMENTS) for cp in (1, 2)),
+    attention(cp=1, kv_heads=1, documents=DOCUMENTS),
+]
 BROKEN = [
-    attention(broken=name)
-    for name in (
-        "blocks averaged without weights",
-        "a key is never seen",
-        "tokens distributed in order",
-    )
+    attention(broken="a document is one key short", documents=DOCUMENTS),
+    *(attention(broken=name) for name in BROKEN_PARTS),
 ]
 WHOLE = [saved(cp=1), saved(cp=1, tokens=32 * BASE)]
 PARTS = [saved(cp=cp, method=m, tokens=32 * BASE) for cp in (2, 4) for m in METHODS]
@@ -163,7 +184,7 @@ Measure = Callable[[list[dict[str, Any]]], list[dict[str, float]]]
 def measure(tmp_path_factory: pytest.TempPathFactory) -> Measure:
     """Runs cases of `context_worker.py`; all of them in one launch of four ranks."""
     folder = tmp_path_factory.mktemp("context")
-    cases = [*ATTENTION, *BROKEN, *WHOLE, *PARTS, *RECOMPUTED]
+    cases = [*ATTENTION, *IN_DOCUMENTS, *BROKEN, *WHOLE, *PARTS, *RECOMPUTED]
     answers = work(folder, 4, cases, worker="tests.trainer.parallel.context.context_worker")
     return lambda asked: [answers[cases.index(case)] for case in asked]
 
@@ -173,8 +194,11 @@ one_launch = pytest.mark.xdist_group("context parallel")
 
 @pytest.mark.process
 @one_launch
-def test_attention_over_ranks_equals_that_of_one_process(measure: Measure) -> None:
-    for case, errors in zip(ATTENTION, measure(ATTENTION), strict=True):
+@pytest.mark.parametrize("cases", [ATTENTION, IN_DOCUMENTS], ids=["whole", "in documents"])
+def test_attention_over_ranks_equals_that_of_one_process(
+    measure: Measure, cases: list[dict[str, Any]]
+) -> None:
+    for case, errors in zip(cases, measure(cases), strict=True):
         assert set(errors) == {"out", "q", "k", "v"}
         assert all(error < PRECISION[case["dtype"]] for error in errors.values()), (case, errors)
 

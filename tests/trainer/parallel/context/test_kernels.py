@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trainer.parallel.context.blocks import merge_
+from trainer.parallel.context.blocks import backward_own, forward_own, merge_
 from trainer.parallel.context.kernels import (
     CPU,
     CUDNN,
@@ -17,6 +17,8 @@ from trainer.parallel.context.kernels import (
     Block,
     Kernel,
     cuda_kernel,
+    flash_documents,
+    flash_documents_backward,
     kernel_for,
     prefers_cudnn,
     repeated,
@@ -57,6 +59,38 @@ def test_kernels_for_cuda_accept_their_arguments(
     assert answer.lse_BHT.dtype == torch.float32
     assert [gradient.shape for gradient in gradients] == [q.shape, k.shape, v.shape]
     assert {gradient.dtype for gradient in gradients} == {dtype}
+
+
+ENDS = ((5, 20), (20,))
+
+
+def test_flash_attention_of_documents_accepts_its_arguments() -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q = random(4, 20, dtype=torch.bfloat16, on="cuda")
+        k, v = (random(2, 20, dtype=torch.bfloat16, on="cuda") for _ in range(2))
+        block = Block(q, k, v, 0.3, causal=True)
+        answer = flash_documents(block, ENDS)
+        gradients = flash_documents_backward(block, answer, q, ENDS)
+    assert answer.out_BHTD.shape == q.shape
+    assert answer.lse_BHT.shape == q.shape[:3]
+    assert answer.lse_BHT.dtype == torch.float32
+    assert [gradient.shape for gradient in gradients] == [q.shape, k.shape, v.shape]
+
+
+@pytest.mark.gpu
+def test_flash_attention_of_documents_equals_the_kernel_for_cpus() -> None:
+    q, grad = (random(4, 20, 64, torch.float32) for _ in range(2))
+    k, v = (random(2, 20, 64, torch.float32) for _ in range(2))
+    here = Block(q, k, v, 0.125, causal=True)
+    q, k, v = (it.to("cuda", torch.bfloat16) for it in (q, k, v))
+    there = Block(q, k, v, 0.125, causal=True)
+    expected, found = forward_own(CPU, here, ENDS), forward_own(FLASH, there, ENDS)
+    torch.testing.assert_close(found.lse_BHT.cpu(), expected.lse_BHT, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(found.out_BHTD.cpu().float(), expected.out_BHTD, rtol=0, atol=3e-2)
+    gradients = backward_own(FLASH, there, found, grad.to("cuda", torch.bfloat16), ENDS)
+    expected_gradients = backward_own(CPU, here, expected, grad, ENDS)
+    for ours, theirs in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(ours.cpu().float(), theirs, rtol=0, atol=1e-1)
 
 
 def test_heads_too_long_for_flash_attention_use_the_other_kernel() -> None:
@@ -111,13 +145,13 @@ def test_heads_of_any_length_are_padded_for_cuda() -> None:
     ranks: Any = SimpleNamespace(group_name="cp")
     asked: list[tuple[int, ...]] = []
 
-    def operator(q: torch.Tensor, kv: torch.Tensor, scale: float, group: str) -> Any:
+    def operator(q: torch.Tensor, kv: torch.Tensor, *_: Any) -> Any:
         asked.extend([tuple(q.shape), tuple(kv.shape)])
         return q, None
 
     with FakeTensorMode():
         q, k, v = (random(heads, 16, 12, torch.bfloat16, "cuda") for heads in (4, 2, 2))
-        out = attend_with_operator(operator, ranks)(q, k, v, 0.3)  # type: ignore[arg-type]
+        out = attend_with_operator(operator, ranks)(q, k, v, 0.3, None)  # type: ignore[arg-type]
     assert asked == [(2, 4, 16, 16), (2, 2, 2, 16, 16)]
     assert out.shape == q.shape
 
