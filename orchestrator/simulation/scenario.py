@@ -90,6 +90,8 @@ class Scenario(Struct, frozen=True, kw_only=True):
     """The ranks choose the checkpoint interval."""
     remembers: bool
     """Ranks keep checkpoints in the memory of their hosts too."""
+    copies: int
+    """Copies of each of them on other hosts."""
     pinned: Mapping[str, Literal["never", "always"]]
     """Host -> pin."""
     faults: tuple[Fault, ...]
@@ -110,7 +112,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
         own = [f"rule {rule.name}: {rule.action}" for rule in self.policy]
         keys = [f"on_oom {self.on_oom}", f"on_nan {self.on_nan}"]
         more = ["replace_stragglers"] if self.replace_stragglers else []
-        more += ["checkpoints in memory"] if self.remembers else []
+        more += [f"checkpoints in memory, {self.copies} copies"] if self.remembers else []
         pins = [f"{host} {use} used" for host, use in self.pinned.items()]
         return "".join(f", {summary}" for summary in (*keys, *more, *pins, *own))
 
@@ -149,6 +151,7 @@ def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
         replace_stragglers=choices.replace_stragglers,
         auto_interval=choices.auto_interval,
         remembers=choices.remembers,
+        copies=Random(seed + 104_729).choice((0, 1, 1, 2)),
         pinned=choices.pinned,
     )
     chosen = replace(short, steps=choices.steps, step_s=choices.step_s) if choices.steps else short

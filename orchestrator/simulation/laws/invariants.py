@@ -37,6 +37,7 @@ from orchestrator.job.stage import ATTEMPT, IDLE, OUTSIDE, Ended, Queued, Stoppi
 from orchestrator.job.state import Run
 from orchestrator.simulation.laws.culprit_laws import CulpritLaws, FailedRank
 from orchestrator.simulation.laws.law import require
+from orchestrator.simulation.laws.memory_laws import MemoryLaws
 from orchestrator.simulation.laws.policy_laws import PolicyLaws
 from orchestrator.simulation.laws.recovery_laws import SAME_MOMENT_S, RecoveryLaws
 from orchestrator.simulation.world.k8s_operator import KubernetesOperator
@@ -90,6 +91,7 @@ class Laws:
         self.hosts_requested = False
         """The scheduler asks for the hosts and has not yet given the reason."""
         self.recovery = RecoveryLaws(world)
+        self.memory = MemoryLaws(world)
         self.policy = PolicyLaws(world)
         self.culprits = CulpritLaws(world)
 

@@ -70,8 +70,10 @@ class RecoveryLaws:
     def check_decision(
         self, event: Event, actions: Sequence[Action], before: Run, run: Run
     ) -> None:
-        if isinstance(event, TrainingResumed) and event.in_memory:
-            self._check_in_memory(event)
+        if isinstance(event, TrainingResumed):
+            self.world.laws.memory.heard(event)
+            if event.in_memory:
+                self._check_in_memory(event)
         self._note_event(event, before, run)
         known = len(before.history.incidents)
         for incident in run.history.incidents[known:]:

@@ -3,14 +3,15 @@
 import asyncio
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from orchestrator.agent.evidence.evidence_collector import Found
 from orchestrator.agent.host_processes import HostAttempt
-from orchestrator.contract.memory.peers import SlotsOffered
+from orchestrator.contract.memory.peers import CopyPlan, SlotsOffered
+from orchestrator.contract.memory.slot_file import Label
 from orchestrator.contract.messages.agent_protocol import (
     Checked,
     CheckFabric,
@@ -22,6 +23,7 @@ from orchestrator.contract.messages.events import EvidenceGathered, HostStopped,
 from orchestrator.contract.messages.rank_messages import Datagram
 from orchestrator.contract.spec.failures import Reading
 from orchestrator.health.host_probes import HostProbe
+from orchestrator.simulation.world.host_memory import Copy
 from orchestrator.simulation.world.ranks import HostRanks
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 GATHER_S = 1.0
 LOOK_BACK_S = 0.1
 CHECK_TAKES_S = 2.0
+FETCH_S = 4.0
+DAMAGED = 0.05
+"""Part of the copies of which a bit has changed."""
 
 
 class SimulatedAttempt:
@@ -45,12 +50,41 @@ class SimulatedAttempt:
         number = re.sub(r"\D", "", self.start.config.rpartition("/")[2])
         order = replace(self.start, config=number)
         if self.stopping:
-            stopped = HostStopped(
-                attempt=order.attempt, host=self.process.host.name, finished=False
-            )
-            self.ended.set_result(stopped)
+            self._never_began(order)
+            return
+        copies = order.copies or CopyPlan()
+        holds = {rank // order.ranks_per_host for rank in copies.holds}
+        self.process.memory.allow(holds, order.attempt)
+        if copies.wanted:
+            await self._fetch(copies)
+        if self.stopping:
+            self._never_began(order)
             return
         self.ranks = self.process.world.start_ranks(self.process, order)
+
+    def _never_began(self, order: Start) -> None:
+        stopped = HostStopped(attempt=order.attempt, host=self.process.host.name, finished=False)
+        self.ended.set_result(stopped)
+
+    async def _fetch(self, copies: CopyPlan) -> None:
+        """Fetch the slots that this host lacks. A partner may be gone by now, or have a damaged
+        copy, which ranks pass over."""
+        process, world = self.process, self.process.world
+        await asyncio.sleep(FETCH_S * world.random.random())
+        label, memory = copies.wanted[0].label, process.memory
+        if self._copy(memory.complete, label) is not None:
+            return
+        for peer in copies.wanted[0].peers:
+            there = world.memory_reached_from(process.host.name, peer.host)
+            found = None if there is None else self._copy(there.all(), label)
+            if found is not None and world.random.random() >= DAMAGED:
+                memory.put(found)
+                return
+
+    def _copy(self, copies: Sequence[Copy], label: Label) -> Copy | None:
+        """The slots of a host's ranks, of which one has this label."""
+        size = self.start.ranks_per_host
+        return next((copy for copy in copies if label in copy.labels(size)), None)
 
     async def wait(self) -> tuple[list[RankExited], HostStopped]:
         return [], await self.ended
@@ -144,7 +178,10 @@ class SimulatedProcesses:
         )
 
     async def offer_slots(self, attempt: int) -> SlotsOffered:
-        return SlotsOffered(attempt=attempt, host=self.process.host.name, port=0)
+        process = self.process
+        size = process.world.scenario.ranks_per_host
+        labels = (label for copy in process.memory.all() for label in copy.labels(size))
+        return SlotsOffered(attempt=attempt, host=process.host.name, port=1, slots=(*labels,))
 
     def free_port(self) -> int:
         return 29_500

@@ -1,7 +1,8 @@
-"""Checkpoints in the memory of the simulated hosts: two slots for each, as the trainer keeps them.
+"""Checkpoints in the memory of the simulated hosts, as ranks and agents keep them.
 
 A host may complete its copy of a step late, as a rank does whose host is busy. No host begins the
-next copy before all have completed the last one.
+next copy before all have completed the last one. With partners, agents send one step at a time to
+other hosts, and each host ends that at its own time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,11 +11,14 @@ from random import Random
 
 from msgspec import Struct
 
+from orchestrator.contract.files.checkpoint_names import Made
+from orchestrator.contract.memory.slot_file import Label, is_history
 from orchestrator.contract.skipped_batches import Window, already_read
 from orchestrator.simulation.world.storage import Checkpoint
 
 LATE = 0.3
 """Part of the copies that complete only during the next step."""
+ALONE, WITH_PARTNERS, HELD = 2, 3, 2
 
 
 class Place(Struct, frozen=True):
@@ -28,19 +32,49 @@ class Copy(Struct, frozen=True):
     lineage: int
     place: Place
     content: Checkpoint
+    shared: Made | None = None
+    """As in `Label`."""
+
+    @property
+    def made(self) -> Made:
+        return Made(step=self.content.step, attempt=self.content.attempt)
+
+    def labels(self, ranks_per_host: int) -> Iterable[Label]:
+        """Of the slots of the ranks of a host, which are one `Copy` here."""
+        first = self.place.node_rank * ranks_per_host
+        for rank in range(first, first + ranks_per_host):
+            yield Label(
+                lineage=self.lineage,
+                made=self.made,
+                rank=rank,
+                config=self.place.config,
+                shared=self.shared,
+            )
 
 
 @dataclass(slots=True)
 class HostMemory:
-    """The slots of a host. They exist as long as its agent."""
+    """The slots of a host, and what it holds for others. They exist as long as its agent."""
 
     complete: list[Copy] = field(default_factory=list)
-    """At most two, the older one first."""
+    """The oldest first."""
     pending: Copy | None = None
+    sending: Copy | None = None
+    """Not overwritten: partners are getting it."""
+    num_slots: int = ALONE
+    held: dict[int, list[Copy]] = field(default_factory=dict)
+    """Node rank of another host -> copies of its slots."""
+    holds: frozenset[int] = frozenset()
+    """Node ranks whose copies it takes."""
+    attempt: int = 0
 
     def begin(self, copy: Copy) -> None:
-        """Overwrite the older slot; the copy is not complete yet."""
-        self.complete = self.complete[-1:]
+        """Overwrite the oldest slot, except for one that is being sent; not complete yet."""
+        stay = [one for one in self.complete if one is self.complete[-1] or one is self.sending]
+        room = self.num_slots - 1 - len(stay)
+        others = [one for one in self.complete if one not in stay]
+        kept = [*others[len(others) - room :], *stay] if room > 0 else stay
+        self.complete = [one for one in self.complete if one in kept]
         self.pending = copy
 
     def finish(self) -> None:
@@ -50,15 +84,40 @@ class HostMemory:
 
     def keep_only(self, kept: Copy | None) -> None:
         self.complete = [] if kept is None else [kept]
-        self.pending = None
+        self.pending = self.sending = None
 
-    def usable(self, lineage: int, place: Place) -> dict[int, Copy]:
-        """Step -> copy, of the complete ones."""
+    def usable(self, lineage: int, place: Place, resumed: Sequence[Made]) -> dict[Made, Copy]:
+        """The complete ones that ranks may resume from."""
         return {
-            copy.content.step: copy
+            copy.made: copy
             for copy in self.complete
-            if (copy.lineage, copy.place) == (lineage, place)
+            if (copy.lineage, copy.place) == (lineage, place) and is_history(copy.made, resumed)
         }
+
+    def allow(self, holds: Iterable[int], attempt: int) -> None:
+        self.holds, self.attempt = frozenset(holds), attempt
+
+    def receive(self, copy: Copy) -> bool:
+        """Keep a copy of another host's slot; False if it is refused."""
+        node = copy.place.node_rank
+        if node not in self.holds or copy.content.attempt != self.attempt:
+            return False
+        held = self.held.get(node, [])
+        if len(held) >= HELD:
+            shared = [one for one in held if one.made == copy.shared]
+            held = shared or [max(held, key=lambda one: one.made)]
+        self.held[node] = [*held, copy]
+        if copy.shared is not None and copy.shared.attempt == self.attempt:
+            self.held = {node: held for node, held in self.held.items() if node in self.holds}
+        return True
+
+    def all(self) -> list[Copy]:
+        """What an agent offers: all complete slots and copies."""
+        return [*self.complete, *(copy for held in self.held.values() for copy in held)]
+
+    def put(self, copy: Copy) -> None:
+        """Fetched from a partner before ranks start."""
+        self.complete = [one for one in self.complete if one.made != copy.made][-1:] + [copy]
 
 
 @dataclass(slots=True)
@@ -67,42 +126,49 @@ class Memories:
 
     random: Random
     config: str
+    attempt: int
     hosts: Sequence[HostMemory]
     lineage: int
     """As ordered; once ranks train, the lineage of their own copies."""
+    resumed: Sequence[Made] = ()
     all_done: bool = True
 
-    def newest(self, skip: Sequence[Window]) -> Checkpoint | None:
-        """The newest checkpoint that all hosts have."""
+    def newest(self, skip: Sequence[Window]) -> tuple[Copy, ...]:
+        """The newest checkpoint that all hosts have: the copy of each host; empty if there is none."""
         if not self.lineage:
-            return None
+            return ()
         found = [
-            host.usable(self.lineage, Place(self.config, number))
+            host.usable(self.lineage, Place(self.config, number), self.resumed)
             for number, host in enumerate(self.hosts)
         ]
-        common = set(found[0]).intersection(*found[1:])
-        contents = (found[0][step].content for step in sorted(common, reverse=True))
-        fit = (one for one in contents if not already_read(one.step, one.skipped, skip))
-        return next(fit, None)
+        common = sorted(set(found[0]).intersection(*found[1:]), reverse=True)
+        copies = (tuple(own[made] for own in found) for made in common)
+        fit = (
+            one
+            for one in copies
+            if not already_read(one[0].made.step, one[0].content.skipped, skip)
+        )
+        return next(fit, ())
 
-    def resume(self, found: Checkpoint | None, attempt: int) -> None:
+    def resume(self, found: Sequence[Copy], num_slots: int) -> None:
         """Training starts from `found`, or from the disk, and this attempt has a new lineage."""
         for number, host in enumerate(self.hosts):
-            usable = host.usable(self.lineage, Place(self.config, number))
-            host.keep_only(None if found is None else usable[found.step])
-        if found is None:
-            self.lineage = attempt
+            host.keep_only(found[number] if found else None)
+            host.num_slots = num_slots
+        if not found:
+            self.lineage = self.attempt
 
-    def after_step(self, content: Checkpoint, *, unstable: bool) -> None:
+    def begins(self, content: Checkpoint, shared: Made | None, *, unstable: bool) -> bool:
+        """Handle the end of a step. Whether all hosts begin to copy it now."""
         if not self.all_done:
             self._finish(self.hosts)
-            return
+            return False
         if unstable:
-            return
+            return False
         for number, host in enumerate(self.hosts):
-            host.begin(Copy(self.lineage, Place(self.config, number), content))
+            host.begin(Copy(self.lineage, Place(self.config, number), content, shared))
         self._finish(host for host in self.hosts if self.random.random() >= LATE)
-        self.all_done = all(host.pending is None for host in self.hosts)
+        return True
 
     def _finish(self, hosts: Iterable[HostMemory]) -> None:
         for host in hosts:

@@ -88,6 +88,7 @@ def submission_event(
         on_nan=scenario.on_nan,
         replace_stragglers=scenario.replace_stragglers,
         in_memory=scenario.remembers,
+        copies=scenario.copies if scenario.remembers and scenario.hosts > 1 else 0,
     )
 
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from orchestrator.agent.evidence.evidence_collector import as_read
 from orchestrator.contract.files import exit_codes
+from orchestrator.contract.memory.peers import CopyPlan
 from orchestrator.contract.messages.agent_protocol import Evidence, RankDigest, Start, StepTimes
 from orchestrator.contract.messages.events import (
     EvidenceGathered,
@@ -81,6 +82,10 @@ class HostRanks:
     @property
     def memory(self) -> HostMemory:
         return self.agent.memory
+
+    @property
+    def copies(self) -> CopyPlan:
+        return self.start.copies or CopyPlan()
 
     @property
     def attempt(self) -> int:

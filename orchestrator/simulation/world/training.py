@@ -4,7 +4,7 @@ A step is one event for all ranks, because a collective keeps them together. Ran
 before they save a checkpoint, as the trainer does; here both happen at one moment.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from ndctl.rank.phases import Phase
 from orchestrator.contract.files import exit_codes
+from orchestrator.contract.memory.peers import CopyPlan
 from orchestrator.contract.messages.events import (
     CheckpointFailed,
     CheckpointIntervalChanged,
@@ -22,8 +23,15 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.contract.skipped_batches import Window, batch_of, merge_windows
 from orchestrator.simulation.clock import Timeline
-from orchestrator.simulation.world.host_memory import HostMemory, Memories
+from orchestrator.simulation.world.host_memory import (
+    ALONE,
+    WITH_PARTNERS,
+    Copy,
+    HostMemory,
+    Memories,
+)
 from orchestrator.simulation.world.network import Network
+from orchestrator.simulation.world.partners import PartnerOf, Partners
 from orchestrator.simulation.world.storage import Checkpoint, Storage
 from orchestrator.simulation.world.training_faults import (
     OUT_OF_MEMORY,
@@ -57,6 +65,8 @@ class Ranks(Protocol):
     def slow_s(self) -> float: ...
     @property
     def memory(self) -> HostMemory: ...
+    @property
+    def copies(self) -> CopyPlan: ...
 
     def end_all(self, exit_code: int) -> None: ...
     def fail_one(self, failure: RankFailure) -> None: ...
@@ -82,6 +92,13 @@ class Work(Struct, frozen=True):
     """Of the checkpoints in memory that may be used."""
 
 
+class MemoryWatch(Protocol):
+    """Checks checkpoints in memory (`laws/memory_laws.py`)."""
+
+    def resumes(self, attempt: int, config: str, copies: Sequence[Copy]) -> None: ...
+    def repairs(self, attempt: int, steps_without: int) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class Training:
     attempt: int
@@ -94,6 +111,8 @@ class Training:
     training_faults: TrainingFaults
     on_checkpoint: Callable[[Checkpoint], None]
     """Called with each saved checkpoint."""
+    partner_of: PartnerOf
+    memory_watch: MemoryWatch
     members: dict[int, Ranks] = field(default_factory=dict)
     """Key: node rank."""
     step: int = 0
@@ -105,6 +124,7 @@ class Training:
     skipped: tuple[Window, ...] = ()
     bad_steps: tuple[int, ...] = ()
     memories: Memories | None = None
+    partners: Partners | None = None
     phase: Phase = "init"
     progress_at: float = 0.0
     begun: bool = False
@@ -160,13 +180,25 @@ class Training:
         """The newest checkpoint that all hosts have in memory, if it is as new as `found`."""
         if self.work.config is None:
             return None
-        hosts = [self.members[number].memory for number in range(self.nodes)]
-        self.memories = Memories(self.random, self.work.config, hosts, self.work.lineage)
+        ranks = [self.members[number] for number in range(self.nodes)]
+        hosts, plan = [one.memory for one in ranks], ranks[0].copies
+        self.memories = Memories(
+            self.random, self.work.config, self.attempt, hosts, self.work.lineage, plan.resumed
+        )
         newest = self.memories.newest(self.work.skip)
-        if newest is not None and found is not None and found.step > newest.step:
-            newest = None
-        self.memories.resume(newest, self.attempt)
-        return newest
+        if newest and found is not None and found.step > newest[0].made.step:
+            newest = ()
+        self.memory_watch.resumes(self.attempt, self.work.config, newest)
+        names = [[peer.host for peer in one.copies.partners] for one in ranks]
+        shared = None
+        if newest:
+            made = newest[0].made
+            shared = made if made == plan.restored else newest[0].shared
+        self.partners = Partners(
+            self.random, [one.host for one in ranks], hosts, names, self.partner_of, shared
+        )
+        self.memories.resume(newest, WITH_PARTNERS if self.partners.copies else ALONE)
+        return newest[0].content if newest else None
 
     def _resume(self, found: Checkpoint | None) -> None:
         self.interval = self.work.save_every
@@ -208,8 +240,7 @@ class Training:
         if len(self.bad_steps) >= self.training_faults.bad_steps_allowed:
             self._fail_one(not_finite(self.step, self.bad_steps[0]))
             return
-        if self.memories is not None:
-            self.memories.after_step(self._content(), unstable=bool(self.bad_steps))
+        self._copy_to_memory()
         if not self.has_stepped:
             self.has_stepped = True
             self.members[0].first_step()
@@ -218,6 +249,15 @@ class Training:
             self._later(SAVE_S + self.storage.delay, self._save)
         else:
             self._next()
+
+    def _copy_to_memory(self) -> None:
+        if self.memories is None or self.partners is None:
+            return
+        shared, unstable = self.partners.shared, bool(self.bad_steps)
+        if self.memories.begins(self._content(), shared, unstable=unstable):
+            self.partners.begin()
+        self.partners.after_step()
+        self.memory_watch.repairs(self.attempt, self.partners.steps_without)
 
     def _save(self) -> None:
         self._enter_phase("train")

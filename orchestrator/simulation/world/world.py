@@ -32,6 +32,7 @@ from orchestrator.simulation.clock import EPOCH, HostClock, Timeline
 from orchestrator.simulation.history import History
 from orchestrator.simulation.laws.invariants import Laws
 from orchestrator.simulation.scenario import Scenario
+from orchestrator.simulation.world.host_memory import HostMemory
 from orchestrator.simulation.world.hosts import Host
 from orchestrator.simulation.world.jobs import submission_event
 from orchestrator.simulation.world.k8s_operator import KubernetesOperator
@@ -159,6 +160,11 @@ class World:
     def reaches_agent(self, host: Host, other: str) -> bool:
         return self.hosts[other].agent is not None and self.network.reaches(host.name, other)
 
+    def memory_reached_from(self, host: str, other: str) -> HostMemory | None:
+        """The memory that the agent of `other` serves, as `host` reaches it."""
+        agent = self.hosts[other].agent if other in self.hosts else None
+        return agent.memory if agent and self.network.reaches(host, other) else None
+
     def is_unreachable_for(self, host: Host, seconds: float) -> bool:
         """Whether the scheduler has not reached the host for more than `seconds`."""
         since = self.unreachable_since.get(host.name)
@@ -251,6 +257,8 @@ class World:
                 self.storage,
                 self.training_faults,
                 self.laws.checkpoint_saved,
+                self.memory_reached_from,
+                self.laws.memory,
             )
             self.trainings[start.attempt] = training
         first = start.node_rank * start.ranks_per_host

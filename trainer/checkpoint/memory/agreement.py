@@ -30,6 +30,8 @@ class Room:
     held_bytes: int
     """What the host has reserved for copies of other hosts' slots."""
     available: int
+    partners: int
+    """Hosts to which its agent sends copies."""
 
 
 def room_of(memory: HostMemory, layout: Layout, slots: Sequence[Slot], ranks: Ranks) -> Room:
@@ -40,6 +42,7 @@ def room_of(memory: HostMemory, layout: Layout, slots: Sequence[Slot], ranks: Ra
         num_reserved=sum(slot.size == layout.num_bytes for slot in slots),
         held_bytes=memory.held_bytes,
         available=available_bytes(),
+        partners=memory.copies,
     )
 
 
@@ -57,10 +60,16 @@ def num_slots(copies: int) -> int:
     return WITH_PARTNERS if copies else ALONE
 
 
-def agreed_copies(rooms: Sequence[Room], wanted: int) -> tuple[int, str]:
-    """Copies of each slot on other hosts, at most `wanted`, or -1 if not even the own slots fit;
-    and why there are fewer than wanted."""
+def agreed_copies(rooms: Sequence[Room]) -> tuple[int, str]:
+    """Copies of each slot on other hosts, or -1 if not even the own slots fit; and why there are
+    fewer than partners."""
     largest, why = max(room.slot_bytes for room in rooms), ""
+    fewest = min(rooms, key=lambda room: room.partners)
+    wanted, most = fewest.partners, max(room.partners for room in rooms)
+    if wanted < most:
+        # Its partner's agent did not say in time that it takes copies.
+        why = f"{wanted} in place of {most} copies of each on other hosts, because"
+        why += f" {fewest.host} has no more partners in this attempt"
     for copies in range(wanted, -1, -1):
         short = [room for room in rooms if _needed(room, copies, largest) > room.available]
         if not short:

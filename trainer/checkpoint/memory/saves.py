@@ -264,7 +264,7 @@ def _reserved(
     # The slot that was loaded is the last one to be overwritten.
     slots = sorted(opened.slots, key=lambda slot: slot is kept)
     rooms = rooms_of(opened.memory, layout, slots, ranks)
-    copies, why = agreed_copies(rooms, opened.memory.copies)
+    copies, why = agreed_copies(rooms)
     if why and ranks.env.rank == 0:
         LOG.warning("%s", why)
     used = slots[-num_slots(copies) :] if copies >= 0 else []

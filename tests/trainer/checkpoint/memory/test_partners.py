@@ -68,7 +68,7 @@ def test_one_slot_is_sent_at_a_time_and_counts_once_all_ranks_have_sent_it(
 
 
 def room(available: int, **changes: int) -> Room:
-    known = {"local_ranks": 2, "slot_bytes": GIB, "num_reserved": 0, "held_bytes": 0}
+    known = {"local_ranks": 2, "slot_bytes": GIB, "num_reserved": 0, "held_bytes": 0, "partners": 2}
     return Room(host="h", available=available * GIB, **{**known, **changes})
 
 
@@ -86,11 +86,17 @@ def test_copies_are_fewer_where_memory_is_short() -> None:
         (room(3, num_reserved=3, held_bytes=4 * GIB), 1, "less than 2"),
     ]
     for one, copies, why in asked:
-        found, said = agreed_copies([room(99), one], 2)
+        found, said = agreed_copies([room(99), one])
         assert (found, said[: len(why)]) == (copies, why), one
 
 
 def test_hosts_make_room_for_the_largest_slot_of_any_rank() -> None:
-    large = room(99, slot_bytes=3 * GIB)
-    assert agreed_copies([large, room(17)], 1)[0] == 0
-    assert agreed_copies([large, room(18)], 1)[0] == 1
+    large = room(99, slot_bytes=3 * GIB, partners=1)
+    assert agreed_copies([large, room(17, partners=1)])[0] == 0
+    assert agreed_copies([large, room(18, partners=1)])[0] == 1
+
+
+def test_all_ranks_make_as_many_copies_as_the_host_with_the_fewest_partners() -> None:
+    copies, why = agreed_copies([room(99), room(99, partners=1)])
+    assert copies == 1
+    assert "1 in place of 2 copies of each on other hosts" in why
