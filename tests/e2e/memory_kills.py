@@ -10,7 +10,8 @@ lost. All losses must be those of the same job without a kill, bit by bit.
 """
 
 import argparse
-import json
+import contextlib
+import logging
 import random
 import tempfile
 import time
@@ -21,6 +22,8 @@ from pathlib import Path
 
 from tests.e2e.job import Ndctl, assert_nothing_left, kill, wait_for
 from tests.e2e.test_random_kills import Process, merge_losses, processes
+
+LOG = logging.getLogger(__name__)
 
 HOSTS = 4
 OPTIONS: Mapping[str, str] = {
@@ -64,7 +67,7 @@ def kill_randomly(ndctl: Ndctl, kills: int, seed: int) -> tuple[list[Recovery], 
         losses = merge_losses(losses, ndctl.losses())
         recovery = _kill_once(ndctl, draw, kind, losses)
         recoveries.append(recovery)
-        print(f"{turn + 1}/{kills} {recovery}", flush=True)
+        LOG.info("%d/%d %s", turn + 1, kills, recovery)
     losses = merge_losses(losses, ndctl.losses())
     assert ndctl("cancel", "e2e").code == 0
     assert_nothing_left(ndctl.run_dir)
@@ -107,10 +110,9 @@ def _kill(ndctl: Ndctl, draw: random.Random, kind: str) -> None:
 
 
 def _end(victim: Process) -> None:
-    try:
+    # It may have just ended with what was killed before.
+    with contextlib.suppress(ProcessLookupError):
         kill(victim.pid)
-    except ProcessLookupError:
-        pass  # it has just ended with what was killed before
 
 
 def undisturbed_losses(ndctl: Ndctl, last: int) -> Mapping[int, float]:
@@ -152,10 +154,10 @@ def main() -> None:
     parser.add_argument("kills", type=int, nargs="?", default=20)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     with tempfile.TemporaryDirectory() as folder:
         recoveries = check(Path(folder), args.kills, args.seed)
-    print(table(recoveries))
-    print(json.dumps({"kills": len(recoveries), "seed": args.seed, "losses": "bitwise equal"}))
+    LOG.info("%s\n%d kills, all losses bitwise equal", table(recoveries), len(recoveries))
 
 
 if __name__ == "__main__":

@@ -117,7 +117,8 @@ class HostMemory:
 
     def put(self, copy: Copy) -> None:
         """Fetched from a partner before ranks start."""
-        self.complete = [one for one in self.complete if one.made != copy.made][-1:] + [copy]
+        others = [one for one in self.complete if one.made != copy.made]
+        self.complete = [*others[-1:], copy]
 
 
 @dataclass(slots=True)
@@ -134,7 +135,7 @@ class Memories:
     all_done: bool = True
 
     def newest(self, skip: Sequence[Window]) -> tuple[Copy, ...]:
-        """The newest checkpoint that all hosts have: the copy of each host; empty if there is none."""
+        """The newest checkpoint that all hosts have, as the copy of each; empty: there is none."""
         if not self.lineage:
             return ()
         found = [
@@ -143,12 +144,11 @@ class Memories:
         ]
         common = sorted(set(found[0]).intersection(*found[1:]), reverse=True)
         copies = (tuple(own[made] for own in found) for made in common)
-        fit = (
-            one
-            for one in copies
-            if not already_read(one[0].made.step, one[0].content.skipped, skip)
-        )
-        return next(fit, ())
+        for one in copies:
+            content = one[0].content
+            if not already_read(content.step, content.skipped, skip):
+                return one
+        return ()
 
     def resume(self, found: Sequence[Copy], num_slots: int) -> None:
         """Training starts from `found`, or from the disk, and this attempt has a new lineage."""
