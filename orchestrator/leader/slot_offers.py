@@ -26,13 +26,13 @@ class SlotOffers:
     def __init__(self, sessions: AgentSessions, clock: Clock) -> None:
         self.sessions, self.clock = sessions, clock
         self.attempt = 0
-        self.asked: frozenset[str] = frozenset()
+        self.asked: tuple[str, ...] = ()
         self.until = 0.0
         self.by_host: dict[str, SlotsOffered] = {}
 
     def ask(self, attempt: int) -> None:
         """Ask all agents, also those whose hosts are not used: they may have copies."""
-        self.attempt, self.asked = attempt, frozenset(self.sessions.by_host)
+        self.attempt, self.asked = attempt, tuple(self.sessions.by_host)
         self.until, self.by_host = self.clock.monotonic() + OFFER_S, {}
         for host in self.asked:
             self.sessions.order(host, OfferSlots(attempt=attempt))
@@ -126,8 +126,9 @@ def _newest_complete(
             if label.lineage == lineage and is_history(label.made, resumed):
                 ranks = found[label.made, label.config]
                 ranks.setdefault(label.rank, (label, []))[1].append(host)
-    num_ranks = len(layout.hosts) * layout.ranks_per_host
-    whole = [key for key, ranks in found.items() if len(ranks) == num_ranks]
+    # Hosts may also have slots of another plan, with more ranks or fewer.
+    all_ranks = set(range(len(layout.hosts) * layout.ranks_per_host))
+    whole = [key for key, ranks in found.items() if ranks.keys() == all_ranks]
     if not whole:
         return {}
     where = found[max(whole)]

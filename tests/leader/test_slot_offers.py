@@ -73,6 +73,14 @@ def test_checkpoints_of_two_attempts_or_configurations_are_never_mixed() -> None
     assert restored(plans(foreign)) == {None}
 
 
+def test_slots_of_a_plan_with_other_ranks_are_not_fetched() -> None:
+    larger = dict([offer("b", [*both(2, 7), *both(0, 7)]), offer("c", both(4, 7))])
+    larger |= dict([offer("d", both(6, 7))])
+    assert restored(plans(larger)) == {None}
+    without_first = dict([offer("b", both(2, 7)), offer("c", both(4, 7)), offer("d", both(6, 7))])
+    assert restored(plans(without_first)) == {None}
+
+
 def test_steps_that_were_trained_again_since_are_not_fetched() -> None:
     slots = [*both(2, 6), *both(2, 7)]
     offers = dict([offer("b", [*both(0, 6), *both(0, 7), *slots]), offer("c", [])])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from orchestrator.simulation.world.host_memory import Copy
     from orchestrator.simulation.world.world import World
 
-REPAIR_STEPS = 60
+REPAIR_STEPS = 40
 """Steps with all partners reachable after which all have copies of one of them. A step is sent in
 about four steps."""
 
