@@ -56,9 +56,14 @@ def run(
 def test_after_lost_hosts_and_agents_most_attempts_resume_from_partners(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fetched = []
+    fetched: list[Copy] = []
     put = HostMemory.put
-    monkeypatch.setattr(HostMemory, "put", lambda own, copy: (fetched.append(copy), put(own, copy)))
+
+    def counted(own: HostMemory, copy: Copy) -> None:
+        fetched.append(copy)
+        put(own, copy)
+
+    monkeypatch.setattr(HostMemory, "put", counted)
     in_memory = again = 0
     for seed in range(12):
         simulation, broken = run(seed, LOST)
