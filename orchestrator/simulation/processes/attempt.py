@@ -34,7 +34,7 @@ LOOK_BACK_S = 0.1
 CHECK_TAKES_S = 2.0
 FETCH_S = 4.0
 DAMAGED = 0.05
-"""Part of the copies of which a bit has changed."""
+"""Part of the copies that have a changed bit."""
 
 
 class SimulatedAttempt:
