@@ -20,7 +20,6 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +30,7 @@ from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.files.shared_lines import append
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.spec.failures import Remedy, Scope
-from orchestrator.contract.times import check_time
+from orchestrator.contract.times import check_time, date_time
 from orchestrator.errors import JobError
 
 log = logging.getLogger(__name__)
@@ -352,11 +351,11 @@ def describe(found: Record) -> str:
     words = _against(found)
     if found.pin is not None:
         pin = found.pin
-        said = f"pinned: {pin.use} used, by {pin.by} since {stamp(pin.at)}: {pin.reason}"
+        said = f"pinned: {pin.use} used, by {pin.by} since {date_time(pin.at)}: {pin.reason}"
         return f"{said}; {words}" if words else said
     if found.excluded_until is None:
         return words
-    return f"excluded until {stamp(found.excluded_until)}: {words}"
+    return f"excluded until {date_time(found.excluded_until)}: {words}"
 
 
 def _against(found: Record) -> str:
@@ -365,10 +364,6 @@ def _against(found: Record) -> str:
     last, count = found.strikes[-1], len(found.strikes)
     many = f"{count} strike{'s' if count > 1 else ''}"
     return f"{many}, last {last.kind} in {last.job}: {last.cause}"
-
-
-def stamp(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def records(run_root: Path, now: float) -> Mapping[str, tuple[Record, ...]]:
@@ -429,7 +424,7 @@ def hosts_text(found: Mapping[str, tuple[Record, ...]]) -> str:
             lines.append(f"{cluster}/{record.host}  {many}, {_standing(cluster, record)}")
             for strike in record.strikes:
                 lines.append(
-                    f"  {stamp(strike.at)}  {strike.kind} in {strike.job},"
+                    f"  {date_time(strike.at)}  {strike.kind} in {strike.job},"
                     f" attempt {strike.attempt}: {strike.cause}{_lighter(strike)}"
                 )
                 lines += [f"    {line}" for line in strike.evidence]
@@ -445,11 +440,11 @@ def _standing(cluster: str, record: Record) -> str:
     if cluster == LOCAL and (pin is not None or record.excluded_until is not None):
         return "may be used: the hosts of local jobs are only names"
     if pin is not None:
-        said = f"by {pin.by} since {stamp(pin.at)}: {pin.reason}"
+        said = f"by {pin.by} since {date_time(pin.at)}: {pin.reason}"
         return f"pinned: {pin.use} used until `ndctl hosts unpin {record.host}`, {said}"
     if record.excluded_until is None:
         return "may be used"
-    return f"excluded until {stamp(record.excluded_until)}"
+    return f"excluded until {date_time(record.excluded_until)}"
 
 
 def _is_excluded(cluster: str, record: Record) -> bool:

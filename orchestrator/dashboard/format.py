@@ -1,8 +1,9 @@
 """Formats numbers, times and names, the same way for every view."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime, tzinfo
 
+from orchestrator.contract.times import date_time as date_time
+from orchestrator.contract.times import short_date_time as short_date_time
 from orchestrator.contract.visible import visible
 from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit
 from orchestrator.job.failures.policy import BEFORE_FIX
@@ -84,20 +85,6 @@ def stopwatch(seconds: float | None) -> str:
     if days:
         return f"{days}d {hour:02}:{minute:02}:{second:02}"
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
-
-
-def date_time(at: float, zone: tzinfo | None) -> str:
-    """`2026-01-09 08:05:09 UTC`, in `zone`. None: the time zone of this machine."""
-    return f"{_in(at, zone):%Y-%m-%d %H:%M:%S %Z}"
-
-
-def short_date_time(at: float, zone: tzinfo | None) -> str:
-    """Without year and zone, for a screen that shows them in its header."""
-    return f"{_in(at, zone):%m-%d %H:%M:%S}"
-
-
-def _in(at: float, zone: tzinfo | None) -> datetime:
-    return datetime.fromtimestamp(at, UTC).astimezone(zone)
 
 
 def culprit_text(culprit: Culprit) -> str:

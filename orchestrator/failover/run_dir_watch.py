@@ -5,12 +5,12 @@ it twice. A directory that cannot be read is not gone: a failing file server (EI
 timeout) may recover.
 """
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 from msgspec import Struct
 
 from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.times import date_time
 from orchestrator.seams import Clock
 
 SURE_S = 2.0
@@ -62,8 +62,7 @@ class RunDirWatch:
         return None
 
     def _words(self, lost: Loss) -> str:
-        since = datetime.fromtimestamp(lost.now, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        path = self.run_dir.path
+        since, path = date_time(lost.now), self.run_dir.path
         return (
             f"the run directory was moved or removed while the job ran: {lost.what} since {since};"
             f" the ranks were stopped. If it was moved, move it back to {path} and go on with"

@@ -16,7 +16,6 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -29,7 +28,7 @@ from orchestrator.contract.messages import wire
 from orchestrator.contract.messages.actions import Action
 from orchestrator.contract.messages.events import Event
 from orchestrator.contract.read_json import read_json
-from orchestrator.contract.times import check_time
+from orchestrator.contract.times import check_time, date_time
 from orchestrator.errors import InUse, JobError
 from orchestrator.posix.locks import is_held_alone, try_lock
 from orchestrator.seams import Clock
@@ -261,8 +260,7 @@ def _lost(path: Path, fd: int) -> str | None:
     since = "from its start"
     with contextlib.suppress(ValueError, KeyError, TypeError):  # reported when the line is read
         entry = from_line(last)
-        at = datetime.fromtimestamp(entry.event.at, UTC)
-        since = f"after line {entry.seq:,}, of {at:%Y-%m-%d %H:%M:%S} UTC"
+        since = f"after line {entry.seq:,}, of {date_time(entry.event.at)}"
     return (
         f"{path} cannot be read {since}: the last {size - end:,} of its {size:,} bytes are zeros,"
         " or follow zeros, as after a machine crashed during a write; what happened later is not"

@@ -6,7 +6,6 @@ left.
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -19,6 +18,7 @@ from orchestrator.backends.slurm.observe import SlurmJob
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
+from orchestrator.contract.times import date_time
 from orchestrator.errors import BackendError, Ended
 from orchestrator.inventory.slurm.hostlist import expand
 from orchestrator.journal.snapshot import replay
@@ -189,7 +189,7 @@ class HereBackend:
             return f"{name} is over" + (f": {job.state}" if job else "")
         notice_s = (launch.slurm or SlurmSpec()).notice_s
         if job.ends_at is not None and job.ends_at - self.clock.now() <= notice_s:
-            return f"{name} ends at {_moment(job.ends_at)}"
+            return f"{name} ends at {date_time(job.ends_at)}"
         need = len(replay(RunDir(Path(launch.run_dir))).plan.hosts)
         left = self.usable(job, exclude)
         if len(left) < need:
@@ -218,7 +218,3 @@ class HereBackend:
                 self.slurm.ask(["scancel", step])
                 asked.add(step)
             self.clock.sleep(POLL_S)
-
-
-def _moment(at: float) -> str:
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,12 +1,13 @@
 """Which lines of logs a person wants: since a time, and with a pattern."""
 
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime, tzinfo
+from datetime import tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from orchestrator.contract.times import short_date_time
 from orchestrator.dashboard.follow.logs import LogLine, stamp_of
 
 if TYPE_CHECKING:
@@ -33,7 +34,10 @@ def wanted(lines: Iterable[LogLine], given: LogFilter) -> Iterator[LogLine]:
 
 
 def _since(lines: Iterable[LogLine], since: float, given: LogFilter) -> Iterator[LogLine]:
-    first, last = _stamp(since, given.zone), _stamp(given.now + 86_400, given.zone)
+    first, last = (
+        short_date_time(since, given.zone),
+        short_date_time(given.now + 86_400, given.zone),
+    )
     stamps: dict[Path, str] = {}
     for line in lines:
         path = line.file.path
@@ -43,10 +47,6 @@ def _since(lines: Iterable[LogLine], since: float, given: LogFilter) -> Iterator
         recent = first <= stamp <= last if first <= last else stamp >= first or stamp <= last
         if recent if stamp else _changed_since(path, since):
             yield line
-
-
-def _stamp(at: float, zone: tzinfo | None) -> str:
-    return f"{datetime.fromtimestamp(at, UTC).astimezone(zone):%m-%d %H:%M:%S}"
 
 
 def _changed_since(path: Path, since: float) -> bool:

@@ -7,11 +7,10 @@ Where hosts have successors, nothing is requeued, and a failed attempt counts as
 leaders count instead: those lost in a row before they had started an attempt.
 """
 
-from datetime import UTC, datetime
-
 from msgspec.structs import replace
 
 from orchestrator.contract.messages.events import LeaderStarted
+from orchestrator.contract.times import date_time
 from orchestrator.job.failures.policy import BEFORE_FIX
 from orchestrator.job.stage import OUTSIDE, Submitted
 from orchestrator.job.state import Run, has_successors
@@ -74,12 +73,12 @@ def _words(run: Run, fruitless: int, how: str) -> str:
         f"the newest is step-{run.progress.saved}" if run.progress.saved else "there is none yet"
     )
     if run.progress.saved and run.progress.saved_at is not None:
-        saved += f", of {_moment(run.progress.saved_at)}"
+        saved += f", of {date_time(run.progress.saved_at)}"
     many = f"{fruitless} {what}{'' if fruitless == 1 else 's'} in a row"
     if fruitless == 1:
         many = f"one {what}"
     return (
-        f"{many}, since {_moment(run.history.allocations_since)}, made no new checkpoint ({saved});"
+        f"{many}, since {date_time(run.history.allocations_since)}, made no new checkpoint ({saved});"
         f" the last one ended: {how} (resilience.max_allocations {job.max_allocations})"
         f"{BEFORE_FIX}{_fix(run)}"
     )
@@ -94,7 +93,3 @@ def _fix(run: Run) -> str:
         f"{look}; where there was too little time, raise {key} or lower checkpoint.every_steps;"
         " then resume with `ndctl submit SPEC --resume`"
     )
-
-
-def _moment(at: float) -> str:
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
