@@ -1,4 +1,4 @@
-"""Times in files are Unix seconds. People read them as date, time and zone, from this one function."""
+"""Times in files are Unix seconds. People read date, time and zone, from this one function."""
 
 from datetime import UTC, datetime, tzinfo
 

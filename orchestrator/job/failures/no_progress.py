@@ -78,7 +78,8 @@ def _words(run: Run, fruitless: int, how: str) -> str:
     if fruitless == 1:
         many = f"one {what}"
     return (
-        f"{many}, since {date_time(run.history.allocations_since)}, made no new checkpoint ({saved});"
+        f"{many}, since {date_time(run.history.allocations_since)}, made no new checkpoint"
+        f" ({saved});"
         f" the last one ended: {how} (resilience.max_allocations {job.max_allocations})"
         f"{BEFORE_FIX}{_fix(run)}"
     )
