@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 from msgspec import Struct
-from msgspec.structs import fields
+from msgspec.structs import fields, replace
 
 from orchestrator.contract.codec import Problem, encode, join, key_of
 from orchestrator.contract.files.env import user_config_file
@@ -108,7 +108,7 @@ def written_from(
     _override(document, overrides)
     _use_settings(document, environ)
     _check_patterns(document)
-    spec = decode_document(_class_of(document), document)
+    spec = decode_document(_class_of(document), document, _advised)
     return Written(spec=spec, path=Path(), overrides=tuple(overrides), document=document)
 
 
@@ -155,7 +155,7 @@ def _load(
         expand(document, environ)
     _use_settings(document, environ)
     _check_patterns(document)
-    return decode_document(_class_of(document), document), document
+    return decode_document(_class_of(document), document, _advised), document
 
 
 def _use_settings(document: Document, environ: Mapping[str, str] | None) -> None:
@@ -169,6 +169,14 @@ def _use_settings(document: Document, environ: Mapping[str, str] | None) -> None
 
 OF_THE_TRAINER = ("model", "data", "train", "parallel", "objective")
 """Keys that describe a job of the bundled trainer."""
+
+
+def _advised(problems: Sequence[Problem]) -> Sequence[Problem]:
+    from orchestrator.specs.advice import advised
+
+    return advised(problems)
+
+
 OFTEN_FOR_RUN = ("command", "cmd", "entrypoint", "script", "module", "program")
 """Keys that other tools have for the user's program."""
 
@@ -277,11 +285,8 @@ def _override(document: Document, overrides: Sequence[str]) -> None:
             document.problems.append((f"--set {path}", problem))
             continue
         document.problems += [
-            (
-                f"--set {path}",
-                Problem(path=join(path, p.path), value=p.value, limit=p.limit, fix=p.fix),
-            )
-            for _, p in value.problems
+            (f"--set {path}", replace(problem, path=join(path, problem.path)))
+            for _, problem in value.problems
         ]
         _put(document, keys, value.data)
 

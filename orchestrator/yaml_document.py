@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from orchestrator.contract.codec import Invalid, Problem, decode, join
+from orchestrator.contract.codec import Invalid, Problem, decode, join, nearest
 from orchestrator.errors import NdctlError, SpecError
 
 T = TypeVar("T")
@@ -82,8 +82,12 @@ def read_text(path: Path, examples: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        near = sorted(str(one) for one in path.parent.glob("*.y*ml"))
-        fix = f"similar files: {', '.join(near[:5])}" if near else f"check the path; {examples}"
+        there = sorted(one.name for one in path.parent.glob("*.y*ml"))
+        if (near := nearest(path.name, there)) is not None:
+            fix = f"did you mean {path.parent / near}?"
+        else:
+            names = ", ".join(str(path.parent / one) for one in there[:5])
+            fix = f"files there: {names}" if there else f"check the path; {examples}"
         raise SpecError(f"{path}: no such file", fix=fix) from None
     except UnicodeDecodeError as exc:
         message = f"{path}: must be UTF-8 text, but byte {exc.start} is not"
@@ -93,8 +97,12 @@ def read_text(path: Path, examples: str) -> str:
         raise SpecError(message, fix="give a readable YAML file") from exc
 
 
-def decode_document(cls: type[T], document: "Document") -> T:
-    """`document` as a `cls`.
+Advise = Callable[[Sequence[Problem]], Sequence[Problem]]
+"""Improves the fixes of problems of one document."""
+
+
+def decode_document(cls: type[T], document: "Document", advise: Advise | None = None) -> T:
+    """`document` as a `cls`. `advise`: called if there are problems.
 
     Raises:
         SpecError: with all problems of the text and its values, each with its place. Its cause is
@@ -105,7 +113,7 @@ def decode_document(cls: type[T], document: "Document") -> T:
         value = _decode(cls, document)
     except Invalid as exc:
         told = {problem.path for _, problem in document.problems}
-        for problem in exc.problems:
+        for problem in exc.problems if advise is None else advise(exc.problems):
             if problem.path not in told:
                 document.report(problem)
     if value is None or document.problems:
@@ -286,7 +294,8 @@ class _Reader:
             elif key in data:
                 before = self.document.places[where]
                 fix = f"keep this one or the one at {before}"
-                problem = Problem(path=where, value="a second one", limit="given once", fix=fix)
+                words = "given a second time"
+                problem = Problem(path=where, limit="given once", fix=fix, words=words)
                 self.document.problems.append((line, problem))
             else:
                 data[key] = self.read(value_node, where)

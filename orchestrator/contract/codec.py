@@ -26,6 +26,8 @@ T = TypeVar("T")
 ABSENT: Any = object()
 """Stands for a value that is missing; null is a value."""
 TAG = "kind"
+UNKNOWN_KEY = "unknown key"
+"""What is wrong with a key that a struct does not have."""
 
 
 class Problem(Struct, frozen=True, kw_only=True):
@@ -37,10 +39,14 @@ class Problem(Struct, frozen=True, kw_only=True):
     limit: str
     """What the value must be, as the end of "must be …"."""
     fix: str
+    words: str = ""
+    """What is wrong, if "must be …" does not say it well."""
 
     @property
     def said(self) -> str:
         """What is wrong, without the key and the fix."""
+        if self.words:
+            return self.words
         got = "" if self.value is ABSENT else f", got {_show(self.value)}"
         return f"must be {self.limit}{got}"
 
@@ -285,8 +291,9 @@ def _read_struct(cls: type[Struct], data: Any, path: str, problems: list[Problem
         if key not in fields:
             near = nearest(key, fields)
             limit = f"one of the keys {', '.join(fields)}"
-            fix = f"did you mean {near}?" if near else f"remove it, or use {limit}"
-            problems.append(Problem(path=join(path, key), value=key, limit=limit, fix=fix))
+            fix = f"did you mean {join(path, near)}?" if near else f"remove it, or use {limit}"
+            where = join(path, key)
+            problems.append(Problem(path=where, value=key, limit=limit, fix=fix, words=UNKNOWN_KEY))
     values: dict[str, Any] = {}
     for key, (name, kind, required) in fields.items():
         place = join(path, key)
@@ -371,7 +378,9 @@ def nearest(word: object, known: Iterable[str]) -> str | None:
     """The known name that `word` probably stands for; None if no name is similar."""
     import difflib  # imported only for errors, so that fast commands do not pay for it
 
-    return next(iter(difflib.get_close_matches(str(word), known, n=1)), None)
+    by_lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(str(word).lower(), by_lower, n=1)
+    return by_lower[near[0]] if near else None
 
 
 def _show(value: Any) -> str:

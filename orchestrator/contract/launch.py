@@ -32,8 +32,8 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     """The folder of the user's program, which is copied to the run directory. Empty: no copy."""
 
     after: tuple[str, ...] = ()
-    """Run directories of jobs that must have succeeded before the agents start. Only for the local
-    backend; a scheduler has dependencies of its own."""
+    """Run directories of jobs that must have succeeded before the agents start. Slurm has a
+    dependency too."""
 
     @property
     def captured(self) -> Capture | None:

@@ -119,7 +119,7 @@ def test_a_missing_key_that_an_overlay_removed_is_reported_at_its_section(tmp_pa
     [
         ("- train", r"over0.yaml:1: \(top\): must be a mapping of the keys that it changes"),
         ("train: [", r"over0.yaml:2:1: not YAML"),
-        ("train: {steps: 1, steps: 2}", r"over0.yaml:1: train.steps: must be given once"),
+        ("train: {steps: 1, steps: 2}", r"over0.yaml:1: train.steps: given a second time"),
         ("trian: {}", r"over0.yaml:1: trian"),
     ],
 )

@@ -46,11 +46,17 @@ def _succeeded(found: Found) -> bool:
 def _in_the_local_queue(submission: Submission, jobs: Sequence[Found]) -> Submission:
     if far := [found for found in jobs if found.copy is not None]:
         raise _cannot_wait(far, "the local queue reads run directories, and this one is in pods")
-    return replace(submission, after=tuple(str(one.run_dir.path.absolute()) for one in jobs))
+    return replace(submission, after=_paths(jobs))
+
+
+def _paths(jobs: Sequence[Found]) -> tuple[str, ...]:
+    return tuple(str(one.run_dir.path.absolute()) for one in jobs)
 
 
 def _with_dependency(submission: Submission, jobs: Sequence[Found]) -> Submission:
     ids = [_slurm_id(found, replay(found.run_dir)) for found in jobs]
+    # Agents look at these jobs again, because a cancelled job is COMPLETED for Slurm.
+    submission = replace(submission, after=_paths(jobs))
     words = f"afterok:{':'.join(ids)}"
     return with_dependency(submission, words, "--kill-on-invalid-dep=yes")
 

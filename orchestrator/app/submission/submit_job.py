@@ -62,7 +62,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     own: str | None = None
     """The Slurm job that runs this command and whose nodes the job gets."""
     after: tuple[str, ...] = ()
-    """Run directories of jobs that must succeed first, on the local backend."""
+    """Run directories of jobs that must succeed first."""
     group: str = ""
     """Name of jobs that belong together; empty: that of an earlier run of this job, if any."""
     backend: str = ""

@@ -69,6 +69,16 @@ def wait_for(jobs: Sequence[str], clock: Clock) -> str:
     return ""
 
 
+def failed_of(jobs: Sequence[str]) -> str:
+    """What happened to the first of these jobs that ended without success; empty: none did. A job
+    that was removed since may have succeeded."""
+    for job in map(Path, jobs):
+        run = replay(RunDir(job))
+        if run.ending not in (None, "SUCCEEDED"):
+            return f"{job.name} ended as {run.ending}"
+    return ""
+
+
 def _ending(job: RunDir) -> str | None:
     if not job.journal.exists():
         return "was removed"

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from orchestrator.backends.slurm.on_nodes import address
 from orchestrator.backends.slurm.on_nodes.hooks import run_hook
-from orchestrator.contract.files import env
+from orchestrator.contract.files import env, exit_codes
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.inventory.slurm.hostlist import expand
 from orchestrator.inventory.slurm.nodes import parse_nodes
@@ -36,6 +36,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     if args.before:
         # Before the agent is imported, because the hook may create files that the import needs.
         failed = run_hook("before", args.before, environ, hook_log, args.before_limit)
+    if _never_starts(RunDir(Path(args.run_dir)), first=environ.get("SLURM_NODEID") == "0"):
+        sys.exit(exit_codes.FAILED)
     from orchestrator.backends.entry.agent import main as agent
 
     words = [
@@ -58,6 +60,27 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
         if why := run_hook("after", args.after, environ, hook_log, args.after_limit):
             log.warning("after hook failed on %s: %s", host, why)
     sys.exit(code)
+
+
+def _never_starts(run_dir: RunDir, *, first: bool) -> bool:
+    """Whether a job of `--after` ended otherwise than it should. Slurm itself does not know: a job
+    that `ndctl cancel` ended with a checkpoint is COMPLETED for it. The first node ends this job.
+    """
+    from orchestrator.journal.current_launch import current_launch
+
+    launched = current_launch(run_dir)
+    if launched is None or not launched.launch.after:
+        return False
+    from orchestrator.app.cancel_job import record_cancel
+    from orchestrator.backends.entry.local_queue import failed_of
+    from orchestrator.system import SystemClock
+
+    if not (why := failed_of(launched.launch.after)):
+        return False
+    log.error("the job is cancelled: %s", why)
+    if first:
+        record_cancel(run_dir, f"ndctl, because {why}", SystemClock())
+    return True
 
 
 def _parser() -> argparse.ArgumentParser:

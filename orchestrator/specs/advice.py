@@ -1,0 +1,109 @@
+"""Better fixes for mistakes of a spec, most of them names that a key has in another tool."""
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from orchestrator.contract.codec import ABSENT, UNKNOWN_KEY, Problem, nearest
+from orchestrator.specs.other_names import KEYS, SENTENCES
+
+TYPO = 0.85
+"""Words that are so similar differ in a letter or two."""
+FEW = 12
+"""So many names of keys fit into a message."""
+
+
+def advised(problems: Sequence[Problem]) -> list[Problem]:
+    """The problems, with better fixes. A required key that is missing only because it is written
+    wrongly is left out."""
+    found = [_advised(problem) for problem in problems]
+    meant = {path for one in found for path in _meant(one)}
+    return [one for one in found if not (one.limit == "given" and one.path in meant)]
+
+
+def _meant(problem: Problem) -> Iterator[str]:
+    """The keys that a fix for an unknown key names."""
+    if problem.words == UNKNOWN_KEY:
+        yield from re.findall(r"[a-z_]+(?:\.[a-z_0-9]+)*", problem.fix.removeprefix("did you mean"))
+
+
+def _advised(problem: Problem) -> Problem:
+    if problem.words == UNKNOWN_KEY:
+        return replace(problem, fix=_fix_of_key(problem))
+    match problem.path, problem.value:
+        case "checkpoint.every", int() as steps if not isinstance(steps, bool):
+            return replace(problem, fix=f"did you mean checkpoint.every_steps: {steps}?")
+        case "cluster.backend", str() as name if name.lower() in ("k8s", "kube", "kubeflow"):
+            return replace(problem, fix="did you mean kubernetes?")
+        case "model", value if value is ABSENT:
+            fix = "add model: {preset: llama-tiny}, or {path: FOLDER or hub id}, or {config: {…}}"
+            return replace(problem, fix=fix)
+        case "model.preset", str() as name:
+            return replace(problem, fix=_fix_of_preset(name) or problem.fix)
+        case (("train.dtype" | "train.reduce_dtype" | "train.output_dtype"), str() as name):
+            if name.lower() in ("fp16", "float16", "half"):
+                return replace(problem, fix="set it to bfloat16: the trainer has no loss scaling")
+    return problem
+
+
+def _fix_of_key(problem: Problem) -> str:
+    from orchestrator.specs.keys import all_keys
+
+    above, _, written = problem.path.rpartition(".")
+    name = _plain(written)
+    every = [key.path for key in all_keys() if "[]" not in key.path]
+    here = [path for path in every if path.rpartition(".")[0] == above]
+    names = {path.rpartition(".")[2]: path for path in here}
+    # The same key in another form, such as nodeSelector, or the same word elsewhere.
+    if name in names:
+        return f"did you mean {names[name]}?"
+    # A typo: steps for step. It comes before the same word elsewhere (run.metrics.step).
+    if typo := difflib.get_close_matches(name, names, n=1, cutoff=TYPO):
+        return f"did you mean {names[typo[0]]}?"
+    if name in SENTENCES:
+        return SENTENCES[name]
+    if name in KEYS:
+        return f"did you mean {KEYS[name]}?"
+    elsewhere = [path for path in every if path.rpartition(".")[2] == name]
+    near = nearest(name, names)
+    if near is not None and not elsewhere:
+        return f"did you mean {names[near]}?"
+    if elsewhere:
+        return f"did you mean {' or '.join(sorted(elsewhere, key=len)[:2])}?"
+    known = nearest(name, [*KEYS, *SENTENCES])
+    if known is not None:
+        return SENTENCES.get(known) or f"did you mean {KEYS[known]}?"
+    if 0 < len(names) <= FEW:
+        return f"remove it, or use one of {', '.join(names)}"
+    return f"remove it; `ndctl explain{' ' if above else ''}{above}` lists the keys"
+
+
+def _plain(name: str) -> str:
+    """`--nproc-per-node`, `nodeSelector` and `Learning_Rate` as keys are written here."""
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip().lstrip("-"))
+    return snake.replace("-", "_").lower()
+
+
+def _fix_of_preset(name: str) -> str | None:
+    """The preset of the nearest size, such as llama3-8b for llama-7b."""
+    from orchestrator.contract.spec.model_presets import PRESETS
+
+    family = re.match(r"[a-z]+", name.lower())
+    size = _billions(name)
+    alike = {
+        preset: billions
+        for preset in PRESETS
+        if family is not None and preset.startswith(family[0])
+        if (billions := _billions(preset)) is not None
+    }
+    if size is None or not alike:
+        return None
+    best = min(alike, key=lambda preset: abs(alike[preset] - size))
+    return f"did you mean {best}? Other models: model.path with a folder or a hub id"
+
+
+def _billions(name: str) -> float | None:
+    found = re.search(r"(\d+(?:\.\d+)?)b\b", name.lower())
+    return None if found is None else float(found[1])

@@ -1,0 +1,177 @@
+"""What users of other tools write, and which key ndctl names.
+
+The names are those of the other tools' documentation: torchrun's and sbatch's options, keys of
+DeepSpeed's and Accelerate's configuration files, arguments of Megatron-LM, fields of torchtitan,
+`TrainingArguments` of Hugging Face, and Kubernetes' spelling.
+"""
+
+import pytest
+import yaml
+
+from orchestrator.errors import SpecError
+from orchestrator.load import load_spec
+
+GOOD = """\
+name: demo
+model: {preset: llama-tiny}
+data: {files: "*.txt", sequence_length: 64}
+train:
+  steps: 10
+  global_batch_size: 8
+"""
+MISTAKES = [
+    # torchrun
+    ("cluster: {nnodes: 4}", "cluster.nnodes", "did you mean cluster.hosts?"),
+    ("nproc_per_node: 8", "nproc_per_node", "did you mean cluster.gpus_per_host?"),
+    ("cluster: {nproc-per-node: 8}", "cluster.nproc-per-node", "did you mean cluster.gpus_per"),
+    ("max_restarts: 3", "max_restarts", "did you mean resilience.max_restarts?"),
+    ("rdzv_endpoint: host:29500", "rdzv_endpoint", "remove it: ndctl brings the ranks together"),
+    ("cluster: {master_addr: n1}", "cluster.master_addr", "remove it: ndctl finds the address"),
+    # DeepSpeed
+    ("train_batch_size: 64", "train_batch_size", "did you mean train.global_batch_size?"),
+    (
+        "gradient_accumulation_steps: 4",
+        "gradient_accumulation_steps",
+        "remove it: it follows from train.global_batch_size",
+    ),
+    ("zero_optimization: {stage: 3}", "zero_optimization", "did you mean parallel.data?"),
+    ("gradient_clipping: 1.0", "gradient_clipping", "did you mean train.grad_clip?"),
+    # Accelerate
+    ("num_machines: 2", "num_machines", "did you mean cluster.hosts?"),
+    ("num_processes: 16", "num_processes", "did you mean cluster.hosts and cluster.gpus_per_host?"),
+    ("mixed_precision: bf16", "mixed_precision", "did you mean train.dtype?"),
+    ("fsdp_config: {}", "fsdp_config", "did you mean parallel.fsdp?"),
+    # Slurm
+    ("cluster: {nodes: 4}", "cluster.nodes", "did you mean cluster.hosts?"),
+    ("cluster: {gpus-per-node: 8}", "cluster.gpus-per-node", "did you mean cluster.gpus_per_host?"),
+    ("partition: gpu", "partition", "did you mean cluster.slurm.partition?"),
+    ("cluster: {slurm: {job-name: x}}", "cluster.slurm.job-name", "did you mean name?"),
+    (
+        "cluster: {slurm: {walltime: 60}}",
+        "cluster.slurm.walltime",
+        "did you mean cluster.slurm.time",
+    ),
+    (
+        "cluster: {slurm: {dependency: x}}",
+        "cluster.slurm.dependency",
+        "leave it out, and submit with",
+    ),
+    # Megatron-LM
+    (
+        "parallel: {tensor-model-parallel-size: 8}",
+        "parallel.tensor-model-parallel-size",
+        "did you mean parallel.tp?",
+    ),
+    (
+        "pipeline_model_parallel_size: 2",
+        "pipeline_model_parallel_size",
+        "did you mean parallel.pp?",
+    ),
+    ("data: {seq_length: 4096}", "data.seq_length", "did you mean data.sequence_length?"),
+    ("train: {train-iters: 500}", "train.train-iters", "did you mean train.steps?"),
+    ("train: {clip-grad: 1.0}", "train.clip-grad", "did you mean train.grad_clip?"),
+    ("save_interval: 500", "save_interval", "did you mean checkpoint.every_steps?"),
+    # torchtitan
+    (
+        "parallel: {dp: 4}",
+        "parallel.dp",
+        "did you mean parallel.dp_shard (FSDP), or parallel.dp_rep",
+    ),
+    (
+        "parallel: {data_parallel_shard_degree: 4}",
+        "parallel.data_parallel_shard_degree",
+        "did you mean parallel.dp_shard?",
+    ),
+    # Hugging Face's Trainer
+    ("train: {learning_rate: 1e-4}", "train.learning_rate", "did you mean train.optimizer.lr?"),
+    ("train: {lr: 1e-4}", "train.lr", "did you mean train.optimizer.lr?"),
+    (
+        "train: {per_device_train_batch_size: 4}",
+        "train.per_device_train_batch_size",
+        "did you mean train.micro_batch_size?",
+    ),
+    ("train: {num_train_epochs: 3}", "train.num_train_epochs", "did you mean train.steps?"),
+    (
+        "checkpoint: {save_total_limit: 3}",
+        "checkpoint.save_total_limit",
+        "did you mean checkpoint.keep",
+    ),
+    # Kubernetes
+    (
+        "cluster: {kubernetes: {nodeSelector: {a: b}}}",
+        "cluster.kubernetes.nodeSelector",
+        "did you mean cluster.kubernetes.node_selector?",
+    ),
+    # Values
+    ("train: {dtype: bf16}", "train.dtype", "did you mean bfloat16?"),
+    ("train: {dtype: fp16}", "train.dtype", "set it to bfloat16"),
+    ("model: {preset: llama-7b}", "model.preset", "did you mean llama3-8b?"),
+    ("checkpoint: {every: 10}", "checkpoint.every", "did you mean checkpoint.every_steps: 10?"),
+    ("train: {optimizer: {name: AdamW}}", "train.optimizer.name", "did you mean adamw?"),
+    ("cluster: {backend: k8s}", "cluster.backend", "did you mean kubernetes?"),
+]
+
+
+def spec_with(snippet: str, key: str) -> tuple[str, int]:
+    """A valid spec with the keys of `snippet` added, and the line of `key`."""
+    data = yaml.safe_load(GOOD)
+
+    def merge(into: dict[str, object], extra: dict[str, object]) -> None:
+        for key, value in extra.items():
+            inside = into.get(key)
+            if isinstance(value, dict) and isinstance(inside, dict):
+                merge(inside, value)
+            else:
+                into[key] = value
+
+    merge(data, yaml.safe_load(snippet))
+    text = yaml.safe_dump(data, sort_keys=False)
+    name = key.rpartition(".")[2]
+    lines = [*enumerate(text.splitlines(), 1)]
+    return text, max(number for number, line in lines if line.strip().startswith(f"{name}:"))
+
+
+@pytest.mark.parametrize(("snippet", "key", "fix"), MISTAKES, ids=[one[1] for one in MISTAKES])
+def test_a_usual_mistake_has_its_place_one_sentence_and_the_right_spelling(
+    snippet: str, key: str, fix: str
+) -> None:
+    text, line = spec_with(snippet, key)
+    with pytest.raises(SpecError) as refused:
+        load_spec(text, "job.yaml")
+    ((place, problem),) = refused.value.placed
+    assert problem.path == key or key.startswith(problem.path), "one mistake is one problem"
+    assert problem.fix.startswith(fix), problem.fix
+    first, second = str(refused.value).splitlines()
+    assert first.startswith(f"{place}: {problem.path}: ")
+    assert second.strip() == f"fix: {problem.fix}"
+    assert place == f"job.yaml:{line}", text
+    assert len(first) < 200, "no list of all keys before the answer"
+
+
+def test_there_are_at_least_25() -> None:
+    assert len(MISTAKES) >= 25
+
+
+def test_a_key_that_is_missing_because_it_is_written_wrongly_is_one_problem() -> None:
+    with pytest.raises(SpecError) as refused:
+        load_spec(GOOD.replace("  steps", "  max_steps"), "job.yaml")
+    assert (
+        str(refused.value)
+        == "job.yaml:5: train.max_steps: unknown key\n    fix: did you mean train.steps?"
+    )
+
+
+def test_without_a_model_the_three_ways_to_give_one_are_named() -> None:
+    with pytest.raises(SpecError) as refused:
+        load_spec(GOOD.replace("model: {preset: llama-tiny}\n", ""), "job.yaml")
+    assert "preset" in str(refused.value)
+    assert "lora" not in str(refused.value)
+
+
+def test_every_name_leads_to_a_key_that_exists() -> None:
+    from orchestrator.specs.keys import all_keys
+    from orchestrator.specs.other_names import KEYS, SENTENCES
+
+    paths = {key.path for key in all_keys()}
+    assert not {right for right in KEYS.values() if right not in paths}
+    assert not {*KEYS} & {*SENTENCES}
