@@ -61,7 +61,8 @@ def _drills(
     try:
         return tuple(parse_drill(text, number) for number, text in enumerate(texts, 1))
     except Invalid as exc:
-        raise click.BadParameter(str(exc)) from exc
+        told = (f"{problem.said}\n    fix: {problem.fix}" for problem in exc.problems)
+        raise click.BadParameter("\n".join(told)) from exc
 
 
 def _group_name(ctx: click.Context, param: click.Parameter, name: str) -> str:
@@ -79,8 +80,8 @@ drill_option = click.option(
     multiple=True,
     callback=_drills,
     metavar="FAULT",
-    help="Inject a fault once: kill|stop|slow|raise|exit|segv|busy|skip|shape|order|data"
-    ":rank=R@step=S, kill:host=H@step=S.",
+    help="Inject a fault once, such as kill:rank=1@step=25 or kill:host=host-0@step=9. Faults of a"
+    " rank: kill, stop, slow, raise, exit, segv, oom, nan, busy, skip, shape, order, data, write.",
 )
 
 
@@ -96,7 +97,9 @@ class _DryRunAlone(click.Command):
 
 @click.command(
     cls=_DryRunAlone,
-    epilog="Example: ndctl submit examples/quickstart.yaml --follow --drill kill:rank=1@step=25",
+    epilog="Example: ndctl submit examples/quickstart.yaml --follow --drill kill:rank=1@step=25\n\n"
+    "Exit codes: 0 submitted, or with --follow succeeded; 1 failed; 2 usage; 3 bad spec; 4 no plan;"
+    " 5 the job exists or runs; 6 backend; 7 cancelled.",
 )
 @spec_files
 @set_option

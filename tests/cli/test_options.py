@@ -1,5 +1,7 @@
 """Options that several commands share."""
 
+import re
+
 import click
 import pytest
 from click.testing import CliRunner
@@ -57,3 +59,11 @@ def test_options_for_backend_and_kind_are_shortcuts_for_settings(
 
     assert CliRunner().invoke(verb, said).exit_code == 0
     assert got == settings
+
+
+def test_the_help_of_drills_names_every_fault() -> None:
+    from orchestrator.cli.launch import submit
+    from orchestrator.contract.drills import FAULTS
+
+    told = next(str(getattr(one, "help")) for one in submit.params if one.name == "drills")  # noqa: B009
+    assert [fault for fault in FAULTS if not re.search(rf"\b{fault}\b", told)] == []

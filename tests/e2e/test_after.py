@@ -34,8 +34,11 @@ def test_a_job_waits_for_another_one_and_falls_with_it(ndctl: Ndctl, tmp_path: P
     ):
         done = ndctl("submit", spec(tmp_path, name, script), *after)
         assert done.code == 0, done.out + done.err
-    for name in ("second", "third"):
-        wait_for(lambda name=name: state(ndctl, name) == "PENDING", f"{name} to wait", LIMIT_S)
+    wait_for(
+        lambda: [state(ndctl, name) for name in ("second", "third")] == ["PENDING"] * 2,
+        "two jobs to wait",
+        LIMIT_S,
+    )
     assert "starts when second has succeeded" in ndctl("status", "third").out
     again = ndctl("submit", spec(tmp_path, "second", "true"), "--new")
     assert again.code == 5, "a waiting job is not submitted twice"

@@ -76,8 +76,8 @@ def test_the_third_allocation_in_a_row_without_a_checkpoint_ends_the_job(
     assert isinstance(end, EndJob)
     assert end.state == "FAILED"
     assert end.reason.startswith(
-        "3 allocations in a row, since 2023-11-14 22:13 UTC, made no new checkpoint (there is none"
-        " yet); the last one ended: "
+        "3 allocations in a row, since 2023-11-14 22:13:21 UTC, made no new checkpoint (there is"
+        " none yet); the last one ended: "
     )
     assert how in end.reason
     assert "raise cluster.slurm.time" in end.reason
@@ -189,7 +189,7 @@ def test_leaders_that_die_before_each_attempt_end_the_job() -> None:
         job.registers("host-0")
     (end,) = job.leads()
     assert isinstance(end, EndJob)
-    assert end.reason.startswith("3 leaders in a row, since 2023-11-14 22:13 UTC, made no new")
+    assert end.reason.startswith("3 leaders in a row, since 2023-11-14 22:13:21 UTC, made no new")
     assert "its leader was lost while waiting for agents" in end.reason
     assert job.run.history.incidents == ()
 
