@@ -321,6 +321,8 @@ def _adapters(
 LOSS_BYTES = (14, 24)
 """Bytes read and written per logit of 2 bytes: forward, the cast to float32 and log-softmax;
 backward, the gradient in float32 and the cast back. The loss is never compiled."""
+HEAD_OPS = (12, 18)
+"""Kernels of the last norm, the head and the loss, forward and backward."""
 
 
 @lru_cache(maxsize=4096)
@@ -334,10 +336,18 @@ def head_passes(machine: Machine, shape: ModelShape, part: Slice) -> Passes:
         forward=matmul_s(machine, rows, vocabulary, into, part.dtype) + cheap,
         inputs=matmul_s(machine, rows, into, vocabulary, part.dtype) + back,
         weights=weights,
-        forward_ops=12,
-        backward_ops=18,
+        forward_ops=HEAD_OPS[0],
+        backward_ops=HEAD_OPS[1],
         cheap=cheap,
     )
+
+
+def logits_again_s(machine: Machine, shape: ModelShape, part: Slice) -> float:
+    """Seconds to compute the logits and the loss once more, without the norm before them."""
+    vocabulary = math.ceil(shape.vocab_size / part.tp)
+    size = part.rows * vocabulary * COMPUTE_BYTES[part.dtype] / 2 * LOSS_BYTES[0]
+    product = matmul_s(machine, part.rows, vocabulary, shape.hidden_size, part.dtype)
+    return product + move_s(machine, size, HEAD_OPS[0])
 
 
 @lru_cache(maxsize=4096)
@@ -370,8 +380,9 @@ def head_cheap(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float,
     norm = EAGER.layer_norm if shape.norm_bias else EAGER.norm
     values = part.rows * shape.hidden_size / part.tp
     logits = part.rows * math.ceil(shape.vocab_size / part.tp) * COMPUTE_BYTES[part.dtype] / 2
-    forward = move_s(machine, values * norm[0] + logits * LOSS_BYTES[0], 12)
-    return forward, move_s(machine, values * norm[1] + logits * LOSS_BYTES[1], 18)
+    forward = move_s(machine, values * norm[0] + logits * LOSS_BYTES[0], HEAD_OPS[0])
+    size = values * norm[1] + logits * LOSS_BYTES[1]
+    return forward, move_s(machine, size, HEAD_OPS[1])
 
 
 @lru_cache(maxsize=4096)

@@ -15,6 +15,7 @@ from orchestrator.plan.cost.layers import (
     embedding_passes,
     head_passes,
     layer_passes,
+    logits_again_s,
     repeated_s,
     smaller_chunks_s,
 )
@@ -184,6 +185,9 @@ def _stage(
         ops += end.forward_ops + end.backward_ops
     if rank.is_last:
         compute += smaller_chunks_s(machine, shape, part, options.loss_chunks)
+        # The trainer then keeps no gradient of the head from the forward pass (`HeadLoss`).
+        if options.pp > 1 and options.pipeline.schedule == "gpipe":
+            recompute += logits_again_s(machine, shape, part)
     traffic = sum(_total(layer, one, rank).exposed for one in layer.traffic)
     if part.tp > 1:
         traffic += 2 * len(ends) * outer_traffic(machine, shape, part).exposed

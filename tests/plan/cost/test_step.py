@@ -1,6 +1,7 @@
 """Step times follow known facts and laws. `tests/plan/test_accuracy.py` compares them with
 published runs."""
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -68,6 +69,21 @@ def test_the_zero_bubble_schedule_has_the_shortest_step() -> None:
         < bubble_share(8, PipelineSpec(schedule="interleaved_1f1b"))
         < bubble_share(8, PipelineSpec())
     )
+
+
+def test_gpipe_computes_the_logits_of_each_micro_batch_twice() -> None:
+    def parts(micro_batches: int, schedule: Any) -> Mapping[str, float]:
+        spec = PipelineSpec(schedule=schedule)
+        mesh = Mesh(pp=2, dp_shard=4)
+        one = setup(mesh=mesh, micro_batches=micro_batches, pipeline=spec)
+        return step_time(one, H100).parts
+
+    assert "recompute" not in parts(8, "1f1b")
+    again = parts(8, "gpipe")["recompute"]
+    # One product of 8192 tokens with the head takes at least as long as at the peak.
+    product = 2 * 8192 * LLAMA_8B.vocab_size * LLAMA_8B.hidden_size
+    assert again > 8 * product / H100.profile.flops["bfloat16"]
+    assert parts(16, "gpipe")["recompute"] == pytest.approx(2 * again)
 
 
 def test_full_recomputation_costs_a_quarter_more_and_elementwise_little() -> None:
