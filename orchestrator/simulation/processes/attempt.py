@@ -82,7 +82,7 @@ class SimulatedAttempt:
                 return
 
     def _copy(self, copies: Sequence[Copy], label: Label) -> Copy | None:
-        """The slots of a host's ranks, of which one has this label."""
+        """The slots of a host whose ranks include that of this label."""
         size = self.start.ranks_per_host
         return next((copy for copy in copies if label in copy.labels(size)), None)
 
