@@ -4,6 +4,7 @@
     ├── SpecError        the job spec cannot be read as a JobSpec
     ├── PlanError        no plan fits the spec and the cluster
     ├── JobError         the job is unknown, or its state does not allow the command
+    │   ├── DrillError   a drill can never happen in this job
     │   └── InUse        another process writes its journal; trying again later may help
     ├── BackendError     the scheduler refused
     │   ├── Unanswered   the scheduler did not answer: nothing is known, and retrying may help
@@ -63,6 +64,10 @@ class PlanError(NdctlError):
 
 class JobError(NdctlError):
     exit_code = exit_codes.BAD_JOB_STATE
+
+
+class DrillError(JobError):
+    exit_code = exit_codes.USAGE
 
 
 class InUse(JobError):

@@ -9,6 +9,9 @@ from trainer.process import start
 from trainer.rank.environment import DRIVER, allocator_default, torch_defaults
 
 if __name__ == "__main__":
+    if sys.argv[1:] in (["-h"], ["--help"]):
+        sys.stdout.write(f"{__doc__}\nCONFIG: a JSON or YAML file, such as trainer-1.json\n")
+        sys.exit(0)
     env = RankEnv.from_mapping(os.environ)  # noqa: TID251 (this is the entry point)
     gpu = DRIVER.exists() and not env.no_gpu
     defaults = {**torch_defaults(env), **allocator_default(os.environ, gpu=gpu)}  # noqa: TID251

@@ -148,12 +148,14 @@ def diagnose_job(run_dir: RunDir, attempt: int | None, now: float) -> Found:
 
 
 def in_order(snapshot: Snapshot) -> str:
-    """Says that a job is healthy or succeeded; empty if neither. Only the leader decides how long a
-    rank may be silent."""
+    """Says that a job is healthy, starts or succeeded; else empty. Only the leader decides how long
+    a rank may be silent."""
     shown = snapshot.view
     at = f"step {format.steps(shown.step, shown.steps)}"
     if shown.state == "SUCCEEDED":
         return f"{shown.name} succeeded: {at}"
+    if shown.state in ("SUBMITTED", "PENDING", "STARTING"):
+        return f"{shown.name} is {shown.state}: no rank trains yet, and no hang was detected"
     silent = [health for host in shown.hosts for health in host.ranks if health in UNHEALTHY]
     if shown.state != "RUNNING" or shown.quiet_s is None or silent:
         return ""

@@ -28,7 +28,7 @@ from orchestrator.contract.messages.agent_protocol import (
 from orchestrator.contract.messages.events import CancelRequested, JobSubmitted, LeaderStarted
 from orchestrator.contract.spec.job_spec import INIT_TIMEOUT_S
 from orchestrator.contract.submission_payload import Handover
-from orchestrator.errors import BackendError, JobError, PlanError, Unanswered
+from orchestrator.errors import BackendError, DrillError, JobError, PlanError, Unanswered
 from orchestrator.job.stage import Ended
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import fold
@@ -235,7 +235,7 @@ def test_after_a_refusal_of_the_backend_the_job_can_be_resumed(
     "text", ["kill:rank=4@step=5", "kill:host=2@step=5", "kill:rank=0@step=25"]
 )
 def test_an_impossible_drill_is_refused(tmp_path: Path, cluster: NoCluster, text: str) -> None:
-    with pytest.raises(JobError, match="can never happen: the job has"):
+    with pytest.raises(DrillError, match="can never happen: the job has"):
         submit(tmp_path, drills=(drill(text),))
     assert not (tmp_path / JOB).exists()
     submit(tmp_path, drills=(drill("kill:rank=3@step=24"),))

@@ -133,3 +133,9 @@ def test_a_job_can_join_a_group(swept: NoCluster) -> None:
 def test_a_job_comes_before_a_group_of_its_name(swept: NoCluster) -> None:
     assert ndctl("submit", str(SPEC), "--set", "name=e2e").exit_code == 0
     assert ndctl_json("status", "e2e")["name"] == "e2e"
+
+
+def test_a_job_that_has_not_begun_needs_no_dumps(swept: NoCluster) -> None:
+    told = ndctl("diagnose", "other").output
+    assert "other is SUBMITTED: no rank trains yet, and no hang was detected" in told
+    assert "TORCH_FR_BUFFER_SIZE" not in told

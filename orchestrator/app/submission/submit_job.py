@@ -34,7 +34,15 @@ from orchestrator.contract.spec.job_spec import (
 )
 from orchestrator.contract.spec.run_spec import Keep, RunSpec
 from orchestrator.contract.submission_payload import Handover
-from orchestrator.errors import BackendError, JobError, PlanError, Refused, SpecError, Unsettled
+from orchestrator.errors import (
+    BackendError,
+    DrillError,
+    JobError,
+    PlanError,
+    Refused,
+    SpecError,
+    Unsettled,
+)
 from orchestrator.health.package_owners import other_owners
 from orchestrator.job.state import Run
 from orchestrator.journal import snapshot
@@ -468,20 +476,20 @@ def _check_trainable(submission: Submission) -> None:
 
 
 def _check_drills(submission: Submission) -> None:
-    """Raises JobError for a drill that can never happen."""
+    """Raises DrillError for a drill that can never happen."""
     plan, steps = submission.planned.plan, _steps(submission.planned.spec)
     run = _run_of(submission.planned.spec)
     for drill in submission.drills:
         if run is not None and drill.fault not in faults_of(run):
             can = ", ".join(faults_of(run))
-            raise JobError(
+            raise DrillError(
                 f"drill {drill} needs the bundled trainer: ndctl injects it inside a step",
                 fix=f"use one of {can}, for example --drill kill:rank=0@step=2",
             )
         count = plan.world_size if drill.target == "rank" else len(plan.hosts)
         if drill.index >= count or (steps and drill.step > steps):
             of = f", and {steps} steps" if steps else ""
-            raise JobError(
+            raise DrillError(
                 f"drill {drill} can never happen: the job has {count} {drill.target}s, numbered"
                 f" from 0{of}",
                 fix=f"use for example --drill {drill.fault}:{drill.target}=0"

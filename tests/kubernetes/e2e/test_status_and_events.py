@@ -67,15 +67,15 @@ def test_a_job_is_shown_as_last_known_while_the_api_server_is_down(
     head = done.out.partition("\n")[0]
     assert head.startswith(f"{JOB}: RUNNING as of "), head
     assert "; the API server of context envtest (https://127.0.0.1:" in head
-    assert done.out.count("cannot be reached") == 1
+    assert done.out.count("is unreachable") == 1
     body = json.loads(other_machine.output_of("status", JOB, "--json"))
     assert (body["state"], body["leader_alive"]) == ("RUNNING", None)
     assert body["step"] >= before["step"]
-    assert "cannot be reached" in body["reason"]
+    assert "is unreachable" in body["reason"]
     listed = other_machine("list")
     assert "RUNNING" in listed.out
     assert "PENDING" not in listed.out
-    assert listed.err.count("cannot be reached") == 1
+    assert listed.err.count("is unreachable") == 1
     job.wait_for_step(body["step"] + 5)
     job.testbed.start_control_plane()
 
