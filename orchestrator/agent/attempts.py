@@ -81,7 +81,8 @@ class Attempts:
 
     def digest(self) -> Digest:
         ranks = () if self.attempt is None else self.attempt.digest()
-        return Digest(attempt=self.number, ranks=ranks)
+        memory = self.processes.memory_use()
+        return Digest(attempt=self.number, ranks=ranks, memory=memory)
 
     async def ends(self) -> list[Report]:
         """Reports of ends that the leader may have missed, to repeat after a reconnection."""

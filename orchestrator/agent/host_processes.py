@@ -40,6 +40,7 @@ from orchestrator.contract.messages.agent_protocol import (
     Checked,
     CheckFabric,
     Evidence,
+    MemoryUse,
     RankDigest,
     Start,
 )
@@ -134,6 +135,9 @@ class Processes(Protocol):
 
     async def offer_slots(self, attempt: int) -> SlotsOffered:
         """Which checkpoints are in this host's memory. Called between two attempts."""
+
+    def memory_use(self) -> MemoryUse | None:
+        """Checkpoints in this host's memory. Called at each pulse."""
 
     def free_port(self) -> int:
         """A port for torchrun's rendezvous. Raises OSError."""
@@ -267,6 +271,9 @@ class HostProcesses:
 
     async def offer_slots(self, attempt: int) -> SlotsOffered:
         return await self.memory().offer(attempt)
+
+    def memory_use(self) -> MemoryUse | None:
+        return self.memory().use() if self.memory.cache_info().currsize else None
 
     def free_port(self) -> int:
         return free_port(self.place.address)

@@ -6,7 +6,7 @@ leader gives the events their time.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from orchestrator.contract.messages.agent_protocol import Digest
+from orchestrator.contract.messages.agent_protocol import Digest, MemoryUse
 from orchestrator.contract.messages.events import Event, HangDetected, JobSubmitted
 from orchestrator.detect.heartbeat_monitor import HeartbeatMonitor, Limits
 from orchestrator.detect.stragglers import Stragglers, roles_of
@@ -23,6 +23,8 @@ class Monitor:
         self.watch: HeartbeatMonitor | None = None
         """None while no attempt runs."""
         self.stragglers = Stragglers(0, (), str, 0.0)
+        self.memory: dict[str, MemoryUse] = {}
+        """Host -> its checkpoints in memory, as it last reported."""
         self.hang: HangDetected | None = None
         """The hang that was reported to the supervisor, ..."""
         self.gathered_by = 0.0
@@ -44,7 +46,7 @@ class Monitor:
         self.stragglers = Stragglers(
             attempt, roles_of(run.plan.mesh), lambda rank: hosts[rank // each], now
         )
-        self.attempt, self.hang, self.gathered_by = attempt, None, 0.0
+        self.attempt, self.hang, self.gathered_by, self.memory = attempt, None, 0.0, {}
 
     def end(self) -> None:
         self.watch = None
@@ -56,17 +58,28 @@ class Monitor:
 
     def rank_figures(self, now: float) -> Mapping[str, Sequence[float]]:
         """Figures of all ranks that run, in no order, for metrics: `heartbeat_age` in seconds, and
-        `own_step`, the seconds of a rank's own work per step."""
+        `own_step`, the seconds of a rank's own work per step. And of all hosts, for checkpoints in
+        memory: their bytes, the copies that they hold, and seconds since their own were copied.
+        """
         if self.watch is None:
             return {}
         ages = self.watch.ages(now - self.excused_s)
-        return {"heartbeat_age": ages, "own_step": list(self.stragglers.own_s.values())}
+        memory = self.memory.values()
+        return {
+            "heartbeat_age": ages,
+            "own_step": list(self.stragglers.own_s.values()),
+            "memory_bytes": [float(one.num_bytes) for one in memory],
+            "memory_held": [float(one.held) for one in memory],
+            "memory_copy_age": [one.copied_s for one in memory if one.copied_s is not None],
+        }
 
     def hear(self, digest: Digest, now: float) -> Iterator[Event]:
         """Take in an agent's report on its ranks."""
         # A digest of the former attempt may arrive after the next one was ordered to start.
         if self.watch is None or digest.attempt != self.attempt:
             return
+        if digest.memory is not None:
+            self.memory[digest.memory.host] = digest.memory
         now -= self.excused_s
         progress = self.watch.observe(digest.ranks, now)
         self.stragglers.observe(digest.ranks)

@@ -26,7 +26,7 @@ from orchestrator.contract.memory.slot_file import (
     mark_of,
     set_mark,
 )
-from orchestrator.contract.messages.agent_protocol import Claim, Start
+from orchestrator.contract.messages.agent_protocol import Claim, MemoryUse, Start
 from orchestrator.contract.messages.rank_messages import CopyReady
 from orchestrator.job_secret import JobSecret
 
@@ -58,6 +58,8 @@ class HostCopies:
         self.start: Start | None = None
         self.sending: set[tuple[int, Made]] = set()
         """Ranks whose slot is being sent, and the slot."""
+        self.copied_at: float | None = None
+        """When partners last got a slot (monotonic)."""
         self.complained = -COMPLAIN_S
         self._lock = threading.Lock()
         self._still = threading.Condition(self._lock)
@@ -109,6 +111,15 @@ class HostCopies:
         partners = start.copies.partners[: ready.copies]
         self.pool.submit(self._send, file, ready.rank, made, partners)
 
+    def use(self) -> MemoryUse:
+        copied = self.copied_at
+        return MemoryUse(
+            host=self.where.claim.host,
+            num_bytes=self.slots.num_bytes + self.held.num_bytes,
+            held=sum(1 for _ in self.held.labels()),
+            copied_s=None if copied is None else time.monotonic() - copied,
+        )
+
     def close(self) -> None:
         """Called last. Nothing in memory is left."""
         self._stop_sending()
@@ -145,6 +156,8 @@ class HostCopies:
             sent = self._sent_to_all(file, label, partners)
             if sent is not None:
                 set_mark(file, SENT if sent else NOT_SENT)
+            if sent:
+                self.copied_at = time.monotonic()
         finally:
             with self._still:
                 self.sending.discard((rank, made))

@@ -58,6 +58,10 @@ class MemorySlots:
                 if (label := label_of(file)) is not None:
                     yield file, label
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(os.fstat(file).st_size for files in self._files for file in files)
+
     def to_overwrite(self, local_rank: int, restored: Made) -> int:
         """The file of a slot that holds nothing of `restored`, the oldest of them."""
         labels = [(file, label_of(file)) for file in self._files[local_rank]]

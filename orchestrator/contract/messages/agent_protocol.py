@@ -139,12 +139,26 @@ class RankDigest(Struct, frozen=True, kw_only=True):
     """None: no step was done since the previous digest."""
 
 
+class MemoryUse(Struct, frozen=True, kw_only=True):
+    """Checkpoints in the memory of one host."""
+
+    host: str
+    num_bytes: int
+    """Of the slots of its ranks, and of the copies that it holds for other hosts."""
+    held: int
+    """Complete copies of slots of other hosts."""
+    copied_s: float | None
+    """Seconds since partners got the last slot of one of its ranks; None: they have none."""
+
+
 class Digest(Struct, frozen=True, kw_only=True):
     """Sent each second. Also sent at once when a rank finishes its first step of an attempt, and
     when the host's ranks have stood still for the leader's `still_s`."""
 
     attempt: int
     ranks: tuple[RankDigest, ...]
+    memory: MemoryUse | None = None
+    """None: no checkpoints in memory."""
 
 
 class Evidence(Struct, frozen=True, kw_only=True):

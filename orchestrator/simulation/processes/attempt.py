@@ -16,6 +16,7 @@ from orchestrator.contract.messages.agent_protocol import (
     Checked,
     CheckFabric,
     Evidence,
+    MemoryUse,
     RankDigest,
     Start,
 )
@@ -182,6 +183,9 @@ class SimulatedProcesses:
         size = process.world.scenario.ranks_per_host
         labels = (label for copy in process.memory.all() for label in copy.labels(size))
         return SlotsOffered(attempt=attempt, host=process.host.name, port=1, slots=(*labels,))
+
+    def memory_use(self) -> MemoryUse | None:
+        return None
 
     def free_port(self) -> int:
         return 29_500

@@ -249,6 +249,27 @@ FAMILIES: tuple[Family, ...] = (
         labels=("quantile",),
         values=_quantiles("own_step"),
     ),
+    Family(
+        name="ndctl_host_memory_checkpoint_bytes",
+        help="Memory that checkpoints take on hosts, with copies for other hosts, by quantile."
+        " From the leader alone.",
+        labels=("quantile",),
+        values=_quantiles("memory_bytes"),
+    ),
+    Family(
+        name="ndctl_host_memory_checkpoint_copies",
+        help="Complete copies of checkpoints of other hosts' ranks that hosts hold, by quantile."
+        " From the leader alone.",
+        labels=("quantile",),
+        values=_quantiles("memory_held"),
+    ),
+    Family(
+        name="ndctl_host_memory_checkpoint_copy_age_seconds",
+        help="Seconds since partners last got a copy of hosts' checkpoints in memory, by quantile."
+        " From the leader alone.",
+        labels=("quantile",),
+        values=_quantiles("memory_copy_age"),
+    ),
 )
 
 

@@ -93,7 +93,12 @@ async def test_a_partner_keeps_the_newest_copy_that_all_ranks_have(hosts: TwoHos
     assert await send(hosts.first, 0, label(0, 9, shared=8)) == SENT
     found = await hosts.second.offer(2)
     assert steps(found, rank=0) == [8, 9]
-    assert hosts.second.held.num_bytes == 2 * SLOT_BYTES, "two copies of a rank at most"
+    use = hosts.second.use()
+    assert (use.num_bytes, use.held) == (2 * SLOT_BYTES, 2), "two copies of a rank at most"
+    assert use.copied_s is None, "nobody has copies of its own slots"
+    sent = hosts.first.use()
+    assert sent.copied_s is not None
+    assert sent.num_bytes == 2 * SLOT_BYTES
 
 
 @in_loop
