@@ -48,9 +48,13 @@ class Amount(click.ParamType[float]):
 
 def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
 
+    from orchestrator.errors import NdctlError
     from orchestrator.job_paths import run_root_of
 
-    root = run_root_of(ctx.params.get("run_root"), os.environ)
+    try:
+        root = run_root_of(ctx.params.get("run_root"), os.environ)
+    except NdctlError:  # a mistake in the user's settings, which every other command reports
+        return []
     names = [p.parent.name for p in root.glob(f"{incomplete}*/journal.jsonl")]
     if ctx.params.get("run_root"):
         return names

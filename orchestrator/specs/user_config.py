@@ -129,9 +129,10 @@ def _trusted_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
-            folder = path.resolve().parent
             _check_owner(path, found)
-            _check_owner(folder, folder.stat())
+            # Who can write a folder above can put another file, or link, in the place of this one.
+            for folder in {*path.parents[:2], path.resolve().parent}:
+                _check_owner(folder, folder.stat())
             return file.read().decode()
     except UnicodeDecodeError as exc:
         message = f"{path}: must be UTF-8 text, but byte {exc.start} is not"

@@ -150,6 +150,19 @@ def test_a_file_that_others_can_write_is_refused(environ: dict[str, str], tmp_pa
         read_spec(tmp_path / "job.yaml", (), environ)
 
 
+def test_a_link_in_a_folder_that_others_can_write_is_refused(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    real = tmp_path / "dotfiles" / "config.yaml"
+    real.parent.mkdir()
+    config(environ).rename(real)
+    config(environ).symlink_to(real)
+    assert read_spec(tmp_path / "job.yaml", (), environ).run_root == "/scratch/nlp/runs"
+    config(environ).parent.parent.chmod(0o777)
+    with pytest.raises(SpecError, match=r"config can be written by every user"):
+        read_spec(tmp_path / "job.yaml", (), environ)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_a_file_of_another_user_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
     os.chown(config(environ), 12345, 12345)

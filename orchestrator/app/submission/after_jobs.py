@@ -22,6 +22,9 @@ def with_after(submission: Submission, jobs: Sequence[Found]) -> Submission:
     Raises:
         JobError: one can no longer succeed, or the backend cannot wait for it.
     """
+    if any(found.run_dir.path.absolute() == submission.run_dir.path for found in jobs):
+        name = submission.planned.spec.name
+        raise JobError(f"--after {name}: a job cannot wait for itself", fix="name another job")
     waits = [found for found in jobs if not _succeeded(found)]
     if not waits:
         return submission

@@ -54,6 +54,11 @@ def test_a_job_that_ended_otherwise_is_never_waited_for(first: Found, tmp_path: 
         with_after(submission(tmp_path, "name=second"), [first])
 
 
+def test_a_job_cannot_wait_for_itself(first: Found, tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="cannot wait for itself"):
+        with_after(submission(tmp_path, new=True), [first])
+
+
 def test_slurm_gets_a_dependency_beside_those_of_the_spec(
     first: Found, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
