@@ -30,13 +30,21 @@ from orchestrator.journal.journal import has_writer
 from orchestrator.seams import Clock, LaunchStatus
 from orchestrator.web.access import Access, is_loopback
 from orchestrator.web.fleet import Fleet, Others, Place, Strikes
+from orchestrator.web.live.cancelling import CancelForms, cancel_routes
 from orchestrator.web.live.hub import Hub
 from orchestrator.web.live.routes import page_routes
 from orchestrator.web.live.static import static_files
 from orchestrator.web.live.streams import Streams
 from orchestrator.web.metrics.exposition import Exposition
 from orchestrator.web.pages.render import Renderer
-from orchestrator.web.server import Listening, Looker, application, keep_textfile, serving
+from orchestrator.web.server import (
+    AddRoutes,
+    Listening,
+    Looker,
+    application,
+    keep_textfile,
+    serving,
+)
 
 PORT = 9417
 TOKEN = "NDCTL_SERVE_TOKEN"
@@ -60,6 +68,8 @@ class Serve(Struct, frozen=True, kw_only=True):
     tls: tuple[Path, Path] | None = None
     """Files of the certificate and of its key (PEM)."""
     textfile: Path | None = None
+    allow_cancel: bool = False
+    """Pages have a button that cancels a job, with the rights of this process."""
 
 
 def new_token() -> str:
@@ -96,9 +106,8 @@ async def _serve(
     served = ServedJobs(wanted.run_roots, environ, clock)
     fleet = Fleet(served.places, clock, served.statuses, served.strikes, served.others)
     looker, exposition = Looker(fleet.look), Exposition()
-    hub = Hub(fleet, looker, Renderer())
-    pages = page_routes(hub, static_files(), Streams(hub))
-    app = application(looker, _access(wanted), exposition, more=[pages])
+    more = pages_of(served, fleet, looker, allow_cancel=wanted.allow_cancel)
+    app = application(looker, _access(wanted), exposition, more=more)
     over = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, over.set)
@@ -120,6 +129,16 @@ async def _serve(
     finally:
         if writing is not None:
             writing.cancel()
+
+
+def pages_of(
+    served: "ServedJobs", fleet: Fleet, looker: Looker, *, allow_cancel: bool
+) -> list[AddRoutes]:
+    """The routes of the pages."""
+    static, forms = static_files(), CancelForms()
+    hub = Hub(fleet, looker, Renderer(forms) if allow_cancel else Renderer())
+    pages = page_routes(hub, static, Streams(hub))
+    return [pages, cancel_routes(hub, static, forms, served.cancel)] if allow_cancel else [pages]
 
 
 def _access(wanted: Serve) -> Access:
@@ -256,6 +275,13 @@ class ServedJobs:
             answers = launch_statuses(asked, self.environ, self.clock) if asked else []
             self.told = dict(zip(unsure, answers, strict=True))
         return {path: self.told[path] for path in unsure}
+
+    def cancel(self, path: Path) -> str:
+        """As `ndctl cancel --no-wait`. Raises NdctlError."""
+        from orchestrator.app.cancel_job import cancel
+
+        found = self.found[path]
+        return cancel(found.run_dir, self.environ, self.clock, found)
 
     def strikes(self) -> Strikes:
         return tuple(self._strikes())

@@ -108,13 +108,13 @@ def list_jobs(  # noqa: PLR0913 - click hands over one argument for each option
     _say_hidden(rows, shown, clock.now())
 
 
-def print_jobs(run_root: str | None, place: "Place | None", patterns: tuple[str, ...] = ()) -> None:
+def print_jobs(run_root: str | None, place: "Place | None") -> None:
     """Print the table of `list` once, as a dashboard without keys."""
     from orchestrator.app.fleet.known_jobs import Scope
     from orchestrator.app.fleet.summaries import Reader
     from orchestrator.system import SystemClock
 
-    scope, clock = Scope(patterns=patterns, run_root=run_root, place=place), SystemClock()
+    scope, clock = Scope(run_root=run_root, place=place), SystemClock()
     rows = _without_old(_rows(scope, frozenset(), Reader(os.environ, clock)), clock.now())
     if rows:
         _print(rows, clock.now())

@@ -260,7 +260,7 @@ def events(  # noqa: PLR0913 - click hands over one argument for each option
 @root_option
 @place_options
 def dashboard(job: str | None, plain: bool, run_root: str | None, place: "Place | None") -> None:
-    """Watch all jobs, a group, one job, its hosts and ranks: health, curves, logs, incidents.
+    """Watch all jobs, one job, its hosts and ranks: health, curves, logs, incidents.
 
     Keys open what is selected, show logs, events, metrics, stacks, and cancel a job. Without a
     terminal, prints one picture.
@@ -271,12 +271,12 @@ def dashboard(job: str | None, plain: bool, run_root: str | None, place: "Place 
         keys = False
     if keys:
         _dashboard_with_keys(job, run_root, place)
-    elif job is not None and find_all((job,), run_root, place)[0][1]:
-        _plain_dashboard(job, run_root, place)
-    else:
+    elif job is None:
         from orchestrator.cli.fleet import print_jobs
 
-        print_jobs(run_root, place, () if job is None else (job,))
+        print_jobs(run_root, place)
+    else:
+        _plain_dashboard(job, run_root, place)
 
 
 def _has_textual() -> bool:
@@ -295,14 +295,11 @@ def _dashboard_with_keys(job: str | None, run_root: str | None, place: "Place | 
     from orchestrator.system import SystemClock
 
     clock, named, first = SystemClock(), None, Page(kind="fleet")
-    scope = Scope(run_root=run_root, place=place)
-    found = [] if job is None else find_all((job,), run_root, place)
-    if job is not None and found[0][1]:
-        named = found[0][0]
+    if job is not None:
+        named = find(job, run_root, place)
         await_begin(named, asker(named, os.environ, clock), clock, say)
         first = Page(kind="job", job=str(named.run_dir.path))
-    elif job is not None:  # a pattern, or the name of a group
-        scope = Scope(patterns=(job,), run_root=run_root, place=place)
+    scope = Scope(run_root=run_root, place=place)
     run_app(JobServices(scope, os.environ, clock, named), first, clock)
 
 

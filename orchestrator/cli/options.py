@@ -336,24 +336,6 @@ def say_report(text: str) -> None:
         say_line((piece.text, piece.look) for piece in line)
 
 
-def say_wrapped(text: str) -> None:
-    """Print prose: on a terminal, each line is wrapped below its own indent."""
-    import shutil
-    import sys
-    import textwrap
-
-    if not sys.stdout.isatty():
-        say(text)
-        return
-    width = shutil.get_terminal_size().columns
-    for line in text.splitlines():
-        inner = " " * (len(line) - len(line.lstrip()) + 4)
-        pieces = textwrap.wrap(
-            line, width, subsequent_indent=inner, break_long_words=False, break_on_hyphens=False
-        )
-        say("\n".join(pieces))
-
-
 def say_error(text: str) -> None:
     """Print an error, its first word in red on a terminal."""
     import sys

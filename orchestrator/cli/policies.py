@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.options import json_option, print_as, print_json, say_wrapped, set_option
+from orchestrator.cli.options import json_option, print_as, set_option
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -33,10 +33,7 @@ def list_rules(
     from orchestrator.app import policies
 
     found = policies.policy_of(spec, overrides, os.environ)
-    if as_json:
-        print_json(policies.listed_json(found))
-    else:
-        say_wrapped(policies.listed_text(found))
+    print_as(as_json, found, policies.listed_json, policies.listed_text)
 
 
 @policy.command(epilog="Example: ndctl policy explain disk-full examples/quickstart.yaml")
@@ -49,10 +46,7 @@ def explain(name: str, spec: str | None, overrides: tuple[str, ...], as_json: bo
     from orchestrator.app import policies
 
     found = policies.explain(name, policies.policy_of(spec, overrides, os.environ))
-    if as_json:
-        print_json(policies.explained_json(found))
-    else:
-        say_wrapped(policies.explained_text(found))
+    print_as(as_json, found, policies.explained_json, policies.explained_text)
 
 
 def _check_signal(ctx: click.Context, param: click.Parameter, said: str | None) -> str | None:

@@ -38,6 +38,9 @@ from orchestrator.cli.options import say, warn
     type=click.Path(path_type=Path, dir_okay=False),
     help="Also write the metrics to FILE, for node_exporter's textfile collector.",
 )
+@click.option(
+    "--allow-cancel", is_flag=True, help="Pages have a button that cancels a job with your rights."
+)
 def serve(  # noqa: PLR0913 - click hands over one argument for each option
     run_roots: tuple[Path, ...],
     bind: str,
@@ -47,6 +50,7 @@ def serve(  # noqa: PLR0913 - click hands over one argument for each option
     no_token: bool,
     tls: tuple[Path, Path] | None,
     textfile: Path | None,
+    allow_cancel: bool,
 ) -> None:
     """Serve a web page of all jobs, and metrics for Prometheus at /metrics, until interrupted.
 
@@ -68,6 +72,7 @@ def serve(  # noqa: PLR0913 - click hands over one argument for each option
         token=token,
         tls=tls,
         textfile=textfile,
+        allow_cancel=allow_cancel,
     )
     server.check(wanted)
     if token is not None and tls is None and not is_loopback(bind):

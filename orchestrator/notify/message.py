@@ -1,5 +1,6 @@
 """A notice as text: what, where, since when, what ndctl did, what to type."""
 
+from pathlib import PurePath
 from typing import Any
 
 from msgspec import Struct
@@ -10,6 +11,7 @@ from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.status import action_taken, recovery_text
 from orchestrator.job.state import Run
 from orchestrator.notify.notices import Notice
+from orchestrator.notify.page_link import page_link
 
 VERSION = 1
 """Version of the JSON that webhooks and commands get."""
@@ -30,12 +32,21 @@ class Message(Struct, frozen=True, kw_only=True):
         return "\n".join(f"{label}: {text}" for label, text in self.rows)
 
 
-def message_of(notice: Notice, run: Run, commands: Commands, run_dir: str) -> Message:
-    """The job must have been submitted."""
+def message_of(
+    notice: Notice, run: Run, commands: Commands, run_dir: str, page_url: str | None = None
+) -> Message:
+    """The job must have been submitted.
+
+    Args:
+        page_url: where people reach the page of all jobs; None: unknown.
+    """
     assert run.job is not None
     name = run.job.launch.job
     title = f"{name}: {_headline(notice, run)}"
     rows = [*_rows(notice, run, commands, run_dir)]
+    if page_url is not None:
+        incident = notice.incident.id if notice.incident is not None else None
+        rows.append(("page", page_link(page_url, PurePath(run_dir).name, incident)))
     safe = tuple((label, format.one_line(text)) for label, text in rows if text)
     key = f"{name}/{notice.key}/{run.job.at:.3f}"
     return Message(

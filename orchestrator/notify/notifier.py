@@ -86,7 +86,7 @@ class Notifier:
         commands = Commands(
             job=path.name, spec=str(self.run_dir.spec), root=("--run-root", str(path.parent))
         )
-        message = message_of(notice, run, commands, str(path))
+        message = message_of(notice, run, commands, str(path), spec.page_url)
         began, tries = asyncio.get_running_loop().time(), 0
         while True:
             tries += 1

@@ -34,7 +34,7 @@ POLICY = (
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # without a referrer, browsers hide where a form comes from
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 
@@ -98,7 +98,9 @@ def _follows_a_link(request: web.Request) -> bool:
 async def _handled(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
-    except web.HTTPException as exc:  # 404 and 405 need the headers too
+    except web.HTTPFound as exc:
+        return web.Response(status=exc.status, headers={"Location": str(exc.location)})
+    except web.HTTPException as exc:  # without aiohttp's own words
         return web.Response(status=exc.status, text=f"{exc.reason}\n")
 
 

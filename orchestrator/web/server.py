@@ -35,6 +35,8 @@ class Listening(Struct, frozen=True, kw_only=True):
     socket: Path | None = None
     """Path of a Unix socket in place of the port. Only the user may connect."""
     tls: ssl.SSLContext | None = None
+    most: int = 1024
+    """Connections at the same time; further ones are closed at once."""
 
 
 AddRoutes = Callable[[web.Application], None]
@@ -95,28 +97,41 @@ async def serving(app: web.Application, listening: Listening) -> AsyncIterator[i
     """
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S)
     await runner.setup()
+    assert runner.server is not None
+    server = None
     try:
-        if listening.socket is not None:
-            yield await _at_socket(runner, listening.socket)
-        else:
-            site = web.TCPSite(runner, listening.bind, listening.port, ssl_context=listening.tls)
-            await site.start()
-            yield runner.addresses[0][1]
+        server = await _listen(_limited(runner.server, listening.most), listening)
+        yield 0 if listening.socket is not None else server.sockets[0].getsockname()[1]
     finally:
+        if server is not None:
+            server.close()
         await runner.cleanup()
-        if listening.socket is not None:
+        if server is not None and listening.socket is not None:
             listening.socket.unlink(missing_ok=True)
 
 
-async def _at_socket(runner: web.AppRunner, path: Path) -> int:
+async def _listen(accept: Callable[[], asyncio.Protocol], listening: Listening) -> asyncio.Server:
+    loop = asyncio.get_running_loop()
+    if listening.socket is None:
+        where = (listening.bind, listening.port)
+        return await loop.create_server(accept, *where, ssl=listening.tls)
     # Between bind and chmod others could connect, so the socket is made without their rights.
-    site = web.UnixSite(runner, path)
     before = os.umask(0o177)
     try:
-        await site.start()
+        return await loop.create_unix_server(accept, listening.socket)
     finally:
         os.umask(before)
-    return 0
+
+
+class _Refused(asyncio.Protocol):
+    """A connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()
+
+
+def _limited(server: web.Server, most: int) -> Callable[[], asyncio.Protocol]:
+    return lambda: server() if len(server.connections) < most else _Refused()
 
 
 async def keep_textfile(looker: Looker, exposition: Exposition, path: Path) -> None:

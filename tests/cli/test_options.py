@@ -67,19 +67,3 @@ def test_the_help_of_drills_names_every_fault() -> None:
 
     told = next(str(getattr(one, "help")) for one in submit.params if one.name == "drills")  # noqa: B009
     assert [fault for fault in FAULTS if not re.search(rf"\b{fault}\b", told)] == []
-
-
-def test_prose_is_wrapped_on_a_terminal_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from orchestrator.cli.options import say_wrapped
-
-    text = "one\n  " + "word " * 30
-    say_wrapped(text)
-    assert capsys.readouterr().out == text + "\n"
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "40")
-    say_wrapped(text)
-    first, second, *others = capsys.readouterr().out.splitlines()
-    assert (first, second[:6]) == ("one", "  word")
-    assert all(line.startswith("      word") and len(line) <= 40 for line in others)

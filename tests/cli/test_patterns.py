@@ -139,9 +139,3 @@ def test_a_job_that_has_not_begun_needs_no_dumps(swept: NoCluster) -> None:
     told = ndctl("diagnose", "other").output
     assert "other is SUBMITTED: no rank trains yet, and no hang was detected" in told
     assert "TORCH_FR_BUFFER_SIZE" not in told
-
-
-def test_a_dashboard_without_keys_shows_the_jobs_of_a_group(swept: NoCluster) -> None:
-    told = ndctl("dashboard", "e2e").output
-    assert all(name in told for name in NAMES)
-    assert "other" not in told

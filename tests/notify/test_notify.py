@@ -67,6 +67,29 @@ def message(events: Sequence[Event], number: int = 0) -> Message:
     return message_of(notices(events)[number], run, Commands(job="quickstart"), "/runs/quickstart")
 
 
+def test_a_message_links_to_the_page() -> None:
+    run = run_after(restarting())
+    (notice,) = notices_of(run, START + 90, 1800.0)
+    commands, url = Commands(job="quickstart"), "https://x.example/ndctl/"
+    said = message_of(notice, run, commands, "/runs/quickstart", url)
+    assert "page: https://x.example/ndctl/job/quickstart/incident/1" in said.text
+    assert said.body["page"] == "https://x.example/ndctl/job/quickstart/incident/1"
+    ended = notices_of(run_after(finished()), START + 90, 1800.0)
+    (last,) = [one for one in ended if one.on == "succeeded"]
+    said = message_of(last, run_after(finished()), commands, "/runs/a b", url)
+    assert said.body["page"] == "https://x.example/ndctl/job/a%20b"
+    assert "page" not in message(restarting()).body
+
+
+@pytest.mark.parametrize(
+    "url", ["x.example", "ftp://x", "https://u:p@x", "http://x/?token=a", "http://[1"]
+)
+def test_an_address_of_a_page_that_is_refused(url: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        decode(NotifySpec, {"webhook": "http://a/", "page_url": url})
+    assert [problem.path for problem in refused.value.problems] == ["page_url"]
+
+
 def test_receivers_in_a_journal_are_read_by_the_codec_too() -> None:
     """The codec reads lines of another version, and knows fields by the keys of a spec."""
     mail = EmailSpec(to=("a@b",), sender="c@d", user="u", password="env:P", security="tls")

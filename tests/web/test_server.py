@@ -1,6 +1,7 @@
 """The server over real connections."""
 
 import asyncio
+import contextlib
 import stat
 import time
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ from orchestrator.web import server
 from orchestrator.web.access import Access, is_loopback
 from orchestrator.web.fleet import Fleet, FleetState, Place
 from orchestrator.web.metrics.exposition import Exposition
-from orchestrator.web.of_leader import LeaderWeb, quantiles, serving_job
+from orchestrator.web.of_leader import MOST_STREAMS, LeaderWeb, quantiles, serving_job
 from orchestrator.web.server import Listening, Looker, application, keep_textfile, serving
 from tests.dashboard.dashboard_story import StoryClock, started
 from tests.web.served_jobs import written
@@ -243,6 +244,57 @@ def test_a_leader_serves_its_job_with_quantiles_of_its_ranks(
     assert "ndctl_rank_own_step_seconds{" not in text
 
 
+def test_a_leader_serves_the_page_of_its_job(run_dir: RunDir, tmp_path: Path) -> None:
+    spec = WebSpec(port=free_port())
+    here = f"http://127.0.0.1:{spec.port}"
+
+    async def run() -> None:
+        async with (
+            serving_job(spec, leader_of(run_dir, tmp_path), {}, StoryClock()),
+            aiohttp.ClientSession() as session,
+        ):
+            async with session.get(f"{here}/") as said:
+                assert said.url.path == "/job/quickstart"
+                page = await said.text()
+            assert "RUNNING" in page
+            assert f"--run-root {run_dir.path.parent}" in page
+            assert "Cancel" not in page
+            async with session.post(f"{here}/job/quickstart/cancel") as said:
+                assert said.status == 404
+            streams = [session.get(f"{here}/live/job/quickstart") for _ in range(MOST_STREAMS + 1)]
+            opened = await asyncio.gather(*streams)
+            assert sorted(one.status for one in opened) == [*MOST_STREAMS * [200], 503]
+            for one in opened:
+                one.close()
+
+    asyncio.run(run())
+
+
+def test_a_connection_too_many_is_closed_and_takes_no_other_with_it(run_dir: RunDir) -> None:
+    app = application(Looker(fleet(run_dir).look), Access(), Exposition())
+
+    async def run() -> None:
+        async with serving(app, Listening(most=3)) as port:
+            kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+            extra, writer = await asyncio.open_connection("127.0.0.1", port)
+            with contextlib.suppress(ConnectionError):
+                assert await extra.read() == b""
+            writer.close()
+            reader, first = kept[0]
+            first.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            for _, one in kept:
+                one.close()
+            await asyncio.sleep(0.1)
+            async with (
+                aiohttp.ClientSession() as session,
+                session.get(f"http://127.0.0.1:{port}/metrics") as said,
+            ):
+                assert said.status == 200
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 def test_beyond_its_host_a_leader_uses_the_certificate_of_the_job(
     run_dir: RunDir, tmp_path: Path
 ) -> None:
@@ -280,7 +332,7 @@ def test_a_leader_that_cannot_serve_leads(
                 pass
 
     asyncio.run(run())
-    assert "serving no metrics" in caplog.text
+    assert "serving no pages and no metrics" in caplog.text
 
 
 def test_quantiles_are_values_of_ranks() -> None:

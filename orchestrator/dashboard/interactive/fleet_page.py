@@ -31,7 +31,7 @@ def fleet_page(page: Page, content: FleetContent) -> Frame:
 
 
 def _searched(row: JobRow) -> str:
-    return " ".join((row.name, row.group, row.user, row.state, row.backend, row.note, row.run_dir))
+    return f"{row.name} {row.user} {row.state} {row.backend} {row.note} {row.run_dir}"
 
 
 def _filter(page: Page) -> str:

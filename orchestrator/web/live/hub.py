@@ -14,10 +14,12 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from orchestrator.dashboard import format
+from orchestrator.dashboard.reading.job_reader import ReadJob
 from orchestrator.errors import NdctlError
 from orchestrator.posix.run_with_timeout import within
 from orchestrator.web.fleet import Fleet, FleetState
 from orchestrator.web.pages.address import Address, meant
+from orchestrator.web.pages.fleet_page import rows_of
 from orchestrator.web.pages.page import Page, change, whole
 from orchestrator.web.pages.render import Renderer
 from orchestrator.web.server import LOOK_S, Looker
@@ -98,6 +100,14 @@ class Hub:
         if self._want(state, address):
             state = await self._look(LOOK_S)
         return await self._page(state, address), _at(state)
+
+    async def job(self, address: Address) -> ReadJob | None:
+        """The job of an address; None if there is none, or several. Raises as `page`."""
+        state = await self._fresh()
+        found = await self.lane.run(LOOK_S, lambda: meant(rows_of(state), address))
+        paths = [row.run_dir for row in found]
+        jobs = [job for job in state.jobs if str(job.path) in paths]
+        return jobs[0] if len(paths) == len(jobs) == 1 else None
 
     async def _fresh(self) -> FleetState:
         now = asyncio.get_running_loop().time()

@@ -10,6 +10,7 @@ from orchestrator.web.live.static import StaticFiles, type_of
 from orchestrator.web.live.streams import Streams
 from orchestrator.web.pages.address import ANY, Address
 from orchestrator.web.pages.document import document
+from orchestrator.web.pages.page import Page
 from orchestrator.web.server import NO_CACHE, AddRoutes
 
 KEEP = {"Cache-Control": "private, max-age=86400"}
@@ -19,8 +20,17 @@ HTML = "text/html"
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def page_routes(hub: Hub, static: StaticFiles, streams: Streams) -> AddRoutes:
+def page_routes(
+    hub: Hub, static: StaticFiles, streams: Streams, only: str | None = None
+) -> AddRoutes:
+    """
+    Args:
+        only: path of the page of the only job, which is then the first page.
+    """
+
     async def page(request: web.Request) -> web.Response:
+        if only is not None and request.path == "/":
+            raise web.HTTPFound(only)
         return await _page(request, hub, static)
 
     async def live(request: web.Request) -> web.StreamResponse:
@@ -68,9 +78,13 @@ async def _page(request: web.Request, hub: Hub, static: StaticFiles) -> web.Resp
         return still_reading()
     except (OSError, NdctlError) as exc:
         return web.Response(status=500, text=f"the jobs cannot be read: {exc}\n")
-    live = f"/live{request.rel_url}"
-    body = document(made, static.version, at, live)
+    return answer(made, static, at, f"/live{request.rel_url}")
+
+
+def answer(made: Page, static: StaticFiles, at: str, live: str | None) -> web.Response:
+    """`at` and `live`: as for `document`."""
     headers = {"Content-Type": f"{HTML}; charset=utf-8", **NO_CACHE}
+    body = document(made, static.version, at, live)
     return web.Response(status=made.status, body=body, headers=headers)
 
 

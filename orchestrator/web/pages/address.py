@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from urllib.parse import quote
 
 from msgspec import Struct
 
@@ -32,24 +31,23 @@ def digest_of(run_dir: str | Path) -> str:
     return sha256(str(run_dir).encode(errors="surrogatepass")).hexdigest()[:12]
 
 
-def job_path(run_dir: str | Path, *, alone: bool, incident: int | None = None) -> str:
+def job_path(
+    run_dir: str | Path, *, alone: bool, incident: int | None = None, verb: str = ""
+) -> str:
     """The path of the page of a job.
 
     Args:
         alone: no other job has its name.
+        verb: `cancel` for the path of its form.
     """
     name = Path(run_dir).name
     plain = _PLAIN.fullmatch(name) is not None
     path = f"/job/{name if plain else ANY}"
     if incident is not None:
         path += f"/incident/{incident}"
+    if verb:
+        path += f"/{verb}"
     return path if alone and plain else f"{path}?in={digest_of(run_dir)}"
-
-
-def page_link(url: str, name: str, incident: int | None = None) -> str:
-    """The address of a page behind `url`, for messages. The server there finds the name."""
-    path = f"{url.rstrip('/')}/job/{quote(name, safe='')}"
-    return path if incident is None else f"{path}/incident/{incident}"
 
 
 def meant(rows: Sequence[JobRow], address: Address) -> list[JobRow]:

@@ -16,8 +16,8 @@ from orchestrator.web.pages.page import Page, Rows, block, row
 
 MOST_JOBS = 1000
 """Rows of the page. `ndctl list` prints all."""
-HIDDEN = ("RUN DIR", "SCHEDULER")
-"""Columns that are shown when the pointer is on the row."""
+HIDDEN = ("GROUP", "RUN DIR", "SCHEDULER")
+"""Columns that are shown when the pointer is on the row; the group also behind the name."""
 TEXTS = ("NAME", "USER", "STATE", "BACKEND", "NOTE")
 """Columns that are aligned at the left."""
 SHOWN = [column for column in COLUMNS if column.title not in HIDDEN]
@@ -152,7 +152,7 @@ def _notes(
 
 def _line(one: JobRow, now: float, *, alone: bool) -> Markup:
     told = None if one.job is None else one.job.scheduler
-    hover = " · ".join(filter(None, [one.run_dir, told or ""]))
+    hover = " · ".join(filter(None, [one.run_dir, one.group, told or ""]))
     cells = [
         element("td", _cell(column.title, column.cell(one, now), one, alone), class_=at)
         for column, at in _CLASSES
@@ -167,7 +167,8 @@ _CLASSES = [(column, _class(column.title)) for column in SHOWN]
 def _cell(title: str, text: str, one: JobRow, alone: bool) -> str | Markup:
     text = format.one_line(text)
     if title == "NAME":
-        return element("a", text, href=job_path(one.run_dir, alone=alone))
+        link = element("a", text, href=job_path(one.run_dir, alone=alone))
+        return Markup(link + element("span", f" {one.group}", class_="soft")) if one.group else link
     if title == "STATE":
         return element("span", text, class_=f"state s-{one.state.lower()}")
     unknown = text == format.UNKNOWN or (title in ("AGE", "SIZE") and not one.submitted_at)

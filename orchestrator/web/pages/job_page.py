@@ -135,6 +135,10 @@ def command(text: str) -> Markup:
 def _trouble(job: ReadJob, said: Sequence[Row], *, alone: bool) -> Iterator[tuple[str, Markup]]:
     run, state = job.snapshot.seen.run, job.snapshot.standing.state
     last = run.history.incidents[-1] if run.history.incidents else None
+    judged = run.interruption.findings.judged if run.interruption.findings is not None else None
+    if judged is not None:  # an incident follows once all ranks have stopped
+        said_so = f"{format.one_line(judged.cause)} (confidence {judged.confidence:.0%})"
+        yield "verdict", fact("verdict", "verdict", element("span", said_so))
     is_open = last is not None and last.recovered_after_s is None and state != "SUCCEEDED"
     labels = (*TROUBLE, *OF_INCIDENT) if is_open else TROUBLE
     for number, one in enumerate(one for one in said if one.label in labels):

@@ -1,8 +1,8 @@
 """From the state of all jobs and an address to a page. Keeps what is costly to make again."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
@@ -26,13 +26,22 @@ MOST_TIMELINE = 300
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
-Forms = Callable[[ReadJob], Rows]
+
+
+class Forms(Protocol):
+    """What a person may do on the page of a job, beside reading."""
+
+    def __call__(self, job: ReadJob, *, alone: bool) -> Rows: ...
+
+
+def no_forms(job: ReadJob, *, alone: bool) -> Rows:
+    return {}
 
 
 class Renderer:
     """Used by one thread at a time."""
 
-    def __init__(self, forms: Forms = lambda job: {}) -> None:
+    def __init__(self, forms: Forms = no_forms) -> None:
         self.forms = forms
         self.events: dict[Path, tuple[int, Found]] = {}
         self.timelines: dict[tuple[Path, int], tuple[int, Found]] = {}
@@ -60,7 +69,7 @@ class Renderer:
         incidents = job.snapshot.seen.run.history.incidents
         if address.incident is None:
             job = replace(job, snapshot=replace(job.snapshot, steady=self._steady(job)))
-            page = job_page(job, self._newest(job), alone=alone, forms=self.forms(job))
+            page = job_page(job, self._newest(job), alone=alone, forms=self.forms(job, alone=alone))
             return replace(page, charts=self._charts(job, page.charts))
         incident = next((one for one in incidents if one.id == address.incident), None)
         if incident is None:

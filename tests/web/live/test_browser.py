@@ -138,6 +138,7 @@ def test_a_fleet_of_200_jobs(devtools: str, tmp_path: Path) -> None:
         rows = "[...document.querySelectorAll('#jobs > tr')]"
         assert await page.value(f"{rows}.length") == 200
         states = await page.value(f"{rows}.map(row => row.children[2].innerText)")
+        assert set(states) == {"RECOVERING", "RUNNING", "SUCCEEDED"}
         assert states == sorted(states, key=("RECOVERING", "RUNNING", "SUCCEEDED").index)
         await page.value(
             "filter.value = '-07'; filter.dispatchEvent(new Event('input')); filter.value"

@@ -80,9 +80,27 @@ class NotifySpec(Struct, frozen=True, kw_only=True):
     """Seconds without a step, whatever the reason, after which `stalled` is sent, once for each
     attempt."""
 
+    page_url: Word | None = None
+    """Where this receiver reaches `ndctl serve`, or the leader's server, without a token, such as
+    `https://ndctl.example.org`. Messages then link to the page of the incident or of the job."""
+
     def __post_init__(self) -> None:
-        if problems := [*self._problems()]:
+        if problems := [*self._problems(), *self._page_problems()]:
             raise Invalid(problems)
+
+    def _page_problems(self) -> Iterator[Problem]:
+        if self.page_url is None:
+            return
+        try:
+            url = urlsplit(self.page_url)
+            plain = not (url.query or url.fragment or url.username or url.password)
+            fits = url.scheme in ("http", "https") and bool(url.hostname) and plain
+        except ValueError:
+            fits = False
+        if not fits:
+            limit = "an http or https URL without a query and a password"
+            fix = "for example https://ndctl.example.org"
+            yield Problem(path="page_url", limit=limit, fix=fix)
 
     def _problems(self) -> Iterator[Problem]:
         given = [self.slack, self.webhook, self.email, self.command]

@@ -11,8 +11,8 @@ from orchestrator.contract.spec.reporting.secret_text import SecretRef
 
 
 class WebSpec(Struct, frozen=True, kw_only=True):
-    """Metrics for Prometheus, and pages, of this job alone. A new leader serves them on its own
-    host."""
+    """Metrics for Prometheus, and pages, of this job alone, which change nothing. A new leader
+    serves them on its own host."""
 
     port: Annotated[int, AtLeast(1), AtMost(65535)] = 9418
     """If it is not free, the job runs without the server, and the leader's log says so."""
@@ -21,7 +21,7 @@ class WebSpec(Struct, frozen=True, kw_only=True):
     certificate, and `token` must be given."""
     token: SecretRef | None = None
     """`file:PATH` or `env:VARIABLE` on the leader's host. Clients send it as
-    `Authorization: Bearer TOKEN`."""
+    `Authorization: Bearer TOKEN`; a browser opens `https://HOST:PORT/?token=TOKEN` once."""
 
     def __post_init__(self) -> None:
         try:
