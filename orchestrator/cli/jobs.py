@@ -77,12 +77,11 @@ def _snapshot(job: str, run_root: str | None, place: "Place | None") -> "Snapsho
 def describe(job: str, run_root: str | None, place: "Place | None", as_json: bool) -> None:
     """Show all details of a job: plan, hosts, and each incident with its evidence."""
     from orchestrator.contract.files.checkpoint_names import newest_complete
-    from orchestrator.dashboard.describe import describe_text
-    from orchestrator.dashboard.status import status_json
+    from orchestrator.dashboard.describe import describe_json, describe_text
 
     snapshot = _snapshot(job, run_root, place)
     if as_json:
-        print_json(status_json(snapshot))
+        print_json(describe_json(snapshot))
     else:
         passed_over = newest_complete(snapshot.run_dir.checkpoints)[1]
         say_report(describe_text(snapshot, None, passed_over))

@@ -4,7 +4,9 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import tzinfo
+from typing import Any
 
+from orchestrator.contract.codec import encode
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard import format
@@ -18,6 +20,7 @@ from orchestrator.dashboard.status import (
     lost_work,
     recovery_text,
     row,
+    status_json,
     status_text,
 )
 from orchestrator.diagnosis.cause.verdict import NOBODY
@@ -27,6 +30,7 @@ from orchestrator.diagnosis.stacks.python_stacks import main_stack, main_thread,
 from orchestrator.job.hosts.straggler_replacement import why_slow
 from orchestrator.job.incident import Incident
 from orchestrator.job.state import Run
+from orchestrator.plan.show.explain import plan_json
 
 MAX_STACK_LINES = 12
 MAX_STACKS = 16
@@ -52,6 +56,26 @@ def describe_text(
     blocks = ((title, list(lines)) for title, lines in sections)
     texts = ("\n".join(([title] if title else []) + lines) for title, lines in blocks if lines)
     return "\n\n".join(texts)
+
+
+def describe_json(snapshot: Snapshot) -> dict[str, Any]:
+    """The body of `status --json`, with the plan, the ranks of each host and the last metrics."""
+    run, shown, last = snapshot.seen.run, snapshot.view, snapshot.progress.last
+    agents = run.hosts.by_name
+    return status_json(snapshot) | {
+        "plan": plan_json(run.plan),
+        "ranks": [
+            {
+                "host": host.name,
+                "first_rank": host.first_rank,
+                "health": list(host.ranks),
+                "agent_pid": agents[host.name].pid if host.name in agents else None,
+            }
+            for host in shown.hosts
+        ],
+        "spares": list(shown.spares),
+        "metrics": None if last is None else encode(last),
+    }
 
 
 def _plan(snapshot: Snapshot) -> Iterator[str]:
