@@ -93,7 +93,14 @@ class Buckets:
 
 
 def trained(decoder: Decoder) -> list[nn.Parameter]:
-    return [parameter for parameter in decoder.parameters() if parameter.requires_grad]
+    """In the order of the forward pass, while a decoder stores its embeddings after its layers."""
+    family = decoder.family
+    paths = (family.embedding, family.positions) if decoder.part.is_first else ()
+    modules = [decoder.get_submodule(path) for path in paths if path]
+    embeddings = [parameter for module in modules for parameter in module.parameters()]
+    # A tied head is the embedding, whose gradient is complete at the end of the backward pass.
+    found = dict.fromkeys([*embeddings, *decoder.parameters()])
+    return [parameter for parameter in found if parameter.requires_grad]
 
 
 def bucketed(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -1,9 +1,18 @@
 """Buckets of gradients: their order and size, and buffers that replace gradients without a copy."""
 
+import re
+
+import pytest
 import torch
 from torch import nn
 
-from trainer.parallel.buckets import BUCKET_BYTES, bucketed
+from orchestrator.contract.spec.model_spec import ModelSpec
+from tests.trainer.parallel.parity_cells import deeper
+from trainer.model.build import build_stages, read_model_config
+from trainer.model.decoder import StageSlice
+from trainer.model.init_weights import allocate
+from trainer.model.weights import first_weights
+from trainer.parallel.buckets import BUCKET_BYTES, bucketed, trained
 from trainer.parallel.ddp import flattened
 from trainer.parallel.zero1 import Layout, by_rank
 
@@ -23,6 +32,30 @@ def test_large_parameters_are_alone_and_small_ones_share_a_bucket() -> None:
     # From the last parameter to the first, as the backward pass computes their gradients.
     assert found == [[half, half], [2 * large], [large], [few, few, half]]
     assert bucketed([]) == []
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3", "gpt2"])
+def test_buckets_are_in_the_order_in_which_gradients_are_complete(model: str) -> None:
+    """A bucket waits for those before it, so the embedding must not be before a layer."""
+    values = read_model_config(ModelSpec(config=deeper(model)))
+    (decoder,) = build_stages(values, [StageSlice(0, 4, 4)])
+    allocate(decoder, torch.device("cpu"))
+    first_weights([decoder], None, 0, resumed=False)
+    names = {id(parameter): _part(name) for name, parameter in decoder.named_parameters()}
+    complete: list[str] = []
+    for parameter in decoder.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: complete.append(names[id(p)]))
+    ids = torch.arange(32).unsqueeze(0)
+    decoder.set_positions(ids)
+    decoder(ids).sum().backward()
+    in_buckets = [names[id(parameter)] for parameter in reversed(trained(decoder))]
+    assert list(dict.fromkeys(in_buckets)) == list(dict.fromkeys(complete))
+
+
+def _part(name: str) -> str:
+    """The layer, or the kind of module outside the layers."""
+    layer = re.search(r"\.(\d+)\.", name)
+    return layer[1] if layer else "embedding" if re.search(r"embed|wte|wpe", name) else "end"
 
 
 def test_a_single_gradient_is_reduced_where_it_is() -> None:
