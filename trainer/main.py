@@ -50,7 +50,7 @@ from trainer.parallel.tied import find_tied
 from trainer.rank.determinism import make_deterministic
 from trainer.rank.devices import has_fast_bfloat16, name_of
 from trainer.rank.fence import admit_of, lock_out
-from trainer.rank.ranks import Ranks, arrange, peak_memory_bytes, process_group
+from trainer.rank.ranks import Ranks, arrange, gpu_state, peak_memory_bytes, process_group
 from trainer.rank.runtime import Runtime
 from trainer.step import Stepper
 
@@ -278,6 +278,7 @@ def open_records(config: TrainingConfig, batches: Batches, ranks: Ranks, done: i
         open_ledger(run, batches, ranks.env, admit),
         open_report(run, config.train, done, admit),
         peak_memory_bytes=partial(peak_memory_bytes, ranks.device),
+        gpu=partial(gpu_state, ranks.device),
         log=partial(log_step, last=config.train.steps),
     )
 

@@ -46,6 +46,10 @@ class StepMetrics:
     """The same, of the rank that has the most, when the ranks last compared (`fullest.py`); None:
     not yet in this attempt."""
     fullest_rank: int | None = None
+    gpu_utilization: float | None = None
+    """0 to 1, of rank 0's GPU; as the next two None if NVIDIA's driver cannot tell."""
+    gpu_temperature_c: float | None = None
+    gpu_power_w: float | None = None
     skipped: int = 0
     """Updates skipped so far: no token to learn, or a loss or gradient that is not finite."""
     eval_loss: float | None = None

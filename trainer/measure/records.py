@@ -9,10 +9,10 @@ of steps after the newest checkpoint, which the next attempt repeats.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from trainer.data.ledger import SampleLedger, Sums
 from trainer.measure.metrics import StepMetrics
@@ -40,11 +40,17 @@ class Records:
         report: Report,
         *,
         peak_memory_bytes: Callable[[], int],
+        gpu: Callable[[], Mapping[str, Any]] = dict,
         log: Callable[[StepMetrics], None],
         room: int = ROOM,
     ) -> None:
+        """
+        Args:
+            gpu: the state of rank 0's GPU, as fields of StepMetrics.
+        """
         self._ledger, self._report = ledger, report
         self._peak_memory_bytes, self._log = peak_memory_bytes, log
+        self._gpu = gpu
         self._room = room
         self._changed = threading.Condition()
         self._waiting: deque[StepRecord] = deque()
@@ -178,8 +184,8 @@ class Records:
 
     def _write(self, batch: Sequence[StepRecord]) -> None:
         self._ledger.append(*((record.metrics.step, record.read) for record in batch))
-        memory = self._peak_memory_bytes()
-        steps = [replace(record.metrics, peak_memory_bytes=memory) for record in batch]
+        memory, gpu = self._peak_memory_bytes(), self._gpu()
+        steps = [replace(record.metrics, peak_memory_bytes=memory, **gpu) for record in batch]
         self._report.write(*steps)
         for metrics in steps:
             self._log(metrics)

@@ -17,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.errors import TrainingError
+from trainer.program.devices import state_of
 from trainer.rank.devices import device_of
 from trainer.rank.host.numa import bind_to_node
 
@@ -179,6 +180,13 @@ def on_all_ranks(do: Callable[[], T]) -> T:
             raise error
     assert not isinstance(answer, TrainingError)
     return answer
+
+
+def gpu_state(device: torch.device) -> dict[str, float]:
+    """Utilization, temperature and power of a GPU, as far as NVIDIA's driver tells them."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return {}
+    return state_of(torch.cuda, device.index or 0)
 
 
 def peak_memory_bytes(device: torch.device) -> int:
