@@ -56,6 +56,7 @@ SECTIONS = {
         jobs.diagnose,
         snapshots.snapshot,
         snapshots.profile,
+        snapshots.report,
     ),
     "Act on jobs": (fleet.wait, snapshots.exec_, jobs.cancel, fleet.prune),
     "Hosts and failures": (machines.hosts, policies.policy, policies.classify),

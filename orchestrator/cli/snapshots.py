@@ -1,4 +1,4 @@
-"""`ndctl snapshot`, `profile`, `exec`: look at the ranks of a running job and at their hosts."""
+"""`ndctl snapshot`, `profile`, `exec`: ranks of a job and their hosts; `report`: its story."""
 
 import os
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from orchestrator.cli.options import (
     place_options,
     print_as,
     root_option,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -104,3 +105,45 @@ def exec_(
     from orchestrator.app.ranks.exec_on_host import exec_on_host
 
     sys.exit(exec_on_host(find(job, run_root, place), host, words, os.environ))
+
+
+@click.command(epilog="Example: ndctl report quickstart --html report.html --price 2.5")
+@job_argument
+@click.option("--incident", "only", type=int, metavar="N", help="Only this incident.  [all]")
+@click.option("--html", "page", metavar="FILE", help="Write one HTML file with charts.")
+@click.option("--md", "text_file", metavar="FILE", help="Write Markdown.  [print it]")
+@click.option(
+    "--price",
+    type=FiniteRange(min=0),
+    metavar="PRICE",
+    help="Price of a GPU for an hour, in any currency. [inventory, or your configuration]",
+)
+@root_option
+@place_options
+def report(  # noqa: PLR0913 - an option each
+    job: str,
+    only: int | None,
+    page: str | None,
+    text_file: str | None,
+    price: float | None,
+    run_root: str | None,
+    place: "Place | None",
+) -> None:
+    """Tell the story of a job's incidents for a post-mortem: timeline, evidence, decision, cost."""
+    from pathlib import Path
+
+    from orchestrator.app.fleet.report import make_report, write_report
+    from orchestrator.dashboard.report.html import html_report
+    from orchestrator.dashboard.report.markdown import markdown_report
+    from orchestrator.dashboard.report.story import summary
+    from orchestrator.system import SystemClock
+
+    made = make_report(find(job, run_root, place), only, price, os.environ, SystemClock())
+    if page is None and text_file is None:
+        say(markdown_report(made).rstrip())
+        return
+    for file, write in ((page, html_report), (text_file, markdown_report)):
+        if file is not None:
+            size = write_report(Path(file), write(made))
+            say(f"wrote {file} ({size / 1024:,.0f} KiB)")
+    say(summary(made))

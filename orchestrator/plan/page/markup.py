@@ -9,7 +9,7 @@ from html import escape
 
 from orchestrator.contract.visible import visible
 
-VOID = ("meta", "link", "input", "rect", "polygon", "line", "circle")
+VOID = ("meta", "link", "input", "rect", "polygon", "line", "circle", "polyline")
 """Elements without content."""
 
 

@@ -1,0 +1,275 @@
+"""What a report says, before it becomes HTML or Markdown. Pure."""
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import tzinfo
+
+from msgspec import Struct
+
+from orchestrator.contract.messages.actions import (
+    Action,
+    EndJob,
+    Replan,
+    Requeue,
+    StartAttempt,
+    StopAttempt,
+)
+from orchestrator.contract.messages.events import (
+    AgentLost,
+    CancelRequested,
+    CheckpointFailed,
+    DrillHappened,
+    Event,
+    HangDetected,
+    HangJudged,
+    JobSubmitted,
+    LeaderStarted,
+    RankExited,
+    Replanned,
+    StragglerFound,
+    StragglerGone,
+    TrainingResumed,
+)
+from orchestrator.dashboard import format
+from orchestrator.dashboard.describe import incident_rows
+from orchestrator.dashboard.event_text import event_time
+from orchestrator.dashboard.follow.events import event_lines
+from orchestrator.dashboard.report.costs import Cost, Price, cost_of
+from orchestrator.dashboard.screen.incidents import sentence, who_text
+from orchestrator.dashboard.snapshot import Snapshot
+from orchestrator.dashboard.time_spent.account import TimeSpent
+from orchestrator.dashboard.view import View
+from orchestrator.job.incident import Incident
+from orchestrator.job.stage import ENDED
+from orchestrator.journal.journal import Entry
+
+BEFORE_S, AFTER_S = 30.0, 5.0
+"""The timeline of an incident begins so long before the failure, and ends so long after the first
+new step."""
+MOST_FIRST, MOST_LAST = 40, 30
+"""Lines of a timeline: the first and the last of many."""
+MAIN: tuple[type[Event] | type[Action], ...] = (
+    JobSubmitted,
+    LeaderStarted,
+    AgentLost,
+    RankExited,
+    HangDetected,
+    HangJudged,
+    DrillHappened,
+    StragglerFound,
+    StragglerGone,
+    TrainingResumed,
+    CheckpointFailed,
+    Replanned,
+    CancelRequested,
+    StartAttempt,
+    StopAttempt,
+    Requeue,
+    Replan,
+    EndJob,
+)
+"""The timeline of the whole job has the entries with one of these."""
+
+
+class Timeline:
+    """Entries in order; of many, the first and the last."""
+
+    def __init__(self) -> None:
+        self.first: list[Entry] = []
+        self.last: list[Entry] = []
+        self.left_out = 0
+
+    def add(self, entry: Entry) -> None:
+        if len(self.first) < MOST_FIRST:
+            self.first.append(entry)
+            return
+        self.last.append(entry)
+        if len(self.last) > MOST_LAST:
+            self.last.pop(0)
+            self.left_out += 1
+
+    def lines(self, zone: tzinfo | None) -> list[str]:
+        if not self.left_out:
+            return list(event_lines([*self.first, *self.last], zone))
+        more = f"… {self.left_out:,} more lines: `ndctl events`"
+        return [*event_lines(self.first, zone), more, *event_lines(self.last, zone)]
+
+
+class IncidentStory(Struct, frozen=True, kw_only=True):
+    incident: Incident
+    headline: str
+    sentence: str
+    rows: Sequence[str]
+    """Evidence, decision and its rule, as `ndctl describe` shows them."""
+    timeline: Sequence[str]
+    cost: Cost
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    view: View
+    facts: Sequence[tuple[str, str]]
+    """Label and text."""
+    stories: Sequence[IncidentStory]
+    is_whole: bool
+    """It tells of all incidents of the job."""
+    timeline: Sequence[str]
+    time: TimeSpent
+    price: Price | None
+    made_at: float
+    zone: tzinfo | None
+
+    @property
+    def total(self) -> Cost:
+        """Of all incidents that are told."""
+        return Cost(
+            down_s=sum(one.cost.down_s for one in self.stories),
+            steps=sum(one.cost.steps or 0 for one in self.stories),
+            repeated_s=sum(one.cost.repeated_s for one in self.stories),
+            gpus=self.stories[0].cost.gpus if self.stories else 0,
+            is_over=all(one.cost.is_over for one in self.stories),
+        )
+
+
+class Told(Struct, frozen=True, kw_only=True):
+    """What a report is made of."""
+
+    snapshot: Snapshot
+    view: View
+    time: TimeSpent
+    price: Price | None
+    zone: tzinfo | None
+    only: int | None = None
+    """Number of the one incident to tell; None: all."""
+
+    @property
+    def incidents(self) -> Sequence[Incident]:
+        known = self.view.incidents
+        return known if self.only is None else [one for one in known if one.id == self.only]
+
+
+def report_of(told: Told, entries: Iterable[Entry]) -> Report:
+    """`entries`: the whole journal, which is read once."""
+    windows = [(one, Timeline()) for one in told.incidents]
+    whole = Timeline()
+    for entry in entries:
+        at = event_time(entry.event)
+        for incident, timeline in windows:
+            if incident.at - BEFORE_S <= at <= _end(incident, told) + AFTER_S:
+                timeline.add(entry)
+        if isinstance(entry.event, MAIN) or any(isinstance(one, MAIN) for one in entry.actions):
+            whole.add(entry)
+    return Report(
+        view=told.view,
+        facts=list(_facts(told)),
+        stories=[_story(told, incident, timeline) for incident, timeline in windows],
+        is_whole=told.only is None,
+        timeline=whole.lines(told.zone),
+        time=told.time,
+        price=told.price,
+        made_at=told.view.now,
+        zone=told.zone,
+    )
+
+
+def _end(incident: Incident, told: Told) -> float:
+    recovered = incident.recovered_after_s
+    return _until(told) if recovered is None else incident.at + recovered
+
+
+def _until(told: Told) -> float:
+    """The end of the job, or now."""
+    standing = told.snapshot.standing
+    return standing.since if standing.state in ENDED else told.view.now
+
+
+def _story(told: Told, incident: Incident, timeline: Timeline) -> IncidentStory:
+    drill = " (drill)" if incident.drill else ""
+    at = format.date_time(incident.at, told.zone)
+    return IncidentStory(
+        incident=incident,
+        headline=f"#{incident.id} {incident.kind}{drill}: {who_text(incident)}, {at}",
+        sentence=sentence(incident, told.view),
+        rows=[
+            line
+            for row in incident_rows(incident, told.snapshot, told.zone)
+            for line in row.splitlines()
+        ][1:],
+        timeline=timeline.lines(told.zone),
+        cost=cost_of(incident, _until(told), _usual_step_s(told.view), told.view.mesh.world_size),
+    )
+
+
+def _usual_step_s(view: View) -> float | None:
+    seconds = [one.step_s for one in view.samples if one.step_s]
+    return statistics.median(seconds) if seconds else view.step_s
+
+
+def _facts(told: Told) -> Iterator[tuple[str, str]]:
+    view, run = told.view, told.snapshot.seen.run
+    assert run.job is not None
+    state = format.split_fix(view.reason)[0]
+    yield "state", f"{view.state}, {state}"
+    yield "submitted", format.date_time(run.job.at, told.zone)
+    if view.state in ENDED:
+        yield "ended", format.date_time(told.snapshot.standing.since, told.zone)
+    yield "elapsed", format.duration(view.elapsed_s)
+    yield "progress", f"step {format.steps(view.step, view.steps)}"
+    if view.losses:
+        (first, began), (last, ended) = view.losses[0], view.losses[-1]
+        yield (
+            "loss",
+            (f"{format.loss(began)} at step {first:,}, {format.loss(ended)} at step {last:,}"),
+        )
+    if view.tokens_per_second is not None:
+        yield "speed", format.rate(view.tokens_per_second)
+    ranks, hosts = format.count(view.mesh.world_size, "rank"), format.count(len(view.hosts), "host")
+    yield "where", f"{ranks} on {hosts}, {view.split}, {view.backend}"
+    yield "attempts", f"{view.attempt}, {format.count(view.restarts, 'restart')}"
+    if told.time.ratio is not None and told.time.effective_s:
+        lost = format.lost_time(told.time.lost_s.items())
+        yield "effective", f"{told.time.ratio:.1%} of the time{f'; lost: {lost}' if lost else ''}"
+    yield "run directory", str(told.snapshot.run_dir.path)
+
+
+def cost_words(cost: Cost, price: Price | None) -> list[tuple[str, str]]:
+    """Label and text of each part of a cost."""
+    rows = [("until training went on" if cost.is_over else "so far", format.duration(cost.down_s))]
+    if cost.steps is not None:
+        repeated = f", {format.duration(cost.repeated_s)}" if cost.repeated_s else ""
+        rows.append(("work repeated", f"{format.count(cost.steps, 'step')}{repeated}"))
+    rows.append(("in all", format.duration(cost.seconds)))
+    rows.append(("devices", gpu_hours(cost)))
+    if price is not None:
+        rows.append(("money", money(cost.gpu_hours, price)))
+    return rows
+
+
+def gpu_hours(cost: Cost) -> str:
+    return f"{cost.gpu_hours:,.3g} GPU-hours on {format.count(cost.gpus, 'device')}"
+
+
+def money(hours: float, price: Price) -> str:
+    paid = hours * price.per_gpu_hour
+    return f"{paid:,.2f} at {price.per_gpu_hour:,.4g} a GPU-hour ({price.origin})"
+
+
+def summary(report: Report) -> str:
+    """One or two sentences about all that is told."""
+    name = format.one_line(report.view.name)
+    if not report.stories:
+        share = report.time.ratio
+        counts = "" if share is None else f"; {share:.1%} of its time was training that counts"
+        now = (
+            "; evidence of a failure is being collected"
+            if report.view.state == "RECOVERING"
+            else ""
+        )
+        return f"{name} had no incident{counts}{now}."
+    many, total = format.count(len(report.stories), "incident"), report.total
+    what = many if report.is_whole else f"incident {report.stories[0].incident.id}"
+    paid = "" if report.price is None else f", {money(total.gpu_hours, report.price)}"
+    so_far = "" if total.is_over else ", and it is not over"
+    return (
+        f"{name} lost {format.duration(total.seconds)} to {what}{so_far}: {total.steps:,} steps"
+        f" were repeated, {gpu_hours(total)}{paid}."
+    )

@@ -1,0 +1,200 @@
+"""The report of a job: its numbers, its two forms, and hostile text in it."""
+
+import re
+from collections.abc import Sequence
+from datetime import UTC
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from orchestrator.contract.messages.events import Event
+from orchestrator.dashboard.metrics import Metric
+from orchestrator.dashboard.report.costs import (
+    MEASURED,
+    NOT_MEASURED,
+    Price,
+    cost_of,
+    elsewhere,
+    estimated_s,
+)
+from orchestrator.dashboard.report.html import html_report
+from orchestrator.dashboard.report.markdown import markdown_report
+from orchestrator.dashboard.report.story import MOST_FIRST, MOST_LAST, Report, Told, report_of
+from orchestrator.dashboard.time_spent.account import TimeSpent
+from orchestrator.plan.page.markup import VOID
+from tests.dashboard.dashboard_story import (
+    START,
+    broken,
+    finished,
+    hung,
+    journal,
+    metrics,
+    restarting,
+    started,
+)
+from tests.dashboard.test_status import snapshot
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+SPENT = TimeSpent(elapsed_s=82.0, lost_s={"restart": 7.0, "lost_work": 3.2})
+EVIL = "</pre><script>alert(1)</script> \x1b[2J\u202e ```\n# x | y <img src=http://a.b/c>"
+
+
+def made(
+    events: Sequence[Event],
+    lines: Sequence[Metric] = (),
+    *,
+    price: Price | None = None,
+    only: int | None = None,
+    cause: str | None = None,
+) -> Report:
+    taken = replace(snapshot(events, lines), now=START + 100)
+    view = replace(taken.view, saved_steps=(20, 40, 60))
+    if cause is not None:
+        view = replace(view, incidents=tuple(replace(i, cause=cause) for i in view.incidents))
+        history = replace(taken.seen.run.history, incidents=view.incidents)
+        seen = replace(taken.seen, run=replace(taken.seen.run, history=history))
+        taken = replace(taken, seen=seen)
+    told = Told(snapshot=taken, view=view, time=SPENT, price=price, zone=UTC, only=only)
+    return report_of(told, journal(events))
+
+
+KILLED = [*metrics(1, 24), *metrics(21, 60, 2)]
+
+
+def test_a_report_has_the_steps_seconds_gpu_hours_and_money_of_an_incident() -> None:
+    report = made(finished(), KILLED, price=Price(per_gpu_hour=3600.0, origin="--price"))
+    (story,) = report.stories
+    # Down from START+30 to the first new step at START+37; steps 21 to 24 of 0.8 s again; 4 GPUs.
+    assert (story.cost.down_s, story.cost.steps) == (7.0, 4)
+    assert story.cost.repeated_s == pytest.approx(3.2)
+    assert story.cost.gpu_hours == pytest.approx(4 * 10.2 / 3600)
+    text = markdown_report(report)
+    assert "quickstart lost 10 s to 1 incident: 4 steps were repeated" in text
+    assert "40.80 at 3,600 a GPU-hour (--price)" in text
+    assert "rule class-default" in text
+    assert "rank 1 on host-0 was killed by SIGKILL" in text
+
+
+def test_an_incident_that_is_not_over_counts_until_now() -> None:
+    report = made(restarting(), metrics(1, 24))
+    assert not report.total.is_over
+    assert report.stories[0].cost.down_s == 70.0
+    assert "lost 1 min 10 s to 1 incident, and it is not over" in markdown_report(report)
+    assert "evidence of a failure is being collected" in markdown_report(made(broken()))
+    ended = made(finished(), KILLED).stories[0].incident
+    later = cost_of(replace(ended, recovered_after_s=None), START + 130, 0.8, 4)
+    assert (later.down_s, later.repeated_s, later.is_over) == (100.0, 0.0, False)
+
+
+def test_a_job_without_incidents_has_a_report_too() -> None:
+    report = made(started(), metrics(1, 12))
+    assert "quickstart had no incident" in markdown_report(report)
+    assert "had no incident" in html_report(report)
+    assert "<h2>Curves</h2>" in html_report(report)
+    assert "<h2>Curves</h2>" not in html_report(made(started()))
+
+
+@pytest.mark.parametrize("name", ["measurements.md", "faults.md"])
+def test_what_it_took_elsewhere_is_what_was_measured(name: str) -> None:
+    text = (RESULTS / name).read_text()
+    numbers = {
+        ("measurements.md", "torchrun --max-restarts"): "| first new step | 1.6 s (1.3 to 2.0)"
+        " | 7.8 s (7.6 to 8.7) |",
+        ("measurements.md", "a batch job that requeues itself"): "| to the first new step |"
+        " 3.0, 1.8 s | 141, 131 s |",
+        ("faults.md", "sbatch --requeue"): "| the second node, with a spare | 25.4, 26.7 |"
+        " 2.9, 3.0 |",
+    }
+    found = [one for one in MEASURED if f"results/{name}" in one.source]
+    assert found
+    assert all(numbers[name, one.way] in text for one in found)
+    if name == "faults.md":
+        assert "| the second node | 25.4, 26.7, 24.8 | 30.8, 35.3, 33.2 |" in text
+
+
+def test_elsewhere_is_the_incident_and_the_measured_difference() -> None:
+    (story,) = made(finished(), KILLED).stories
+    ways = {one.way: estimated_s(story.cost, one) for one in elsewhere(story.incident)}
+    assert ways["torchrun --max-restarts"] == pytest.approx(10.2 + 7.8 - 1.6)
+    assert list(elsewhere(replace(story.incident, kind="hang"))) == []
+    lost = replace(story.incident, culprit=replace(story.incident.culprit, rank=None))
+    assert {one.scope for one in elsewhere(lost)} == {"host"}
+    requeued = list(elsewhere(replace(lost, remedy="requeue")))
+    assert [one.requeues for one in requeued] == [True]
+    # Without a spare ndctl took longer there, and the report says so.
+    assert estimated_s(story.cost, requeued[0]) < story.cost.seconds
+
+
+class Checker(HTMLParser):
+    """Elements are closed in order, and nothing outside is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        assert not {"src", "href", "srcset", "onload", "onclick"} & {name for name, _ in attrs}
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("events", [finished(), hung(), broken(), started()])
+def test_the_page_is_one_whole_file(events: list[Event]) -> None:
+    page = html_report(made(events, metrics(1, 24), price=Price(per_gpu_hour=2.0, origin="x")))
+    checker = Checker()
+    checker.feed(page)
+    assert checker.open == []
+    assert "script" not in checker.tags
+    assert "http" not in re.sub(r"http-equiv", "", page)
+    for words in ("prefers-color-scheme: dark", "@media print", "default-src &#x27;none&#x27;"):
+        assert words in page
+
+
+def test_hostile_text_becomes_no_markup() -> None:
+    report = made(finished(), KILLED, cause=EVIL)
+    report = replace(report, view=replace(report.view, name=EVIL))
+    page = html_report(report)
+    checker = Checker()
+    checker.feed(page)
+    assert "script" not in checker.tags
+    assert "img" not in checker.tags
+    text = markdown_report(report)
+    for shown in (page, text):
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", shown)
+    outside = re.sub(r"^(`{3,})text\n.*?^\1$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert "<script>" not in re.sub(r"\\.", "", outside)
+    assert [line for line in outside.splitlines() if line.startswith("# ")] == [
+        next(line for line in outside.splitlines() if line.startswith("# Report of "))
+    ]
+
+
+def test_one_incident_can_be_told_alone() -> None:
+    assert made(finished(), KILLED, only=1).is_whole is False
+    assert len(made(finished(), KILLED, only=1).stories) == 1
+    assert made(finished(), KILLED, only=2).stories == []
+
+
+def test_a_long_timeline_keeps_its_beginning_and_its_end() -> None:
+    again = [event for number in range(60) for event in started()]
+    report = made(again)
+    assert len(report.timeline) <= MOST_FIRST + MOST_LAST + 1
+    assert any("more lines: `ndctl events`" in line for line in report.timeline)
+
+
+def test_a_hang_says_that_it_was_not_measured_elsewhere() -> None:
+    (story,) = made(finished(), KILLED).stories
+    hang = replace(story, incident=replace(story.incident, kind="hang"))
+    report = replace(made(finished(), KILLED), stories=[hang])
+    assert NOT_MEASURED in html_report(report)
+    assert NOT_MEASURED in markdown_report(report)
