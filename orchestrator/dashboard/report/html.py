@@ -61,7 +61,7 @@ def html_report(report: Report) -> str:
 
 
 def _tiles(report: Report) -> Markup:
-    tiles = [("state", report.view.state)]
+    tiles: list[tuple[str, str]] = [("state", report.view.state)]
     if report.stories:
         total = report.total
         tiles += [
