@@ -30,6 +30,7 @@ class PeerClient:
         self.limit = Limit()
         self.stopped = threading.Event()
         self._idle: dict[Peer, list[Line]] = {}
+        self._busy: set[Line] = set()
         self._lock = threading.Lock()
 
     def put(self, file: int, label: Label, peer: Peer) -> None:
@@ -50,7 +51,7 @@ class PeerClient:
             line.send(Answer(why=torn))
             _accepted(line.receive(Answer))
         except BaseException:
-            line.close()
+            self._drop(line)
             raise
         self._keep(peer, line)
 
@@ -72,7 +73,7 @@ class PeerClient:
                 clear(file)
                 raise Broken(f"{peer.host} sent another slot than that of rank {wanted.rank}")
         except BaseException:
-            line.close()
+            self._drop(line)
             raise
         self._keep(peer, line)
 
@@ -80,16 +81,34 @@ class PeerClient:
         if self.stopped.wait(self.limit.passed(num_bytes)):
             raise Stopped
 
+    def stop(self) -> None:
+        """End what is being sent. A partner whose host has died would keep a thread waiting."""
+        self.stopped.set()
+        with self._lock:
+            for line in self._busy:
+                line.interrupt()
+
     def _line(self, peer: Peer) -> Line:
         with self._lock:
             idle = self._idle.get(peer)
-            if idle:
-                return idle.pop()
-        return connect(peer.address, peer.port, self.secret, self.claim)
+            line = idle.pop() if idle else None
+        if line is None:
+            line = connect(peer.address, peer.port, self.secret, self.claim)
+        with self._lock:
+            self._busy.add(line)
+            if self.stopped.is_set():
+                line.interrupt()
+        return line
 
     def _keep(self, peer: Peer, line: Line) -> None:
         with self._lock:
+            self._busy.discard(line)
             self._idle.setdefault(peer, []).append(line)
+
+    def _drop(self, line: Line) -> None:
+        with self._lock:
+            self._busy.discard(line)
+            line.close()
 
     def forget(self, but: Sequence[Peer]) -> None:
         """Close the connections to all other agents, and stop no more."""

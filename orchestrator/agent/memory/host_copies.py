@@ -144,7 +144,7 @@ class HostCopies:
         return tuple(label for _, label in (*self.slots.labels(), *self.held.labels()))
 
     def _stop_sending(self) -> None:
-        self.client.stopped.set()
+        self.client.stop()
         with self._still:
             self._still.wait_for(lambda: not self.sending)
 

@@ -6,6 +6,7 @@ is a length and JSON; the bytes of a slot follow without a frame. All calls bloc
 each wait, so they run in threads.
 """
 
+import contextlib
 import os
 import secrets
 import socket
@@ -71,6 +72,14 @@ class Limit:
             return self._free_at - now
 
 
+def end_connection(sock: socket.socket) -> None:
+    """Threads that use `sock` fail at once."""
+    with contextlib.suppress(OSError):
+        # Not the method of SSLSocket: it drops TLS first, and another thread might then send the
+        # rest of a slot in the clear.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
 class Line:
     """One connection, as either side uses it. All calls raise OSError if it breaks."""
 
@@ -126,6 +135,10 @@ class Line:
             begin = max(0, skip - at)
             os.pwrite(file, view[begin:], at + begin)
             at += len(view)
+
+    def interrupt(self) -> None:
+        """Have the thread that uses this connection fail at once."""
+        end_connection(self.sock)
 
     def close(self) -> None:
         self.sock.close()

@@ -1,6 +1,5 @@
 """Serves the slots of this host to other agents of the job, and takes their copies."""
 
-import contextlib
 import logging
 import os
 import socket
@@ -11,7 +10,14 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.agent.memory.held import Refused
-from orchestrator.agent.memory.line import IDLE_S, Answer, Line, Request, admit
+from orchestrator.agent.memory.line import (
+    IDLE_S,
+    Answer,
+    Line,
+    Request,
+    admit,
+    end_connection,
+)
 from orchestrator.contract.memory.slot_file import BEGIN, Label, header_of, label_of
 from orchestrator.job_secret import JobSecret, server_context
 
@@ -64,8 +70,7 @@ class PeerServer:
             self._closed = True
             open_now = [*self._open, *filter(None, [self._listening])]
         for sock in open_now:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+            end_connection(sock)
             sock.close()
         for thread in list(self._threads):
             thread.join(IDLE_S)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,6 +167,24 @@ async def test_bandwidth_is_limited_and_the_end_of_an_attempt_is_not_delayed(
     assert not hosts.first.sending
     assert time.monotonic() - begun < 9
     assert mark_of(file) == SENDING, "what the next attempt finds is no answer to it"
+
+
+@in_loop
+async def test_a_partner_that_takes_nothing_does_not_delay_the_next_attempt(
+    hosts: TwoHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host has died, so that no connection breaks."""
+    await hosts.start()
+    let_go = threading.Event()
+    monkeypatch.setattr(hosts.second.held, "begin", lambda *_: let_go.wait())
+    fill(slot_of(hosts.first, 0), label(0, 5))
+    hosts.first.ready(CopyReady(attempt=1, rank=0, step=5, slot=0, copies=1))
+    await asyncio.sleep(0.3)
+    assert hosts.first.sending
+    begun = time.monotonic()
+    await begin(hosts.first, 0, CopyPlan(), attempt=2)
+    assert time.monotonic() - begun < line.IDLE_S / 2
+    let_go.set()
 
 
 @in_loop
