@@ -269,6 +269,7 @@ def commands(root: Path, text: str) -> Iterator[tuple[str, ...]]:
             yield (verb, name, "--json")
         yield ("logs", name)
         yield ("dashboard", name)
+        yield ("report", name)
     yield ("logs", "broken", "--agents")
     yield ("list",)
     yield ("list", "--json")
