@@ -1,5 +1,6 @@
 """`ndctl submit --sweep` on real Slurm daemons: one job per combination, a few at a time."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ pytestmark = [
 ]
 
 
-def test_a_sweep_runs_one_after_the_other_and_is_cancelled_by_a_pattern(
+def test_a_sweep_runs_one_after_the_other_and_is_cancelled_by_its_group(
     slurm: SlurmTestbed, tmp_path: Path
 ) -> None:
     ndctl = Job(tmp_path / "runs", slurm)
@@ -40,12 +41,13 @@ def test_a_sweep_runs_one_after_the_other_and_is_cancelled_by_a_pattern(
     second.wait_for_step(2)
     assert not third.events("LeaderStarted")
 
-    done = ndctl("cancel", "e2e-seed-*")
+    done = ndctl("cancel", "e2e")
     assert done.code == 0, done.out + done.err
     assert "cancelled: 2 jobs: e2e-seed-2, e2e-seed-3" in done.out
     assert "already ended: 1 job: e2e-seed-1 (SUCCEEDED)" in done.out
     slurm.wait_for("an empty queue", lambda: not slurm.output_of("squeue", "-h"))
-    states = {row.split()[0]: row.split()[1] for row in ndctl("list", "e2e-*").out.splitlines()}
+    rows = json.loads(ndctl("list", "e2e", "--json").out)["jobs"]
+    states = {row["name"]: row["state"] for row in rows}
     assert states["e2e-seed-1"] == "SUCCEEDED"
     assert states["e2e-seed-2"] == states["e2e-seed-3"] == "CANCELLED"
     assert not [line for one in (first, second, third) for line in processes_of(one.run_dir)]
