@@ -61,15 +61,20 @@ class JobServices:
             hidden=len(rows) - len(shown),
         )
 
-    def open_job(self, job: str) -> Callable[[], JobContent | None]:
+    def open_job(self, job: str) -> Callable[[], JobContent]:
         found = self._of(job)
         poll = SchedulerPoll(asker(found, self.environ, self.clock), self.clock)
         screen = Screen(found.run_dir, poll, commands_for(found, self.environ))
 
-        def read() -> JobContent | None:
+        def read() -> JobContent:
             self._refresh(job, found)
             seen = screen.look(self.clock.now())
-            return None if seen is None else JobContent(view=view_of(seen), snapshot=seen.snapshot)
+            if seen is None:
+                raise JobError(
+                    f"the submission of job {Path(job).name} has not finished",
+                    fix="if it failed, submit it again with --new",
+                )
+            return JobContent(view=view_of(seen), snapshot=seen.snapshot)
 
         return read
 

@@ -78,8 +78,8 @@ class Services(Protocol):
     def fleet(self) -> FleetContent:
         """All jobs. Raises NdctlError."""
 
-    def open_job(self, job: str) -> Callable[[], JobContent | None]:
-        """A function that reads what is new. None: the submission has not finished."""
+    def open_job(self, job: str) -> Callable[[], JobContent]:
+        """A function that reads what is new. Raises JobError if the submission has not finished."""
 
     def open_logs(self, job: str, host: str, rank: int | None) -> Callable[[], NewestLines]:
         """The logs of a rank, or of all ranks of a host, or of all hosts (`host` is empty)."""

@@ -39,7 +39,6 @@ def test_the_fleet_is_that_of_list_and_opens_its_jobs(
     assert {row.name: row.state for row in rows} == {"a": "SUCCEEDED", "b": "FAILED"}
     read = services.open_job(rows[-1].run_dir)
     content = read()
-    assert content is not None
     assert (content.view.state, content.view.saved_steps) == ("SUCCEEDED", (20, 40, 60))
     assert content.view.time is not None
     with pytest.raises(JobError, match="cannot be read from here"):
@@ -53,13 +52,11 @@ def test_a_job_is_read_again_only_from_where_the_last_read_ended(
     services.fleet()
     read = services.open_job(str(run_dir.path))
     first = read()
-    assert first is not None
     assert first.view.checkpoint.step == 20
     more = journal(finished())[len(broken()) :]
     with run_dir.journal.open("ab") as file:
         file.writelines(map(to_line, more))
     second = read()
-    assert second is not None
     assert second.view.state == "SUCCEEDED"
     assert second.view.saved_steps == (20, 40, 60)
 
@@ -87,6 +84,13 @@ def test_logs_are_those_of_the_newest_attempt_in_order_of_time(
     assert read().lines[-1] == "[host-0 rank 1] half a line"
     alone = services.open_logs(str(run_dir.path), "host-0", 1)
     assert alone().lines == ("2023-11-14 22:13:04 first", "half a line")
+
+
+def test_an_unfinished_submission_is_said(services: JobServices, tmp_path: Path) -> None:
+    services.fleet()
+    (tmp_path / "runs" / "a" / "journal.jsonl").write_bytes(b"")
+    with pytest.raises(JobError, match="submission of job a has not finished"):
+        services.open_job(str(tmp_path / "runs" / "a"))()
 
 
 def test_events_are_those_of_the_command(services: JobServices, tmp_path: Path) -> None:
