@@ -450,5 +450,5 @@ def test_everything_vendored_has_its_license() -> None:
     folder = Path(orchestrator.web.__file__).parent / "static"
     served = {str(Path(path).relative_to("static")) for path in FILES.values()}
     there = {str(one.relative_to(folder)) for one in folder.rglob("*") if one.is_file()}
-    assert there - served == {"vendor/uplot/LICENSE"}
-    assert "MIT License" in (folder / "vendor" / "uplot" / "LICENSE").read_text()
+    assert there - served == {"vendor/uplot/LICENSE.txt"}
+    assert "MIT License" in (folder / "vendor" / "uplot" / "LICENSE.txt").read_text()

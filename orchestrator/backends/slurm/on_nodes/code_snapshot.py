@@ -18,7 +18,7 @@ from orchestrator.seams import Clock
 
 HOME = Path(__file__).resolve().parents[4]
 """Parent folder of the packages of this process."""
-KINDS = frozenset({".py", ".typed", ".yaml", ".toml"})
+KINDS = frozenset({".py", ".typed", ".yaml", ".toml", ".js", ".css", ".txt"})
 """Suffixes of files in an installation (`package-data` in pyproject.toml)."""
 MOST_FILES = 5_000
 MOST_BYTES = 64 << 20
