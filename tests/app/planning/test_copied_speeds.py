@@ -21,7 +21,7 @@ from orchestrator.load import dump_spec
 from orchestrator.plan.training import trainer_config
 from orchestrator.speed_history import path_of, recall
 from tests.agent.world import TurnedClock, a_job
-from tests.leader.test_speed_writer import trained
+from tests.leader.writers.test_speed_writer import trained
 from tests.plan.history.jobs import EXAMPLES
 
 

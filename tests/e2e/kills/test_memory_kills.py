@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.memory_kills import check
+from tests.e2e.kills.memory_kills import check
 
 pytestmark = [
     pytest.mark.process,

@@ -1,6 +1,6 @@
 """Kills random processes of a job with checkpoints in memory on partner hosts.
 
-    python -m tests.e2e.memory_kills [KILLS] [--seed N]
+    python -m tests.e2e.kills.memory_kills [KILLS] [--seed N]
 
 The job has four hosts, and each sends copies to two others, at a limited speed, so that most kills
 come during a copy. Each kill ends a rank, one of the processes above it, a host, two hosts, or a
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.job import Ndctl, assert_nothing_left, kill, wait_for
-from tests.e2e.test_random_kills import Process, merge_losses, processes
+from tests.e2e.kills.test_random_kills import Process, merge_losses, processes
 
 LOG = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Ranks, agents and hosts that are killed, one after the other and together."""

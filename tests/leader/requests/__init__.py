@@ -1,0 +1,1 @@
+"""What a leader asks of agents while ranks run, or before they start."""

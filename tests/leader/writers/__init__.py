@@ -1,0 +1,1 @@
+"""What a leader keeps: snapshots, speeds, strikes against hosts, logs."""
