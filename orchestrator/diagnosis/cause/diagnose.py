@@ -8,12 +8,12 @@ the earliest is the first cause.
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 
 from msgspec.structs import replace
 
-from orchestrator.contract.messages.events import RankExited
+from orchestrator.contract.messages.events import AgentLost, RankExited
 from orchestrator.contract.spec.failures import FailureRule, Reading
 from orchestrator.diagnosis.cause.exits import (
     CONNECTION_LOST,
@@ -131,7 +131,7 @@ def _signs_of_hosts(findings: Findings, *, failed: bool) -> Iterator[Sign]:
         # An agent that stops its ranks makes their peers lose connections, and nothing else. So a
         # rank that failed by itself did so whether or not agents were alone at that time.
         yield Weight.WEAK if failed else Weight.CAUSE, verdict.at, verdict
-    for lost in findings.lost:
+    for lost in _with_known_cuts(findings.lost):
         # An agent that stopped its ranks because it was alone was there all the time.
         if lost.host not in {stopped.host for stopped in alone}:
             # The same holds for a host that was silent while the leader itself was cut off.
@@ -139,6 +139,17 @@ def _signs_of_hosts(findings: Findings, *, failed: bool) -> Iterator[Sign]:
             yield weight, lost.at - lost.silent_s, host_lost(lost)
     for stuck in findings.stuck:
         yield Weight.WEAK, stuck.at, host_lost(stuck)
+
+
+def _with_known_cuts(lost: Sequence[AgentLost]) -> Iterator[AgentLost]:
+    """The leader may report one host as lost before it notices that it is cut off itself. Hosts
+    that fell silent at the same moment as one of a known cut were cut off by it too."""
+    cuts = [(one.at - one.silent_s, one.cut_off_s) for one in lost if one.cut_off_s]
+    for one in lost:
+        heard = one.at - one.silent_s
+        near = [cut_off_s for at, cut_off_s in cuts if abs(at - heard) <= TOGETHER_S]
+        known = bool(one.cut_off_s or one.taken or not near)
+        yield one if known else replace(one, cut_off_s=near[0])
 
 
 def _signs_of_exits(findings: Findings) -> Iterator[Sign]:

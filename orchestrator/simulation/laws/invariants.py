@@ -356,8 +356,9 @@ class Laws:
         require(named or not spent, "the budget is spent, but no incident says by what")
 
     def _check_reopened(self, event: Event, run: Run) -> None:
-        """A host that is no longer drained may be used again."""
-        if isinstance(event, HostOpened):
+        """A host that is no longer drained may be used again. A leader that has given its hosts
+        back decides nothing more: the next one asks again."""
+        if isinstance(event, HostOpened) and not isinstance(run.stage, Queued):
             held = event.host in self._only_drained(run) and event.host in run.hosts.exclude
             require(not held, f"{event.host} is excluded, but the scheduler no longer drains it")
             self.drained.discard(event.host)

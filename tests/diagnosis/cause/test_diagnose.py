@@ -347,6 +347,16 @@ def test_a_host_lost_while_the_leader_was_cut_off_is_no_culprit() -> None:
     assert "for 27.0 s the leader heard neither the scheduler nor host-5" in said.cause
 
 
+def test_a_host_that_fell_silent_with_one_of_a_known_cut_is_no_culprit_either() -> None:
+    """The leader reported host-5 before it noticed that it was cut off. Found by the simulation."""
+    cut = replace(lost("host-6", at=START + 301, silent_s=10.8), cut_off_s=272.0)
+    before = lost("host-5", at=START + 300, silent_s=10.1)
+    said = verdict(lost=(before, cut))
+    assert (said.kind, said.culprit) == ("cut-off", NOBODY)
+    long_before = lost("host-5", at=START + 290, silent_s=10.1)
+    assert verdict(lost=(long_before, cut)).culprit.host == "host-5"
+
+
 def test_hosts_lost_one_after_the_other_are_separate_failures() -> None:
     said = verdict(lost=(lost("host-5"), lost("host-6", at=START + 60)))
     assert (said.kind, said.culprit.host) == ("host-lost", "host-5")
