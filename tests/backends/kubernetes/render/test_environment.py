@@ -56,7 +56,7 @@ def test_a_dumped_spec_keeps_the_source_of_a_value() -> None:
         ("{secret: hub, key: token}", "{secret: hub}", "HF_TOKEN.key: must be given"),
         ("{secret: hub, key: token}", "{key: token}", "must be given exactly one source"),
         ("{secret: hub, key: token}", "{key: k, secret: a, config_map: b}", "exactly one source"),
-        ("{secret: hub, key: token}", "{secretKeyRef: hub}", "HF_TOKEN.secretKeyRef: must be one"),
+        ("{secret: hub, key: token}", "{secretKeyRef: hub}", "HF_TOKEN.secretKeyRef: unknown key"),
         ("{secret: hub, key: token}", "7", "HF_TOKEN: must be a string or key: value pairs"),
         ("{secret: wandb}", "{}", "env_from[0]: must be given exactly one source"),
     ],
