@@ -32,7 +32,8 @@ def _unpadded(spec: ModelSpec) -> PretrainedConfig:
         # A copy, because transformers modifies nested values such as `rope_scaling`.
         values = deepcopy(dict(PRESETS[spec.preset] if spec.preset else spec.config or {}))
         return AutoConfig.for_model(values.pop("model_type", None), **values)
-    except (OSError, ValueError, TypeError) as exc:
+    # transformers raises errors of its own and of huggingface_hub, depending on the value.
+    except Exception as exc:
         name = spec.path or spec.preset or "model.config"
         raise TrainingError(
             f"{name} is not a model that transformers can configure: {exc}",
@@ -74,12 +75,23 @@ def _check_attention(config: PretrainedConfig, sequence_length: int) -> None:
 
 
 def build_stages(config: PretrainedConfig, parts: Sequence[StageSlice]) -> list[Decoder]:
-    """The decoders of `parts`, without storage."""
+    """The decoders of `parts`, without storage.
+
+    Raises:
+        TrainingError: transformers cannot build a model of these values.
+    """
     # Sequences have no padding. With a pad token, torch would not train that token's embedding.
     config.pad_token_id = None
     config.use_cache = False
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config, attn_implementation=register_attention(), dtype=torch.float32
-        )
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config, attn_implementation=register_attention(), dtype=torch.float32
+            )
+    # What a wrong value leads to depends on the value: an unknown activation is a KeyError.
+    except Exception as exc:
+        raise TrainingError(
+            f"transformers cannot build the model from its config: {type(exc).__name__}: {exc}",
+            fix="correct the value in model.config, or in the config.json of model.path",
+        ) from exc
     return [Decoder(model, part).train() for part in parts]

@@ -80,5 +80,5 @@ def test_values_that_no_spec_can_have_are_rows_too() -> None:
 
 
 def test_a_spec_that_is_invalid_with_every_value_is_an_error() -> None:
-    with pytest.raises(SpecError, match="did you mean cluster.hosts"):
+    with pytest.raises(SpecError, match=r"did you mean cluster\.hosts"):
         compared("cluster.host=1,2")

@@ -79,6 +79,20 @@ def test_rotary_frequencies_and_ties_survive_materialising() -> None:
     assert model.get_parameter("lm_head.weight") is model.get_parameter("model.embed_tokens.weight")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [({"hidden_act": "nope"}, "KeyError: 'nope'"), ({"head_dim": "a"}, "'head_dim'")],
+)
+def test_a_value_of_which_no_model_can_be_built_is_refused(
+    wrong: dict[str, Any], named: str
+) -> None:
+    """Not an exception of a rank, which would be restarted and blamed."""
+    with pytest.raises(TrainingError) as caught:
+        build(LLAMA | wrong)
+    assert named in caught.value.message
+    assert caught.value.fix
+
+
 def test_all_sizes_that_tp_does_not_divide_are_named() -> None:
     with pytest.raises(
         TrainingError, match=r"num_key_value_heads \(2\), tokens of a sequence \(33\)"
