@@ -86,23 +86,23 @@ MEASURED: Sequence[Measured] = (
     Measured(
         way="sbatch --requeue",
         scope="host",
-        other_s=26.1,
-        ndctl_s=3.0,
+        other_s=23.7,
+        ndctl_s=2.4,
         source="benchmarks/results/faults.md, Slurm, with a spare",
         remark="there a requeued job starts after 6 s; by default Slurm waits up to 120 s",
     ),
     Measured(
         way="sbatch --requeue",
         scope="host",
-        other_s=25.6,
-        ndctl_s=33.1,
+        other_s=23.7,
+        ndctl_s=29.0,
         source="benchmarks/results/faults.md, Slurm, without a spare",
         remark="there a requeued job starts after 6 s; by default Slurm waits up to 120 s",
         requeues=True,
     ),
 )
-"""Means of a few runs with a small model on CPUs: they tell differences, not what a large job
-takes."""
+"""Means or medians of a few runs with a small model on CPUs: they tell differences, not what a large
+job takes."""
 NOT_MEASURED = (
     "A hang was not measured elsewhere. torch ends a collective after its own timeout, for NCCL 10"
     " minutes by default, and names no rank."

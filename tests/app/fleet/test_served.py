@@ -67,8 +67,9 @@ def test_a_new_job_appears_and_a_removed_one_is_gone(elsewhere: Path) -> None:
 
 
 def test_a_job_that_ended_long_ago_is_a_row_that_no_journal_is_read_for(
-    cluster: NoCluster, tmp_path: Path
+    cluster: NoCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # `ndctl-runs` of the folder in use would be served too
     run_dir = written(tmp_path / "runs" / "old", renamed(finished(), "old"))
     served = Served(tmp_path / "runs")
     long_ago = served.clock.now() - OLD_S - 60
