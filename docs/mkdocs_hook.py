@@ -18,6 +18,7 @@ PATTERNS = (
     "benchmarks/results/*.md",
     "corpus/README.md",
     "examples/*",
+    "examples/scripts/*",
     "examples/inventories/*",
     "manifests/**/README.md",
     "manifests/image/Containerfile",

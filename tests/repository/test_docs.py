@@ -1,6 +1,8 @@
 """The documents agree with the program and with the files of the repository."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -29,6 +31,14 @@ DOCUMENTS = [
 H100 = ROOT / "examples" / "inventories" / "h100.yaml"
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml") if path.stem != "trainer")
 """trainer.yaml is a configuration of the trainer, not a job spec."""
+
+
+@pytest.mark.process
+def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "docs" / "plan" / "index.html").exists()
 
 
 def test_every_exit_code_is_documented() -> None:

@@ -101,8 +101,8 @@ MEASURED: Sequence[Measured] = (
         requeues=True,
     ),
 )
-"""Means or medians of a few runs with a small model on CPUs: they tell differences, not what a large
-job takes."""
+"""Means or medians of a few runs with a small model on CPUs: they tell differences, not what a
+large job takes."""
 NOT_MEASURED = (
     "A hang was not measured elsewhere. torch ends a collective after its own timeout, for NCCL 10"
     " minutes by default, and names no rank."
