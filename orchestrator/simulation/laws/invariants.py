@@ -36,7 +36,7 @@ from orchestrator.job.incident import PREFLIGHT
 from orchestrator.job.stage import ATTEMPT, IDLE, OUTSIDE, Ended, Queued, Stopping, Waiting
 from orchestrator.job.state import Run
 from orchestrator.simulation.laws.culprit_laws import CulpritLaws, FailedRank
-from orchestrator.simulation.laws.law import require
+from orchestrator.simulation.laws.law import reached, require
 from orchestrator.simulation.laws.memory_laws import MemoryLaws
 from orchestrator.simulation.laws.policy_laws import PolicyLaws
 from orchestrator.simulation.laws.recovery_laws import SAME_MOMENT_S, RecoveryLaws
@@ -258,7 +258,7 @@ class Laws:
         match event:
             case CheckpointSaved() if run.progress.saved > before.progress.saved:
                 self.attempts_without_progress = 0
-            case TrainingResumed() if run.progress.saved > before.progress.saved:
+            case TrainingResumed() if reached(run) > reached(before):
                 self.attempts_without_progress = min(self.attempts_without_progress, 1)
             case HostFlagged(host=flagged) if not isinstance(before.stage, OUTSIDE):
                 (self.excluded if flagged in before.hosts.exclude else self.drained).add(flagged)

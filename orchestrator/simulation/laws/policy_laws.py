@@ -23,7 +23,7 @@ from orchestrator.job.failures.policy import covers, default_rules, options
 from orchestrator.job.incident import Incident
 from orchestrator.job.stage import Running, Starting
 from orchestrator.job.state import Run
-from orchestrator.simulation.laws.law import require
+from orchestrator.simulation.laws.law import reached, require
 
 if TYPE_CHECKING:
     from orchestrator.simulation.world.world import World
@@ -63,7 +63,8 @@ class PolicyLaws:
             case CheckpointSaved() if run.progress.saved > before.progress.saved:
                 self.spent = 0
                 self.advanced |= {incident.id for incident in self.incidents}
-            case TrainingResumed() if run.progress.saved > before.progress.saved:
+            # A resume from memory further on than ever is progress as a checkpoint is.
+            case TrainingResumed() if reached(run) > reached(before):
                 self.spent = min(self.spent, 1)
                 self.advanced |= {incident.id for incident in self.incidents[:-1]}
             case _:
