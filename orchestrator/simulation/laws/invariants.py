@@ -82,6 +82,8 @@ class Laws:
         """Hosts that the scheduler drains, as the leader last heard."""
         self.evicted: set[str] = set()
         """Hosts that the scheduler took in this attempt, as the leader heard."""
+        self.lost_before: set[str] = set()
+        """Hosts that were lost in this attempt and that the scheduler had not taken."""
         self.full_requeues = 0
         """How often all hosts were given up since the newest attempt began, on a cluster that
         replaces hosts."""
@@ -407,15 +409,19 @@ class Laws:
             self.evicted.add(event.host)
         elif isinstance(event, AgentLost):
             self.evicted.discard(event.host)  # it came back, and this loss has another cause
+            self.lost_before.add(event.host)
         taken = self.evicted | (
             {before.scheduler.leader} if isinstance(event, LeaderStarted) and event.taken else set()
         )
+        # A host that was lost for another reason first may be blamed for that.
+        taken -= self.lost_before
         for incident in run.history.incidents[len(before.history.incidents) :]:
             lost = incident.kind in ("host-lost", "leader-lost")
             host = incident.culprit.host
             require(not (lost and host in taken), f"{host} is blamed, but the scheduler took it")
         if run.attempt.number > before.attempt.number:
             self.evicted = set()
+            self.lost_before = set()
 
     def _check_requeue(
         self, leader: "LeaderProcess", action: Requeue, at: float, before: Run
