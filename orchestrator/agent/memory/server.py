@@ -23,6 +23,8 @@ from orchestrator.job_secret import JobSecret, server_context
 
 log = logging.getLogger(__name__)
 
+KEEPALIVE_S = 60
+"""Silence after which the kernel asks whether the other host is there."""
 MOST_LINES = 256
 """Connections at once; more are closed at once."""
 
@@ -91,6 +93,9 @@ class PeerServer:
                 threading.Event().wait(0.5)
                 continue
             sock.settimeout(IDLE_S)
+            # A partner whose host died says nothing. Its thread ends when the kernel finds out.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
             with self._lock:
                 full = len(self._open) >= MOST_LINES or self._closed
                 if not full:

@@ -85,7 +85,7 @@ async def _cancelled(request: web.Request, hub: Hub, forms: CancelForms, cancel:
     job = await hub.job(address)
     if job is None or job.snapshot.seen.run.job is None:
         return notice("no such job", "The job is not known here any more.", 404, ("/", "all jobs"))
-    back = (str(request.rel_url).replace("/cancel", "", 1), f"job {job.path.name}")
+    back = (job_path(job.path, alone=address.digest is None), f"job {job.path.name}")
     launch = job.snapshot.seen.run.job.launch.launch
     wanted = forms.token(job.path, launch)
     if not _is_own_page(request) or not _same(wanted, await _given(request)):

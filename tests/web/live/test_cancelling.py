@@ -113,6 +113,21 @@ def test_a_form_of_another_site_cancels_nothing(
     assert replay(run_dir).ending is None
 
 
+def test_the_answer_links_to_the_page_of_a_job_with_any_name(
+    cluster: NoCluster, tmp_path: Path
+) -> None:
+    root = tmp_path / "runs"
+    named = ("--set", "name=cancelled-run")
+    assert ndctl("submit", str(SPEC), "--run-root", str(root), *named).exit_code == 0
+
+    async def use(session: aiohttp.ClientSession, base: str) -> None:
+        async with session.post(f"{base}/job/cancelled-run/cancel") as said:
+            assert said.status == 403
+            assert "/job/cancelled-run" in parsed(await said.text()).values("href")
+
+    run(RunDir(root / "cancelled-run"), use)
+
+
 @pytest.mark.parametrize("token", [None, "", "0" * 64, "\ud800", "é"])
 def test_a_form_without_the_token_cancels_nothing(run_dir: RunDir, token: str | None) -> None:
     async def use(session: aiohttp.ClientSession, base: str) -> None:
