@@ -40,8 +40,8 @@ def _filter(page: Page) -> str:
 
 def _counts(rows: list[JobRow]) -> str:
     """`5 jobs: 1 RECOVERING, 4 RUNNING`."""
-    counts = Counter(row.state for row in rows)
-    named = [f"{counts[state]:,} {state}" for state in ROW_STATES if counts[state]]  # type: ignore[index]
+    counts = Counter[str](row.state for row in rows)
+    named = [f"{counts[state]:,} {state}" for state in ROW_STATES if counts[state]]
     return f"{format.count(len(rows), 'job')}{': ' if named else ''}{', '.join(named)}"
 
 
