@@ -90,7 +90,7 @@ def train(job: Training, done: int) -> int:
             LOG.info("nothing left to do: %d of %d steps are done", done, last)
     code = exit_codes.OK
     ahead = Ahead(FaultTarget(job.stepper.parameters, job.stepper.batches.stall))
-    with collected_by_step():
+    with collected_by_step(kept=job.ranks.env.place is not None):
         for step in range(done + 1, last + 1):
             _queue(job, step, ahead, first=step == done + 1)
             while ahead.queued and _must_read(job, step, ahead, first=step == done + 1):

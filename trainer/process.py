@@ -18,7 +18,9 @@ from trainer.config import complete, load_config
 from trainer.data.skip import read_skip
 from trainer.guard import Unstable
 from trainer.rank.drills import read_drills
-from trainer.rank.flight import dump_at_end, dump_on_signal
+from trainer.rank.flight import DumpsOnSignal, dump_at_end
+from trainer.rank.kept.membership import joined, leave, may_leave
+from trainer.rank.kept.orders import Orders
 from trainer.rank.reporter import Reporter
 from trainer.rank.runtime import Runtime
 from trainer.rank.signals import StopRequest, show_stacks_on_signal
@@ -28,17 +30,34 @@ LOG = logging.getLogger("trainer")
 
 def start(arguments: Sequence[str], env: RankEnv) -> int:
     """Train as `arguments` say; returns the process's exit code."""
-    dump_on_signal(env)
-    show_stacks_on_signal(env)
+    dumps = DumpsOnSignal(env)
     stop = StopRequest()
     set_up_logging()
     if len(arguments) != 1:
         LOG.error("usage: python -m trainer CONFIG (one JSON or YAML file)")
         return exit_codes.USAGE
+    orders = None if env.place is None else Orders(env)
+    code, path = None, Path(arguments[0])
+    while code is None:
+        code = _attempt(path, env, stop, orders)
+        if code is None:
+            assert orders is not None  # else no rank leaves
+            join = orders.next_join(stop)
+            if join is None:
+                return exit_codes.FAILED
+            env, path, stop = joined(env, join), Path(join.config), StopRequest()
+            orders.attempt, dumps.env = env.attempt, env
+    return code
+
+
+def _attempt(path: Path, env: RankEnv, stop: StopRequest, orders: Orders | None) -> int | None:
+    """Take part in one attempt. Returns the exit code, or None if the rank has left the attempt and
+    can join the next one."""
+    show_stacks_on_signal(env)
     reporter = Reporter(env)
     reporter.beat("init")
     try:
-        return _train(Path(arguments[0]), env, reporter, stop)
+        return _train(path, env, reporter, stop)
     except TrainingError as exc:
         reporter.raised(exc)
         LOG.error("error: %s", exc)  # on each rank, because the user may read any rank's log
@@ -51,7 +70,10 @@ def start(arguments: Sequence[str], env: RankEnv) -> int:
         reporter.raised(exc)
         dump_at_end(env)
         LOG.exception("rank %d failed at step %d", env.rank, reporter.computing)
-        return exit_codes.FAILED
+        if orders is None or not may_leave(exc, orders):
+            return exit_codes.FAILED
+        leave(exc, reporter)
+    return None
 
 
 def _train(path: Path, env: RankEnv, reporter: Reporter, stop: StopRequest) -> int:

@@ -26,7 +26,10 @@ from orchestrator.agent.evidence.rank_evidence import (
 from orchestrator.agent.evidence.rank_progress import Pace, still_in
 from orchestrator.agent.processes.cgroups import Count, Counted, oom_kills, throttlings
 from orchestrator.agent.processes.fork_server_client import Running, Standby
-from orchestrator.agent.processes.torchrun import HostPlace, environment, render
+from orchestrator.agent.processes.kept_ranks import KeptRanks
+from orchestrator.agent.processes.torchrun import HostPlace, environment, render, with_place
+from orchestrator.agent.rank_socket import free_port
+from orchestrator.contract.files import exit_codes
 from orchestrator.contract.messages.agent_protocol import RankDigest, Start
 from orchestrator.contract.messages.events import (
     Above,
@@ -38,10 +41,12 @@ from orchestrator.contract.messages.events import (
 from orchestrator.contract.messages.rank_messages import (
     Beat,
     Datagram,
+    RankLeft,
     RankRaised,
     RankStarted,
     sender_of,
 )
+from orchestrator.contract.messages.rank_orders import JoinAttempt, LeaveAttempt
 from orchestrator.contract.spec.failures import FailureRule
 from orchestrator.diagnosis.logs.readings import read_launcher
 from orchestrator.diagnosis.stacks.python_stacks import shortened
@@ -77,6 +82,8 @@ class RankRecord:
     """As its watcher reported it."""
     stopped: bool = False
     """It ended after this agent had begun to stop the attempt."""
+    left: bool = False
+    """It has left the attempt, and its process waits for the next one."""
     gone: bool = False
     """Its process was gone before this agent began to stop the attempt, even if the watcher's
     report came later."""
@@ -117,16 +124,20 @@ class Attempt:
         self.stopping = False
         self.killed = False
         """This agent killed torchrun itself."""
+        self.kept: KeptRanks | None = None
+        """Given if the ranks may outlive this attempt."""
+        self.all_left = asyncio.Event()
+        """Every rank of this host has left the attempt."""
         self.outlasted: tuple[int, ...] = ()
         """Ranks that still ran when the grace of a stop ended, so that they were killed."""
         self.log_dir = place.run_dir.attempt_logs(start.attempt, place.host)
 
     async def launch(self, standby: Standby, environ: Mapping[str, str]) -> None:
         """Start torchrun, unless the attempt is stopped first. Raises OSError if that fails."""
-        self.log_dir.mkdir(parents=True, exist_ok=True)
-        self.place.run_dir.traces(self.start.attempt).mkdir(parents=True, exist_ok=True)
-        command = render(self.start, self.place)
-        known = environment(self.start, self.place, environ)
+        self._make_folders()
+        port = free_port(self.place.address) if self.start.keep_ranks else None
+        command = render(self.start, self.place, port)
+        known = {**environment(self.start, self.place, environ), **with_place(self.start)}
         number, to = self.start.attempt, self.log_dir / "torchrun.log"
         title = f"torchrun of attempt {number} of {self.place.run_dir.path}"
         # The order to stop came before this coroutine first ran.
@@ -139,10 +150,28 @@ class Attempt:
         if self.launching.cancelled():  # by `kill`
             return
         self.torchrun = self.launching.result()
+        if self.start.keep_ranks:
+            self.kept = KeptRanks(self.torchrun, self.start, self.place.socket)
         pid = self.torchrun.pid
         log.info("attempt %s: torchrun is process %s: %s", number, pid, shlex.join(command))
         if self.stopping:  # the order to stop came while torchrun was being started
             self.kill()
+
+    def _make_folders(self) -> None:
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        self.place.run_dir.traces(self.start.attempt).mkdir(parents=True, exist_ok=True)
+
+    def join(self, kept: KeptRanks, environ: Mapping[str, str]) -> None:
+        """Order the ranks that left the last attempt to join this one. Raises OSError."""
+        self._make_folders()
+        self.torchrun, self.kept = kept.torchrun, kept
+        first = self.start.node_rank * self.start.ranks_per_host
+        known = {**environment(self.start, self.place, environ), **with_place(self.start)}
+        for local in range(self.start.ranks_per_host):
+            log_file = str(self.log_dir / f"rank-{first + local}.log")
+            kept.order(local, JoinAttempt(environ=known, config=self.start.config, log=log_file))
+        number, pid = self.start.attempt, kept.torchrun.pid
+        log.info("attempt %s: the ranks of torchrun, process %s, join it", number, pid)
 
     def hear(self, datagram: Datagram) -> RankExited | None:
         """Record a message of a rank. Returns the report to send if the rank failed."""
@@ -170,9 +199,26 @@ class Attempt:
                 record.step = max(record.step, datagram.step)
                 if not self.is_done(record):
                     return self.exited(datagram)
+            case RankLeft():
+                return self._left(record, datagram)
             case _:
                 pass
         return None
+
+    def _left(self, record: RankRecord, datagram: RankLeft) -> RankExited:
+        """To the leader it is an exit like that of a rank whose process has ended."""
+        record.ended = RankExited(
+            attempt=datagram.attempt,
+            rank=datagram.rank,
+            exit_code=exit_codes.FAILED,
+            signal=None,
+            step=datagram.step,
+        )
+        record.left, record.stopped = True, self.stopping
+        record.step = max(record.step, datagram.step)
+        if sum(one.left for one in self.ranks.values()) == self.start.ranks_per_host:
+            self.all_left.set()
+        return self.exited(record.ended)
 
     def is_done(self, record: RankRecord) -> bool:
         """The rank returned 0 after the last step. A training loop that ends early also returns 0,
@@ -298,22 +344,39 @@ class Attempt:
             for rank, record in alive
         )
 
-    async def stop(self, grace_s: float) -> None:
-        """Send SIGTERM to every rank, and SIGKILL to what is left after the grace."""
+    async def stop(self, grace_s: float, *, keep_ranks: bool = False) -> None:
+        """Send SIGTERM to every rank, and SIGKILL to what is left after the grace.
+
+        Args:
+            keep_ranks: order the ranks to leave instead. If one of them does not, all are killed.
+        """
         # Before `stopping` is set, because from then on each exit counts as an effect of the stop.
         self._note_gone_ranks()
         self.stopping = True
-        self._signal(signal.SIGTERM)
+        if keep_ranks and self.kept is not None:
+            self._order_to_leave(self.kept)
+        else:
+            self._signal(signal.SIGTERM)
         if self.torchrun is None and self.launching is None:
             return  # torchrun was never started
         deadline = self.clock.monotonic() + grace_s
         while self._ends_by_itself() and self.clock.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
+        if self.all_left.is_set():
+            return
         if grace_s > 0:
             gone = ("gone", "Z")
             left = [n for n, pid in self.running().items() if process_state(pid) not in gone]
             self.outlasted = tuple(left)
         self.kill()
+
+    def _order_to_leave(self, kept: KeptRanks) -> None:
+        first = self.start.node_rank * self.start.ranks_per_host
+        for rank in self.running():
+            try:
+                kept.order(rank - first, LeaveAttempt(attempt=self.start.attempt))
+            except OSError as exc:  # it has not begun to listen, or is stopped: it is killed later
+                log.warning("failed to order rank %d to leave: %s", rank, exc)
 
     def _ends_by_itself(self) -> bool:
         """Whether waiting is useful: for ranks that save a checkpoint, or for the imports of the
@@ -354,7 +417,10 @@ class Attempt:
     async def wait(self) -> tuple[list[RankExited], HostStopped]:
         """Wait until no process is left. Returns the exits that were not reported yet, and the end
         of the attempt on this host."""
-        code = (await self.torchrun.wait()).code if self.torchrun is not None else None
+        code = None if self.torchrun is None else await self._ended_or_left(self.torchrun)
+        if self.all_left.is_set():
+            number, host = self.start.attempt, self.place.host
+            return [], HostStopped(attempt=number, host=host, finished=False, kept=True)
         # torchrun may be killed before its ranks have ended, and a rank may leave processes behind.
         # The next attempt needs their GPUs.
         await self._until_gone()
@@ -378,6 +444,15 @@ class Attempt:
         )
         unreported = [self.exited(end) for end in (*unseen, *self._ended_first(finished=finished))]
         return unreported, await with_reading(stopped, self.start.classes)
+
+    async def _ended_or_left(self, torchrun: Running) -> int | None:
+        """Wait until torchrun has ended, or all its ranks have left the attempt. Returns its exit
+        code."""
+        waits = {asyncio.create_task(torchrun.wait()), asyncio.create_task(self.all_left.wait())}
+        _, others = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for other in others:
+            other.cancel()
+        return None if torchrun.ended is None else torchrun.ended.code
 
     def _ended_first(self, *, finished: bool) -> list[RankExited]:
         """The ranks of a user's program that returned 0 here before others failed."""

@@ -106,7 +106,7 @@ class Attempts:
 
     async def stop(self, order: Stop) -> None:
         if self.attempt is not None and self.attempt.start.attempt == order.attempt:
-            await self.end(order.grace_s)
+            await self.end(order.grace_s, keep_ranks=order.keep_ranks)
         # The order was repeated after a reconnection, so the leader may have missed the end.
         elif self.ended is not None and self.ended.attempt == order.attempt:
             self.report(self._as_of_now(self.ended))
@@ -116,8 +116,11 @@ class Attempts:
             self._remember(stopped)
             self.report(stopped)
 
-    async def end(self, grace_s: float, alone_since: float | None = None) -> None:
-        """Stop all ranks: SIGTERM, and `grace_s` later SIGKILL. Returns when none is left.
+    async def end(
+        self, grace_s: float, alone_since: float | None = None, *, keep_ranks: bool = False
+    ) -> None:
+        """Stop all ranks: SIGTERM, and `grace_s` later SIGKILL. Returns when none is left, or with
+        `keep_ranks` when all have left the attempt.
 
         Args:
             alone_since: when the leader was last heard (monotonic), if its silence is the reason.
@@ -126,7 +129,7 @@ class Attempts:
             return
         if not self.attempt.stopping:  # else it stops for another reason already
             self.alone_since = alone_since
-        await self.attempt.stop(grace_s)
+        await self.attempt.stop(grace_s, keep_ranks=keep_ranks)
         await self.running
 
     async def gather(self, order: Gather) -> None:

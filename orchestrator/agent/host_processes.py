@@ -6,6 +6,7 @@ The real processes are torchrun and its ranks, with what the kernel and the logs
 import asyncio
 import functools
 import json
+import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from orchestrator.agent.evidence.evidence_collector import (
 )
 from orchestrator.agent.memory.host_copies import HostCopies
 from orchestrator.agent.processes.fork_server_client import Standby
+from orchestrator.agent.processes.kept_ranks import KeptRanks
 from orchestrator.agent.processes.torchrun import HostPlace
 from orchestrator.agent.program import Program
 from orchestrator.agent.rank_socket import free_port, listen
@@ -52,6 +54,8 @@ from orchestrator.health.host_probes import Probe
 from orchestrator.posix.run_with_timeout import within
 from orchestrator.seams import Clock
 
+log = logging.getLogger(__name__)
+
 LEARN_S = 1.0
 """Seconds between two looks for the list of modules."""
 
@@ -70,8 +74,12 @@ class HostAttempt(Protocol):
         """Called after `begin`. Returns when no process is left: the exits that were not reported
         yet, and the end of the attempt on this host."""
 
-    async def stop(self, grace_s: float) -> None:
-        """Send SIGTERM to every rank, and SIGKILL to what is left after the grace."""
+    async def stop(self, grace_s: float, *, keep_ranks: bool = False) -> None:
+        """Send SIGTERM to every rank, and SIGKILL to what is left after the grace.
+
+        With `keep_ranks` the ranks leave the attempt instead, if they can, and their processes wait
+        for the next one.
+        """
 
     def hear(self, datagram: Datagram) -> RankExited | None:
         """Called with each message of a rank. Returns the report to send if the rank failed."""
@@ -155,15 +163,36 @@ class TorchrunAttempt(Attempt):
     memory: Callable[[], HostCopies]
     program: Program | None = None
     """Given if the ranks run the user's own program."""
+    former: KeptRanks | None = None
+    """Ranks that have left the last attempt."""
 
     async def begin(self) -> None:
         more = {}
         if self.start.copies is not None:
             memory = await self.memory().prepare(self.start, self.start.copies)
             more[MEMORY] = json.dumps(encode(memory))
-        await self.launch(self.standby, {**self.environ, **more})
+        environ = {**self.environ, **more}
+        if not await self._joined(environ):
+            await self.launch(self.standby, environ)
         if self.program is not None:
             self.program.begin()
+
+    async def _joined(self, environ: Mapping[str, str]) -> bool:
+        """Whether ranks that have left the last attempt take part in this one. Otherwise they are
+        gone on return."""
+        former = self.former
+        if former is None:
+            return False
+        if former.can_join(self.start) and not self.stopping:
+            try:
+                self.join(former, environ)
+                return True
+            except OSError as exc:
+                log.warning("starting the ranks again: failed to have them join: %s", exc)
+        self.torchrun = self.kept = None
+        await former.end()
+        await self._until_gone()
+        return False
 
     async def wait(self) -> tuple[list[RankExited], HostStopped]:
         try:
@@ -229,16 +258,23 @@ class HostProcesses:
         """
         self.place, self.environ, self.clock = place, environ, clock
         self.standby, self.probe, self.memory = standby, probe, functools.cache(memory)
+        self.newest: TorchrunAttempt | None = None
         self.socket: asyncio.DatagramTransport | None = None
         self.hear: Callable[[Datagram], None] = lambda datagram: None
         self.learning: asyncio.Task[None] | None = None
 
     async def open(self, hear: Callable[[Datagram], None]) -> None:
         self.hear = hear
-        self.socket = await listen(self.place.socket, hear)
+        self.socket = await listen(self.place.socket, self._heard)
         await self.standby.prepare()
         if self.place.learned is not None and not self.place.learned.exists():
             self.learning = asyncio.create_task(self._learn(self.place.learned))
+
+    def _heard(self, datagram: Datagram) -> None:
+        newest = self.newest
+        if newest is not None and newest.kept is not None:
+            datagram = newest.kept.as_in(newest.start, datagram)
+        self.hear(datagram)
 
     async def _learn(self, file: Path) -> None:
         """Once the ranks have written which modules they import, here or on another host, import
@@ -260,6 +296,9 @@ class HostProcesses:
         attempt = TorchrunAttempt(start, self.place, self.clock)
         attempt.standby, attempt.environ, attempt.probe = self.standby, self.environ, self.probe
         attempt.memory = self.memory
+        if self.newest is not None and self.newest.all_left.is_set():
+            attempt.former = self.newest.kept
+        self.newest = attempt
         if start.run is not None:
             attempt.program = Program(
                 start, attempt.log_dir, self.hear, attempt.running, attempt.active

@@ -98,7 +98,7 @@ def rank_exited(run: Run, event: RankExited) -> Result:
         assert run.interruption.findings is not None
         reason = f"a collective of rank {event.rank} on {event.host} did not return in time"
         return gather_evidence(run, seen_at, reason, run.interruption.findings)
-    return stop(run, seen_at, f"rank {event.rank} on {event.host} exited", FAILED_GRACE_S)
+    return stop_failed(run, seen_at, f"rank {event.rank} on {event.host} exited")
 
 
 def _fails_on_its_way_out(run: Run, event: RankExited) -> bool:
@@ -260,10 +260,17 @@ def asked_again(run: Run, hosts: list[str], reason: str) -> tuple[ReplaceAgent, 
 # Stop
 
 
-def stop(run: Run, at: float, reason: str, grace_s: float) -> Result:
+def stop_failed(run: Run, at: float, reason: str) -> Result:
+    """Stop an attempt that has failed. No checkpoint can be written any more."""
+    return stop(run, at, reason, FAILED_GRACE_S, keep_ranks=run.job.keep_ranks)
+
+
+def stop(run: Run, at: float, reason: str, grace_s: float, *, keep_ranks: bool = False) -> Result:
     deadline = at + grace_s + STOP_SLACK_S
     after = replace(run, stage=Stopping(since=at, reason=reason, deadline=deadline))
-    order = StopAttempt(attempt=run.attempt.number, grace_s=grace_s, reason=reason)
+    order = StopAttempt(
+        attempt=run.attempt.number, grace_s=grace_s, reason=reason, keep_ranks=keep_ranks
+    )
     if not isinstance(run.stage, Diagnosing) or run.interruption.findings is None:
         return after, (order,)
     # The evidence of a hang is complete, or as complete as it gets: have it analysed meanwhile.
@@ -277,7 +284,7 @@ def stop_or_conclude(run: Run, at: float, reason: str) -> Result:
         return conclude(run, at)
     if isinstance(run.stage, Stopping):
         return run, ()
-    return stop(run, at, reason, FAILED_GRACE_S)
+    return stop_failed(run, at, reason)
 
 
 def all_done(run: Run) -> bool:

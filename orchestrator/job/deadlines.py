@@ -1,7 +1,7 @@
 """Time passes: what follows in each stage that waits for something."""
 
 from orchestrator.contract.messages.events import Tick
-from orchestrator.job.attempt_end import FAILED_GRACE_S, give_up_stuck_hosts, recover, stop
+from orchestrator.job.attempt_end import give_up_stuck_hosts, recover, stop_failed
 from orchestrator.job.hosts import scale_up
 from orchestrator.job.hosts.agent_membership import outage_is_over
 from orchestrator.job.leave import Result
@@ -43,7 +43,7 @@ def diagnosing(run: Run, event: Tick) -> Result:
     """The evidence of some hosts did not come in time: stop the ranks without it."""
     if not is_overdue(run, event.at):
         return run, ()
-    return stop(run, event.at, run.stage.reason, FAILED_GRACE_S)
+    return stop_failed(run, event.at, run.stage.reason)
 
 
 def stopping(run: Run, event: Tick) -> Result:

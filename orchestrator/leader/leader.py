@@ -557,7 +557,9 @@ class Leader:
                     self.monitor.end()
                     self.pending = None
                 run = self.supervisor.run
-                stop = Stop(attempt=action.attempt, grace_s=action.grace_s)
+                stop = Stop(
+                    attempt=action.attempt, grace_s=action.grace_s, keep_ranks=action.keep_ranks
+                )
                 for host in action.hosts or run.attempt.placement:
                     self.sessions.order(host, stop)
             case GatherEvidence():
@@ -637,6 +639,7 @@ class Leader:
                     run=self.job.run,
                     keep=self.job.keep,
                     capture=self.job.launch.captured,
+                    keep_ranks=self.job.keep_ranks,
                 ),
             )
 

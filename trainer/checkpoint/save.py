@@ -204,6 +204,11 @@ class Checkpoints:
             f"the checkpoint of step {step} failed {len(PAUSES_S) + 1} times: {outcome.why}"
         )
 
+    def close(self) -> None:
+        """Called when the rank leaves its attempt. A save that is in progress has failed by then,
+        because its collectives are broken off."""
+        self._thread.shutdown()
+
     def wait(self) -> None:
         """Return when no save is in progress. A failure was reported when it happened."""
         if self._pending is not None:

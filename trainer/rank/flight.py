@@ -22,29 +22,32 @@ LAST_WORDS_S = 2.0
 """Time limit of that dump: storage that hangs may be the cause of the crash."""
 
 
-def dump_on_signal(env: RankEnv) -> None:
-    """Start a thread that writes the dump at each DUMP_SIGNAL.
+class DumpsOnSignal:
+    """Writes the dump at each DUMP_SIGNAL, in a thread. Created once in the process.
 
     The signal is blocked before other threads exist, so all inherit the mask and only this thread
     receives it, even if the main thread is stuck in a collective (collectives release the GIL). If
     C code holds the GIL, no Python thread can run. NCCL's monitor then answers at its pipe
     (`trainer/rank/environment.py`), and a gloo dump is missing.
     """
-    if not env.trace_dir:
-        return
-    signal.pthread_sigmask(signal.SIG_BLOCK, {DUMP_SIGNAL})
-    signal.signal(DUMP_SIGNAL, signal.SIG_DFL)
-    path = Path(env.trace_dir) / f"{FLIGHT_FILES}{env.rank}"
-    threading.Thread(target=_answer, args=(path,), name="flight-dump", daemon=True).start()
 
+    def __init__(self, env: RankEnv) -> None:
+        self.env = env
+        """The rank's place in its present attempt."""
+        if not env.trace_dir:
+            return
+        signal.pthread_sigmask(signal.SIG_BLOCK, {DUMP_SIGNAL})
+        signal.signal(DUMP_SIGNAL, signal.SIG_DFL)
+        threading.Thread(target=self._answer, name="flight-dump", daemon=True).start()
 
-def _answer(path: Path) -> None:
-    while True:
-        signal.sigwait({DUMP_SIGNAL})
-        try:
-            write_dump(path)
-        except Exception:
-            LOG.exception("failed to dump the flight recorder to %s", path)
+    def _answer(self) -> None:
+        while True:
+            signal.sigwait({DUMP_SIGNAL})
+            path = Path(self.env.trace_dir) / f"{FLIGHT_FILES}{self.env.rank}"
+            try:
+                write_dump(path)
+            except Exception:
+                LOG.exception("failed to dump the flight recorder to %s", path)
 
 
 def dump_at_end(env: RankEnv, limit_s: float = LAST_WORDS_S) -> None:

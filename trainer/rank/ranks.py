@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 from torch.distributed.rendezvous import rendezvous
@@ -20,6 +20,7 @@ from orchestrator.errors import TrainingError
 from trainer.program.devices import state_of
 from trainer.rank.devices import device_of
 from trainer.rank.host.numa import bind_to_node
+from trainer.rank.stores import serve
 
 T = TypeVar("T")
 
@@ -110,6 +111,11 @@ def _rendezvous_store(env: RankEnv) -> Store:
     if env.world_size == 1:
         # A single rank needs no server, so it also runs without torchrun.
         return HashStore()
+    if env.place is not None:
+        where = (env.place.address, env.place.port)
+        if env.rank == 0:
+            return serve(*where, INIT_TIMEOUT, env.world_size, shared=False)
+        return TCPStore(*where, None, False, INIT_TIMEOUT)
     store, _, _ = next(rendezvous("env://", timeout=INIT_TIMEOUT))
     return PrefixStore(f"attempt-{env.attempt}", store)
 

@@ -7,6 +7,7 @@ kernel may keep no more than ten for an agent that is busy.
 
 import contextlib
 import math
+import os
 import socket
 import struct
 import traceback
@@ -33,7 +34,9 @@ from orchestrator.contract.messages.rank_messages import (
     CopyReady,
     Datagram,
     Profiled,
+    RankLeft,
     RankRaised,
+    RankStarted,
     to_bytes,
 )
 from trainer.guard import Unstable
@@ -70,6 +73,19 @@ class Reporter:
         self._step = done
         if self._progress_fd is not None:
             progress.write(self._progress_fd, done)
+
+    def started(self) -> None:
+        """This process joins an attempt that it was not started for."""
+        env = self.env
+        started = RankStarted(
+            attempt=env.attempt, rank=env.rank, local_rank=env.local_rank, pid=os.getpid()
+        )
+        self._send(started, self._blocking)
+
+    def left(self) -> None:
+        """The rank has left its attempt, and waits."""
+        left = RankLeft(attempt=self.env.attempt, rank=self.env.rank, step=self.step)
+        self._send(left, self._blocking)
 
     def beat(
         self,

@@ -54,17 +54,23 @@ class HostPlace(Struct, frozen=True, kw_only=True):
         return self.run_dir.ranks_lock(self.host)
 
 
-def render(start: Start, place: HostPlace) -> list[str]:
-    """torchrun with static rendezvous and no restarts: the leader starts all attempts."""
+def render(start: Start, place: HostPlace, port: int | None = None) -> list[str]:
+    """torchrun with static rendezvous and no restarts: the leader starts all attempts.
+
+    Args:
+        port: given if the ranks may outlive the attempt. Then this torchrun is alone, with a store
+            of its own at this port, because those of other hosts may not outlive it.
+    """
     log_dir = place.run_dir.attempt_logs(start.attempt, place.host)
+    endpoint = f"{start.master_address}:{start.master_port}"
     torchrun = [
         *command(place.python, "trainer.rank.torchrun"),
-        f"--nnodes={start.nodes}",
+        f"--nnodes={1 if port else start.nodes}",
         f"--nproc-per-node={start.ranks_per_host}",
         # Our own backend: the store of torchrun's static backend listens on all addresses.
         "--rdzv-backend=ndctl",
-        f"--rdzv-endpoint={start.master_address}:{start.master_port}",
-        f"--rdzv-conf=rank={start.node_rank}",
+        f"--rdzv-endpoint={f'{place.address}:{port}' if port else endpoint}",
+        f"--rdzv-conf=rank={0 if port else start.node_rank}",
         f"--local-addr={place.address}",
         # By default torchrun's own files stay in /tmp for ever. Here they go with the agent.
         f"--log-dir={place.socket.parent}",
@@ -119,3 +125,16 @@ def environment(start: Start, place: HostPlace, environ: Mapping[str, str]) -> M
         env.RESUME: "newest" if start.resume else "none",
         env.PACE: json.dumps(encode(start.pace)),
     }
+
+
+def with_place(start: Start) -> Mapping[str, str]:
+    """The variable by which ranks that may outlive the attempt know their place in it."""
+    if not start.keep_ranks:
+        return {}
+    place = env.Place(
+        node_rank=start.node_rank,
+        nodes=start.nodes,
+        address=start.master_address,
+        port=start.master_port,
+    )
+    return {env.PLACE: json.dumps(encode(place))}

@@ -597,6 +597,7 @@ def submitted_event(
         keep=_keep(spec),
         notify=spec.notify,
         web=resilience.web,
+        keep_ranks=isinstance(spec, JobSpec) and resilience.keep_ranks,
         in_memory=memory is not None,
         copies=0 if memory is None or spec.cluster.hosts == 1 else memory.copies,
         copy_bytes_per_s=None

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
+import msgspec
 from msgspec import Struct
 
 CONFIG_HOME = "XDG_CONFIG_HOME"
@@ -37,6 +38,8 @@ KEEP = "NDCTL_KEEP"
 """JSON of the spec's `checkpoint` for a user's script: `keep`, `keep_every`, `verify`."""
 MEMORY = "NDCTL_MEMORY"
 """JSON of a `HostMemory`: where ranks keep checkpoints in the memory of their host."""
+PLACE = "NDCTL_PLACE"
+"""JSON of a `Place`: set if the agent may keep the rank between two attempts."""
 PROGRESS_FD = "NDCTL_PROGRESS_FD"
 """Descriptor of the memory that a rank shares with its watcher (`files/progress.py`)."""
 TORCHRUN_PID = "NDCTL_TORCHRUN_PID"
@@ -68,6 +71,19 @@ TOKEN = "NDCTL_TOKEN"
 """The job's secret, if a backend cannot pass the file."""
 
 
+class Place(Struct, frozen=True, kw_only=True):
+    """Where the ranks of a host are among those of the job, if they may outlive the attempt.
+
+    torchrun does not say it then: it knows its own host alone.
+    """
+
+    node_rank: int
+    nodes: int
+    address: str
+    """Of the host of rank 0, which serves the store for the rendezvous of the ranks."""
+    port: int
+
+
 class RankEnv(Struct, frozen=True, kw_only=True):
     """Identity of this rank. With the defaults, `python -m trainer` alone is one rank of one."""
 
@@ -87,14 +103,20 @@ class RankEnv(Struct, frozen=True, kw_only=True):
     progress_fd: int | None = None
     no_gpu: bool = False
     """GPUs are hidden from the rank on purpose."""
+    place: Place | None = None
+    """Given if the agent may keep this rank between two attempts."""
 
     @classmethod
     def from_mapping(cls, environ: Mapping[str, str]) -> Self:
+        place = msgspec.json.decode(environ[PLACE], type=Place) if PLACE in environ else None
+        local, of_host = (int(environ.get(key, "0")) for key in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        first, size = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
         return cls(
-            rank=int(environ.get("RANK", "0")),
-            local_rank=int(environ.get("LOCAL_RANK", "0")),
-            world_size=int(environ.get("WORLD_SIZE", "1")),
-            local_world_size=int(environ.get("LOCAL_WORLD_SIZE", "1")),
+            rank=first if place is None else place.node_rank * of_host + local,
+            local_rank=local,
+            world_size=size if place is None else place.nodes * of_host,
+            local_world_size=max(1, of_host),
+            place=place,
             # Under `torchrun --max-restarts` without ndctl, torchrun itself restarts the ranks.
             attempt=int(environ.get(ATTEMPT, "1"))
             + int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),

@@ -38,6 +38,8 @@ class StopAttempt(Struct, frozen=True, kw_only=True):
     reason: str
     hosts: tuple[str, ...] = ()
     """Hosts on which an ended attempt may have left ranks; empty: the hosts of the current one."""
+    keep_ranks: bool = False
+    """In place of SIGTERM, order the ranks to leave the attempt and wait for the next one."""
 
 
 class GatherEvidence(Struct, frozen=True, kw_only=True):

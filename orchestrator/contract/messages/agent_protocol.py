@@ -270,11 +270,15 @@ class Start(Struct, frozen=True, kw_only=True):
     """Which checkpoints of the program are kept."""
     capture: Capture | None = None
     """The copy of the program that ranks run; None: they run it where it is."""
+    keep_ranks: bool = False
+    """Ranks may outlive the attempt."""
 
 
 class Stop(Struct, frozen=True, kw_only=True):
     attempt: int
     grace_s: float
+    keep_ranks: bool = False
+    """As in `StopAttempt`."""
 
 
 class Gather(Struct, frozen=True, kw_only=True):

@@ -83,6 +83,8 @@ class JobSubmitted(Struct, frozen=True, kw_only=True):
     """Copies of each of them on other hosts."""
     copy_bytes_per_s: int | None = None
     """What a host sends of them at most."""
+    keep_ranks: bool = False
+    """Ranks that did not fail keep their processes between two attempts."""
     group: str = ""
     """Name under which commands find this job together with others, such as those of a sweep."""
 
@@ -436,7 +438,7 @@ class HangJudged(Struct, frozen=True, kw_only=True):
 
 
 class HostStopped(Struct, frozen=True, kw_only=True):
-    """Every process of the attempt on this host is gone."""
+    """Every process of the attempt on this host is gone, or has left the attempt."""
 
     at: float = 0.0
     attempt: int
@@ -452,6 +454,8 @@ class HostStopped(Struct, frozen=True, kw_only=True):
     alone_s: float = 0.0
     """Seconds since the agent last heard the leader, if it stopped the ranks for that reason; else
     0."""
+    kept: bool = False
+    """The ranks have left the attempt, and their processes wait for the next one."""
 
 
 class CancelRequested(Struct, frozen=True, kw_only=True):

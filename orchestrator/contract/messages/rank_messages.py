@@ -53,6 +53,15 @@ class RankRaised(Struct, frozen=True, kw_only=True):
     error: RankError
 
 
+class RankLeft(Struct, frozen=True, kw_only=True):
+    """The rank takes no part in the attempt any more. Its process waits for an order to join the
+    next one."""
+
+    attempt: int
+    rank: int
+    step: Step
+
+
 class Profiled(Struct, frozen=True, kw_only=True):
     """The answer of a rank to `ndctl profile`. Its agent forwards it to the leader."""
 
@@ -81,7 +90,7 @@ class CopyReady(Struct, frozen=True, kw_only=True):
     """On how many partner hosts."""
 
 
-Datagram = RankStarted | Beat | RankRaised | Profiled | CopyReady | RankEvent
+Datagram = RankStarted | Beat | RankRaised | RankLeft | Profiled | CopyReady | RankEvent
 DATAGRAMS = wire.Decoder(Datagram)
 
 

@@ -130,6 +130,9 @@ class ResilienceSpec(Struct, frozen=True, kw_only=True):
     replace_stragglers: bool = False
     """Move the ranks of a straggler's host to a spare after the next checkpoint. Without a spare
     the straggler is only reported."""
+    keep_ranks: bool = False
+    """Ranks that did not fail keep their processes between two attempts: they leave the broken
+    collectives and join the next attempt. Tried on CPUs only."""
     preflight: bool | Auto = "auto"
     """Check the hosts together (one small all-reduce) before ranks start on them; `auto`: if a
     scheduler assigns the hosts."""

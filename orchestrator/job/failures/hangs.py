@@ -15,12 +15,11 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.diagnosis.cause.findings import Findings
 from orchestrator.job.attempt_end import (
-    FAILED_GRACE_S,
     JUDGE_S,
     all_done,
     conclude,
     gather_evidence,
-    stop,
+    stop_failed,
 )
 from orchestrator.job.leave import Result
 from orchestrator.job.stage import Diagnosing, Running, Stage, Starting, Stopping
@@ -56,7 +55,7 @@ def evidence_gathered(run: Run, event: EvidenceGathered) -> Result:
         return run, ()
     if isinstance(run.stage, Stopping):
         return _analyse_mismatch(run, event.at)
-    return stop(run, event.at, run.stage.reason, FAILED_GRACE_S)
+    return stop_failed(run, event.at, run.stage.reason)
 
 
 def _analyse_mismatch(run: Run, at: float) -> Result:

@@ -90,7 +90,7 @@ class SimulatedAttempt:
     async def wait(self) -> tuple[list[RankExited], HostStopped]:
         return [], await self.ended
 
-    async def stop(self, grace_s: float) -> None:
+    async def stop(self, grace_s: float, *, keep_ranks: bool = False) -> None:
         self.stopping = True
         if self.ranks is None:
             return

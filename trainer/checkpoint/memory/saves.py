@@ -176,6 +176,12 @@ class MemoryCheckpoints:
         self.thread.submit(self._complete, slot, step, progress, self.partners.shared)
         self.cost_s = None if first else time.perf_counter() - begun
 
+    def close(self) -> None:
+        """Called when the rank leaves its attempt: nothing writes to the slots after it."""
+        self.thread.shutdown()
+        for slot in self.opened.slots:
+            slot.close()
+
     def _to_overwrite(self) -> Slot:
         """The oldest slot, but not the newest copy, nor one that is being sent."""
         return next(

@@ -92,6 +92,11 @@ class Slot:
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._map: mmap.mmap | None = None
 
+    def close(self) -> None:
+        """Called last. The agent keeps the slot."""
+        self._map = None
+        os.close(self._file)
+
     @property
     def size(self) -> int:
         return os.fstat(self._file).st_size

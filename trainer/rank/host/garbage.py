@@ -15,10 +15,15 @@ the training began; so a share of a thousandth of most steps is not worth a sett
 
 
 @contextmanager
-def collected_by_step() -> Iterator[None]:
-    """No automatic collection inside; the loop calls `collect_at`."""
+def collected_by_step(*, kept: bool = False) -> Iterator[None]:
+    """No automatic collection inside; the loop calls `collect_at`.
+
+    Args:
+        kept: the process may outlive the model, so the model must stay collectable.
+    """
     gc.collect()
-    gc.freeze()  # later collections do not look at the modules and the model
+    if not kept:
+        gc.freeze()  # later collections do not look at the modules and the model
     gc.disable()
     try:
         yield
