@@ -37,17 +37,18 @@ def start(arguments: Sequence[str], env: RankEnv) -> int:
         LOG.error("usage: python -m trainer CONFIG (one JSON or YAML file)")
         return exit_codes.USAGE
     orders = None if env.place is None else Orders(env)
-    code, path = None, Path(arguments[0])
-    while code is None:
-        code = _attempt(path, env, stop, orders)
-        if code is None:
-            assert orders is not None  # else no rank leaves
+    path, waits = Path(arguments[0]), env.waits
+    while True:
+        if orders is not None and waits:
             join = orders.next_join(stop)
             if join is None:
                 return exit_codes.FAILED
             env, path, stop = joined(env, join), Path(join.config), StopRequest()
             orders.attempt, dumps.env = env.attempt, env
-    return code
+        code = _attempt(path, env, stop, orders)
+        if code is not None:
+            return code
+        waits = True
 
 
 def _attempt(path: Path, env: RankEnv, stop: StopRequest, orders: Orders | None) -> int | None:

@@ -40,6 +40,7 @@ from orchestrator.contract.messages.agent_protocol import (
     OfferPort,
     Order,
     Port,
+    Prepare,
     ProfileRanks,
     Pulse,
     Register,
@@ -453,7 +454,7 @@ class Agent:
         finally:
             receiving.cancel()
 
-    def _perform(self, order: Order) -> None:
+    def _perform(self, order: Order) -> None:  # noqa: C901 - a case a kind
         match order:
             case Pulse(still_s=still_s):
                 self.still_s = math.inf if still_s is None else still_s
@@ -462,12 +463,14 @@ class Agent:
                 self._report(Port(attempt=order.attempt, port=port))
             case OfferSlots():
                 self._spawn(self._offer_slots(order))
-            # This order and the next three take long. As tasks they do not delay later orders, such
+            # This order and the next four take long. As tasks they do not delay later orders, such
             # as Stop.
             case CheckFabric():
                 self._spawn(self._check(order))
             case Start():
                 self._spawn(self.attempts.start(order))
+            case Prepare():
+                self._spawn(self.attempts.prepare(order))
             case Stop():
                 self._spawn(self.attempts.stop(order))
             case Gather():

@@ -14,6 +14,7 @@ from orchestrator.contract.messages.agent_protocol import (
     Digest,
     Evidence,
     Gather,
+    Prepare,
     ProfileRanks,
     Report,
     Start,
@@ -61,7 +62,7 @@ class Attempts:
         """Has the next digest sent now."""
         self.attempt: HostAttempt | None = None
         self.last: HostAttempt | None = None
-        """The previous attempt. It has no process left."""
+        """The previous attempt. It has no process left, or its ranks have left it."""
         self.running: asyncio.Task[None] | None = None
         self.looking: asyncio.Task[None] | None = None
         """Checks this host, because a rank of the attempt has ended."""
@@ -103,6 +104,14 @@ class Attempts:
         self.attempt, self.alone_since = self.processes.attempt(order), None
         self.looking, self.told = None, []
         self.running = self.spawn(self._run(self.attempt))
+
+    async def prepare(self, order: Prepare) -> None:
+        """Start ranks that wait. A failure only costs the time that they would have saved."""
+        if self.attempt is None:
+            try:
+                await self.processes.prepare(order)
+            except OSError as exc:
+                log.warning("failed to start ranks ahead of time: %s", exc)
 
     async def stop(self, order: Stop) -> None:
         if self.attempt is not None and self.attempt.start.attempt == order.attempt:
@@ -208,7 +217,8 @@ class Attempts:
             await self.looking
         self._remember(stopped)
         self.attempt, self.last = None, attempt
-        log.info("attempt %s: no process left: %s", stopped.attempt, how_it_went(stopped))
+        left = "ranks wait for the next attempt" if stopped.kept else "no process left"
+        log.info("attempt %s: %s: %s", stopped.attempt, left, how_it_went(stopped))
         self.report(stopped)
 
     def _as_of_now(self, stopped: HostStopped) -> HostStopped:

@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -31,7 +31,7 @@ from orchestrator.agent.processes.torchrun import HostPlace
 from orchestrator.agent.program import Program
 from orchestrator.agent.rank_socket import free_port, listen
 from orchestrator.contract.codec import encode
-from orchestrator.contract.files.env import MEMORY
+from orchestrator.contract.files.env import MEMORY, WAITS
 from orchestrator.contract.files.profile_request import (
     ProfileRequest,
     path_of,
@@ -43,6 +43,7 @@ from orchestrator.contract.messages.agent_protocol import (
     CheckFabric,
     Evidence,
     MemoryUse,
+    Prepare,
     RankDigest,
     Start,
 )
@@ -138,6 +139,10 @@ class Processes(Protocol):
     def attempt(self, start: Start) -> HostAttempt:
         """Called for each order to start."""
 
+    async def prepare(self, order: Prepare) -> None:
+        """Start ranks that wait for an attempt, unless some wait already. Called while no attempt
+        runs here. Raises OSError."""
+
     async def check_fabric(self, order: CheckFabric) -> Checked:
         """Take part in the all-reduce check of all hosts. Always returns a result."""
 
@@ -163,8 +168,8 @@ class TorchrunAttempt(Attempt):
     memory: Callable[[], HostCopies]
     program: Program | None = None
     """Given if the ranks run the user's own program."""
-    former: KeptRanks | None = None
-    """Ranks that have left the last attempt."""
+    former: Callable[[], Awaitable[KeptRanks | None]]
+    """Ranks that wait for an attempt."""
 
     async def begin(self) -> None:
         more = {}
@@ -180,7 +185,7 @@ class TorchrunAttempt(Attempt):
     async def _joined(self, environ: Mapping[str, str]) -> bool:
         """Whether ranks that have left the last attempt take part in this one. Otherwise they are
         gone on return."""
-        former = self.former
+        former = await self.former()
         if former is None:
             return False
         if former.can_join(self.start) and not self.stopping:
@@ -259,6 +264,9 @@ class HostProcesses:
         self.place, self.environ, self.clock = place, environ, clock
         self.standby, self.probe, self.memory = standby, probe, functools.cache(memory)
         self.newest: TorchrunAttempt | None = None
+        self.preparing: asyncio.Task[None] | None = None
+        self.waiting: KeptRanks | None = None
+        """Ranks that no attempt has had yet."""
         self.socket: asyncio.DatagramTransport | None = None
         self.hear: Callable[[Datagram], None] = lambda datagram: None
         self.learning: asyncio.Task[None] | None = None
@@ -296,14 +304,48 @@ class HostProcesses:
         attempt = TorchrunAttempt(start, self.place, self.clock)
         attempt.standby, attempt.environ, attempt.probe = self.standby, self.environ, self.probe
         attempt.memory = self.memory
-        if self.newest is not None and self.newest.all_left.is_set():
-            attempt.former = self.newest.kept
+        attempt.former = functools.partial(self._former, self.newest)
         self.newest = attempt
         if start.run is not None:
             attempt.program = Program(
                 start, attempt.log_dir, self.hear, attempt.running, attempt.active
             )
         return attempt
+
+    async def _former(self, last: TorchrunAttempt | None) -> KeptRanks | None:
+        if self.preparing is not None:
+            await asyncio.wait([self.preparing])
+        waiting, self.waiting = self.waiting, None
+        if waiting is None and last is not None and last.all_left.is_set():
+            return last.kept
+        return waiting
+
+    async def prepare(self, order: Prepare) -> None:
+        newest = self.newest
+        left = newest is not None and newest.all_left.is_set()
+        if left or self.waiting is not None or self.preparing is not None:
+            return
+        self.preparing = asyncio.create_task(self._prepare(order))
+        try:
+            await asyncio.shield(self.preparing)
+        finally:
+            self.preparing = None
+
+    async def _prepare(self, order: Prepare) -> None:
+        start = Start(
+            attempt=order.attempt,
+            node_rank=0,
+            nodes=1,
+            ranks_per_host=order.ranks_per_host,
+            master_address=self.place.address,
+            master_port=0,
+            config=order.config,
+            drills=(),
+            keep_ranks=True,
+        )
+        attempt = Attempt(start, self.place, self.clock)
+        await attempt.launch(self.standby, {**self.environ, WAITS: "1"})
+        self.waiting = attempt.kept
 
     async def check_fabric(self, order: CheckFabric) -> Checked:
         return await check_fabric(order, self.place, self.standby, self.environ, self.clock)

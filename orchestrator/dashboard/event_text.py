@@ -218,6 +218,8 @@ def describe_event(event: Event) -> str:  # noqa: C901, PLR0915 - one line for e
             who = f"culprit rank {event.ranks[0]}" if event.ranks else "no culprit"
             sure = f"confidence {event.confidence:.0%}, analysed in {format.duration(event.took_s)}"
             return f"verdict {event.verdict}, {who} ({sure}): {format.shorten(event.cause)}"
+        case HostStopped(host=host, kept=True):
+            return f"all ranks on {host} left the attempt and wait for the next one"
         case HostStopped(host=host, finished=finished, why=why, killed=killed):
             how = "finished" if finished else "stopped"
             left = f"; {format.rank_list(killed)} did not end after SIGTERM" if killed else ""

@@ -262,7 +262,8 @@ def asked_again(run: Run, hosts: list[str], reason: str) -> tuple[ReplaceAgent, 
 
 def stop_failed(run: Run, at: float, reason: str) -> Result:
     """Stop an attempt that has failed. No checkpoint can be written any more."""
-    return stop(run, at, reason, FAILED_GRACE_S, keep_ranks=run.job.keep_ranks)
+    keep = run.job is not None and run.job.keep_ranks
+    return stop(run, at, reason, FAILED_GRACE_S, keep_ranks=keep)
 
 
 def stop(run: Run, at: float, reason: str, grace_s: float, *, keep_ranks: bool = False) -> Result:

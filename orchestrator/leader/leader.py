@@ -79,6 +79,7 @@ from orchestrator.leader.records.log_retention import LogRetention
 from orchestrator.leader.records.snapshot_writer import SnapshotWriter
 from orchestrator.leader.records.strike_writer import new_strikes
 from orchestrator.leader.slot_offers import Layout, SlotOffers, copy_plans
+from orchestrator.leader.spares import Spares
 from orchestrator.leader.spec_acceptance import SpecAcceptance
 from orchestrator.leader.stack_requests import StackRequests
 from orchestrator.leader.storage import LeaderFiles, LeaderStorage
@@ -224,6 +225,7 @@ class Leader:
         """An attempt that waits for its first host to offer a port, and with copies of checkpoints
         in memory for all hosts to say what they have."""
         self.slot_offers = SlotOffers(self.sessions, clock) if job.copies else None
+        self.spares = Spares(sessions=self.sessions, run_dir=run_dir)
         self.ending: EndJob | Requeue | None = None
         self.hang_analysis = HangAnalysis(
             job, lambda: supervisor.run, self.storage, backend, clock, self.worker
@@ -434,6 +436,7 @@ class Leader:
                 await self._look_at_run_dir()
             at = self.steady.now()
             self._lose(self.sessions.forget_silent(), at)
+            self.spares.prepare(self.supervisor.run)
             self._start_if_offered()  # an agent may not say in time what it has in memory
             self._look()
             # While the leader is cut off it decides nothing, so ticks would only pile up.

@@ -36,3 +36,23 @@ def test_ranks_of_healthy_hosts_outlive_kills_and_a_hang(ndctl: Ndctl, reference
         log = (ndctl.run_dir / f"logs/attempt-{attempt}/host-0/rank-0.log").read_text()
         assert f"joins attempt {attempt}" in log
     assert_nothing_left(ndctl.run_dir)
+
+
+def test_ranks_of_a_spare_wait_before_a_host_is_lost(ndctl: Ndctl, reference: Ndctl) -> None:
+    done = ndctl.submit(
+        "--follow",
+        *("--drill", "kill:host=1@step=14"),
+        resilience__keep_ranks="true",
+        cluster__spare_hosts="1",
+        checkpoint__memory__every="1",
+    )
+    assert done.code == 0, done.out + done.err
+    assert ndctl.losses() == reference.losses()
+    first, second = (
+        action["hosts"] for action in ndctl.actions() if action["kind"] == "StartAttempt"
+    )
+    assert (first, second) == (["host-0", "host-1"], ["host-0", "host-2"])
+    for host, rank in (("host-0", 0), ("host-2", 2)):
+        log = (ndctl.run_dir / f"logs/attempt-2/{host}/rank-{rank}.log").read_text()
+        assert "joins attempt 2" in log
+    assert_nothing_left(ndctl.run_dir)

@@ -17,6 +17,7 @@ def spec_warnings(spec: CommonSpec, plan: Plan | None = None) -> Iterator[str]:
         yield from _packed_answers(spec)
         if plan is not None:
             yield from _slow_products(spec, plan)
+            yield from _untried_on_gpus(spec, plan)
             yield from _indivisible_batch(spec, plan)
 
 
@@ -26,6 +27,14 @@ def _slow_products(spec: JobSpec, plan: Plan) -> Iterator[str]:
             f"train.dtype=float32 on {plan.profile}: the trainer does not use TF32, so matrix"
             " products run many times slower than in bfloat16\n"
             "  fix: remove train.dtype, or set it to bfloat16"
+        )
+
+
+def _untried_on_gpus(spec: JobSpec, plan: Plan) -> Iterator[str]:
+    if spec.resilience.keep_ranks and plan.profile not in (None, CPU):
+        yield (
+            f"resilience.keep_ranks=true on {plan.profile}: ranks were kept on CPUs only so far\n"
+            "  fix: remove it, or try it with --drill kill:rank=1@step=25 first"
         )
 
 

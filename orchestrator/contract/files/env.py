@@ -40,6 +40,8 @@ MEMORY = "NDCTL_MEMORY"
 """JSON of a `HostMemory`: where ranks keep checkpoints in the memory of their host."""
 PLACE = "NDCTL_PLACE"
 """JSON of a `Place`: set if the agent may keep the rank between two attempts."""
+WAITS = "NDCTL_WAITS"
+"""`1`: the rank waits for an order to join an attempt before it takes part in any."""
 PROGRESS_FD = "NDCTL_PROGRESS_FD"
 """Descriptor of the memory that a rank shares with its watcher (`files/progress.py`)."""
 TORCHRUN_PID = "NDCTL_TORCHRUN_PID"
@@ -103,6 +105,8 @@ class RankEnv(Struct, frozen=True, kw_only=True):
     progress_fd: int | None = None
     no_gpu: bool = False
     """GPUs are hidden from the rank on purpose."""
+    waits: bool = False
+    """It takes part in no attempt before it is ordered to."""
     place: Place | None = None
     """Given if the agent may keep this rank between two attempts."""
 
@@ -116,6 +120,7 @@ class RankEnv(Struct, frozen=True, kw_only=True):
             local_rank=local,
             world_size=size if place is None else place.nodes * of_host,
             local_world_size=max(1, of_host),
+            waits=environ.get(WAITS) == "1",
             place=place,
             # Under `torchrun --max-restarts` without ndctl, torchrun itself restarts the ranks.
             attempt=int(environ.get(ATTEMPT, "1"))

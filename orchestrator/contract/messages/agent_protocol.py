@@ -274,6 +274,16 @@ class Start(Struct, frozen=True, kw_only=True):
     """Ranks may outlive the attempt."""
 
 
+class Prepare(Struct, frozen=True, kw_only=True):
+    """Start ranks that wait for an attempt to join: this host may replace another one."""
+
+    attempt: int
+    """The one that trains on other hosts now."""
+    ranks_per_host: int
+    config: str
+    """As in `Start`."""
+
+
 class Stop(Struct, frozen=True, kw_only=True):
     attempt: int
     grace_s: float
@@ -312,4 +322,15 @@ class Leave(Struct, frozen=True, kw_only=True):
     connected to the leader of this run."""
 
 
-Order = Pulse | OfferPort | OfferSlots | CheckFabric | Start | Stop | Gather | ProfileRanks | Leave
+Order = (
+    Pulse
+    | OfferPort
+    | OfferSlots
+    | CheckFabric
+    | Start
+    | Prepare
+    | Stop
+    | Gather
+    | ProfileRanks
+    | Leave
+)

@@ -267,7 +267,7 @@ class ScriptSpec(CommonSpec, frozen=True, kw_only=True):
 
 OF_THE_TRAINER = {
     "checkpoint": ("every_steps", "every", "async_"),
-    "resilience": ("shrink", "on_oom", "on_nan"),
+    "resilience": ("shrink", "on_oom", "on_nan", "keep_ranks"),
 }
 """Settings that only the bundled trainer follows: a program decides itself when it saves and how it
 splits its work, and ndctl cannot skip its data."""

@@ -17,6 +17,7 @@ from orchestrator.contract.messages.agent_protocol import (
     CheckFabric,
     Evidence,
     MemoryUse,
+    Prepare,
     RankDigest,
     Start,
 )
@@ -165,6 +166,9 @@ class SimulatedProcesses:
     def attempt(self, start: Start) -> HostAttempt:
         self.process.attempt = SimulatedAttempt(self.process, start)
         return self.process.attempt
+
+    async def prepare(self, order: Prepare) -> None:
+        pass  # ranks of a simulated host start at once
 
     async def check_fabric(self, order: CheckFabric) -> Checked:
         world, host = self.process.world, self.process.host
