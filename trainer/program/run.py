@@ -24,7 +24,7 @@ from trainer.program.learned import remember_imports
 from trainer.program.names import give_back_names
 from trainer.program.step_log import StepLog
 from trainer.program.torch_hooks import report_steps
-from trainer.rank.flight import dump_at_end, dump_on_signal
+from trainer.rank.flight import DumpsOnSignal, dump_at_end
 from trainer.rank.signals import show_stacks_on_signal
 
 NOT_FOUND = 127
@@ -55,7 +55,7 @@ def run(
         _exec(words[1:])
     if captured is not None and not Path(captured.copy).is_dir():
         _leave(f"the copy of the program is not there: {captured.copy}")
-    dump_on_signal(env)
+    DumpsOnSignal(env)
     show_stacks_on_signal(env)
     signal.signal(EXIT_SIGNAL, _exit_now)
     link = current()

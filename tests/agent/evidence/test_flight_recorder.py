@@ -31,12 +31,12 @@ RANK = """
 import itertools, sys, threading, types
 from pathlib import Path
 from orchestrator.contract.files.env import RankEnv
-from trainer.rank.flight import dump_on_signal
+from trainer.rank.flight import DumpsOnSignal
 rank, folder, how, dump = int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4])
 torch = types.SimpleNamespace(_dump_fr_trace=lambda *what: dump.read_bytes())
 if how != "early":
     sys.modules["torch._C._distributed_c10d"] = torch
-dump_on_signal(RankEnv(rank=rank, trace_dir=folder))
+DumpsOnSignal(RankEnv(rank=rank, trace_dir=folder))
 print("ready", flush=True)
 if how == "gil":
     sum(itertools.repeat(0))

@@ -27,6 +27,13 @@ def test_float32_gets_a_warning_on_a_gpu_alone() -> None:
     assert "fix: remove train.dtype" in said
 
 
+def test_kept_ranks_get_a_warning_on_a_gpu_where_they_were_never_tried() -> None:
+    asked = spec("resilience.keep_ranks=true")
+    assert [*spec_warnings(asked, on("cpu"))] == []
+    (said,) = spec_warnings(asked, on("h100-sxm-80gb"))
+    assert said.startswith("resilience.keep_ranks=true on h100-sxm-80gb: ranks were kept on CPUs")
+
+
 def test_a_batch_that_rules_out_data_parallelism_gets_a_warning() -> None:
     odd = spec("train.global_batch_size=7", "parallel={}")
     (said,) = spec_warnings(odd, replace(a_plan(), mesh=Mesh(pp=2, cp=2)))

@@ -1,0 +1,1 @@
+"""Ranks whose process outlives an attempt."""
