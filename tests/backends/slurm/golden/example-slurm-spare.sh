@@ -134,6 +134,7 @@ resilience:
   shrink: true
   min_hosts: 1
   replace_stragglers: false
+  keep_ranks: false
   preflight: auto
   on_oom: stop
   on_nan: stop
