@@ -372,11 +372,12 @@ class Attempt:
 
     def _order_to_leave(self, kept: KeptRanks) -> None:
         first = self.start.node_rank * self.start.ranks_per_host
-        for rank in self.running():
+        for rank, pid in self.running().items():
             try:
                 kept.order(rank - first, LeaveAttempt(attempt=self.start.attempt))
-            except OSError as exc:  # it has not begun to listen, or is stopped: it is killed later
-                log.warning("failed to order rank %d to leave: %s", rank, exc)
+            except OSError as exc:  # it has not begun to listen
+                log.warning("ending rank %d: failed to order it to leave: %s", rank, exc)
+                send_signal(pid, signal.SIGTERM)
 
     def _ends_by_itself(self) -> bool:
         """Whether waiting is useful: for ranks that save a checkpoint, or for the imports of the
