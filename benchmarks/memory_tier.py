@@ -6,13 +6,13 @@ The job has two hosts of two ranks on this machine. Cost: seconds of a step with
 step, without and with copies on the partner, over those without checkpoints in memory; here the
 partner shares processors and memory bandwidth with the ranks, which no cluster does. Recovery:
 seconds from `kill -9` of a rank, or of a host's agent with all its ranks, to the first step that no
-attempt had done, over the same restart from the disk (a checkpoint every ten steps) and, for a
-rank, over `torchrun --max-restarts`. Targets: at most 1.02 on CPUs; a rank at most 0.6 of today's
+attempt had done, with ranks of the other host that keep their processes ("kept") and without, over
+the same restart from the disk (a checkpoint every ten steps) and, for a rank, over `torchrun
+--max-restarts`. A spare replaces the killed host. Targets: at most 1.02 on CPUs; a rank at most 0.6 of today's
 restart.
 """
 
 import argparse
-import json
 import os
 import re
 import signal
@@ -49,7 +49,8 @@ def main(alternations: int) -> None:
             steps[name].append(step_s(options))
             print(f"step, {name}: {steps[name][-1]:.4f} s", flush=True)
         for victim, found in recoveries.items():
-            for name in ("memory", "disk", *(["torchrun"] if victim == "rank" else [])):
+            others = ("torchrun",) if victim == "rank" else ()
+            for name in ("kept", "memory", "disk", *others):
                 seconds, redone = recovery(victim, name)
                 found.setdefault(name, []).append(seconds)
                 lost.setdefault(f"{victim}, {name}", []).append(redone)
@@ -62,8 +63,8 @@ def main(alternations: int) -> None:
         for name, measured in found.items():
             again = statistics.median(lost[f"{victim}, {name}"])
             print(f"{victim}, {name:<9} {spread(measured, 's', 2)}, {again:.0f} steps again")
-        for other in [name for name in found if name != "memory"]:
-            print(f"{victim}, memory / {other}: {ratio(found, 'memory', other)}")
+        for other in [name for name in found if name != "kept"]:
+            print(f"{victim}, kept / {other}: {ratio(found, 'kept', other)}")
 
 
 def step_s(options: Mapping[str, object]) -> float:
@@ -81,7 +82,9 @@ def step_s(options: Mapping[str, object]) -> float:
 def recovery(victim: str, name: str) -> tuple[float, int]:
     """Seconds from the kill to the first new step, and the steps that were done again."""
     options = {**SIZE, "checkpoint__every_steps": 10, "checkpoint__keep": 50}
-    options |= TIERS["partner"] if name == "memory" else {}
+    options |= TIERS["partner"] if name in ("kept", "memory") else {}
+    options |= {"resilience__keep_ranks": True} if name == "kept" else {}
+    options |= {"cluster__spare_hosts": 1} if victim == "host" else {}
     start: Callable[[Path], AbstractContextManager[Path]] = lambda root: (  # noqa: E731
         under_torchrun(root, sets(**options), 3)
         if name == "torchrun"
@@ -105,17 +108,15 @@ def _newest(run: Path) -> int:
 
 
 def agent_pid(run: Path) -> int:
-    """The agent of the host that does not lead."""
-    leader = json.loads((run / "leader.json").read_text()).get("pid")
+    """The agent of the host that trains and does not lead."""
     for place in Path("/proc").glob("[0-9]*"):
         try:
             command = (place / "cmdline").read_bytes()
         except OSError:
             continue
-        follows = AGENT.search(command) and b"--lead\0" not in command
-        if follows and str(run).encode() in command and int(place.name) != leader:
+        if AGENT.search(command) and b"host-1\0" in command and str(run).encode() in command:
             return int(place.name)
-    raise RuntimeError(f"no agent of {run} that follows")
+    raise RuntimeError(f"no agent of host-1 of {run}")
 
 
 if __name__ == "__main__":
