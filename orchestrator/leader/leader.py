@@ -74,14 +74,14 @@ from orchestrator.leader.event_queue import JOURNAL_RETRY_S, EventQueue
 from orchestrator.leader.hang_analysis import HangAnalysis, gather_order
 from orchestrator.leader.leader_server import LeaderServer, Questions
 from orchestrator.leader.monitor import Monitor
-from orchestrator.leader.profile_requests import ProfileRequests
 from orchestrator.leader.records.log_retention import LogRetention
 from orchestrator.leader.records.snapshot_writer import SnapshotWriter
 from orchestrator.leader.records.strike_writer import new_strikes
+from orchestrator.leader.requests.profile_requests import ProfileRequests
+from orchestrator.leader.requests.stack_requests import StackRequests
 from orchestrator.leader.slot_offers import Layout, SlotOffers, copy_plans
 from orchestrator.leader.spares import Spares
 from orchestrator.leader.spec_acceptance import SpecAcceptance
-from orchestrator.leader.stack_requests import StackRequests
 from orchestrator.leader.storage import LeaderFiles, LeaderStorage
 from orchestrator.plan.placement.partners import partners_of
 from orchestrator.posix.retry_io import retry_io_in

@@ -18,7 +18,7 @@ from orchestrator.contract.messages.rank_messages import Profiled
 from orchestrator.errors import JobError
 from orchestrator.job.state import Run
 from orchestrator.leader.agent_sessions import AgentSessions
-from orchestrator.leader.stack_requests import WITH_RANKS
+from orchestrator.leader.requests.stack_requests import WITH_RANKS
 
 LOOK_S = 0.2
 """Interval at which the end of the attempt is noticed."""

@@ -1,0 +1,1 @@
+"""What people ask a leader for about running ranks: stacks and profiles."""
