@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.contract.messages.agent_protocol import STACKS_PATH, Evidence, Gather
 from orchestrator.contract.messages.events import EvidenceGathered, RankEvidence
-from orchestrator.leader import stack_requests
+from orchestrator.leader.requests import stack_requests
 from tests.agent.world import LAUNCH
 from tests.leader.leader_world import PIN, LedJob, run_script
 
