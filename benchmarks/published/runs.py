@@ -129,6 +129,7 @@ def _setup(row: Mapping[str, str]) -> Setup:
             schedule="1f1b" if stages == 1 else "interleaved_1f1b", stages_per_rank=stages
         ),
         compile=row["compile"] == "true",
+        compiles_recomputation=True,
         float8=row["float8"] == "true",
     )
 

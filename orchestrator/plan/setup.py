@@ -53,6 +53,9 @@ class Setup(Struct, frozen=True, kw_only=True):
     """Of the optimizer's moments."""
     loss_chunks: int | Auto = "auto"
     compile: bool = False
+    compiles_recomputation: bool = False
+    """Whole layers are also recomputed by compiled code under tp, which leaves out what no gradient
+    needs. The trainer cannot (`trainer/parallel/building.py`)."""
     float8: bool = False
     lora: LoraSpec | None = None
     host_slots: int = 0

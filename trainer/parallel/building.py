@@ -86,8 +86,10 @@ def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
     train = config.train
     apply_activation_checkpointing(decoder, train.recompute, train.checkpoint_every, config.mesh.tp)
     if train.compile:
-        # Compiled recomputation of DTensor weights fails in torch 2.13: "expected all
-        # tensors_saved_with_vc_check to be Tensors, got ... DeviceMesh". By operation it works.
+        # torch 2.13 cannot compile a layer with DTensor weights that recomputes its attention: a
+        # random state takes the place of the weights' mesh ("expected all
+        # tensors_saved_with_vc_check to be Tensors, got ... DeviceMesh"). By operation it works,
+        # because attention is stored.
         by_operation = train.activation_checkpointing in BY_OPERATION
         inside = config.mesh.tp > 1 and not by_operation
         compile_layers(decoder, inside_checkpoints=inside)

@@ -37,6 +37,9 @@ class Slice(Struct, frozen=True, kw_only=True):
     float8: bool = False
     lora: LoraSpec | None = None
     """With LoRA the weights are frozen, so they need no weight gradients."""
+    repeats_last: bool = False
+    """Recomputation of a whole layer also repeats its last product and reduce-scatter, although no
+    gradient needs them."""
 
     @property
     def rows(self) -> int:
@@ -60,7 +63,8 @@ class Passes(Struct, frozen=True, kw_only=True):
     """Part of the forward pass other than attention and matrix products, except the narrow ones of
     adapters."""
     last: float = 0.0
-    """Part of the forward pass that no gradient needs: the MLP's last product and the residual."""
+    """Part of the forward pass that no gradient needs: the MLP's last product and the residual. See
+    `Slice.repeats_last`."""
 
     @property
     def backward(self) -> float:

@@ -139,7 +139,8 @@ def _layer(machine: Machine, shape: ModelShape, part: Slice, options: PassOption
         more, merging = context_traffic(machine, shape, part)
         traffic += more
     kind = options.checkpointing
-    recompute, whole = passes.forward - passes.last + merging, kind not in BY_OPERATION
+    whole = kind not in BY_OPERATION
+    recompute = passes.forward + merging - (0.0 if part.repeats_last else passes.last)
     if not whole:
         recompute = passes.cheap + repeated_s(machine, shape, part, kind)
     return Layer(

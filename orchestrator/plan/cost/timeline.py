@@ -79,6 +79,7 @@ def slice_of(setup: Setup) -> Slice:
         compiled=setup.compile,
         float8=setup.float8,
         lora=setup.lora,
+        repeats_last=setup.compile and setup.mesh.tp > 1 and not setup.compiles_recomputation,
     )
 
 

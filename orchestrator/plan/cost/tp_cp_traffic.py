@@ -47,9 +47,10 @@ def tensor_traffic(machine: Machine, shape: ModelShape, part: Slice) -> tuple[Ax
     The inputs of attention and MLP are gathered, and their outputs are reduce-scattered; the
     backward pass mirrors this (Korthikanti et al. 2022, section 4.2.2). In our trainer nothing
     overlaps with it (`tp_hidden` is 0).
-    Recomputation does not need the layer's output, so it stops before the last reduce-scatter. The
-    modes that recompute by operation store what is reduce-scattered, but not what is gathered. Nor
-    does `gathers` (`trainer/model/sequence.py`, `gather_again`).
+    Recomputation does not need the layer's output, so it stops before the last reduce-scatter,
+    except where `Slice.repeats_last` says otherwise. The modes that recompute by operation store
+    what is reduce-scattered, but not what is gathered. Nor does `gathers`
+    (`trainer/model/sequence.py`, `gather_again`).
     """
     each = _of_hidden_states(machine, shape, part, 2)
     group = machine.wire(part.tp, 1).group
@@ -67,7 +68,7 @@ def tensor_traffic(machine: Machine, shape: ModelShape, part: Slice) -> tuple[Ax
         )
         for collective, again, by_operation, regathered in (
             ("all-gather", 1.0, 1.0, _regathered(shape, part)),
-            ("reduce-scatter", 0.5, 0.0, 0.0),
+            ("reduce-scatter", 1.0 if part.repeats_last else 0.5, 0.0, 0.0),
         )
     )
 

@@ -106,6 +106,25 @@ def test_full_recomputation_costs_a_quarter_more_and_elementwise_little() -> Non
     assert every == pytest.approx(full / 4)
 
 
+def test_full_recomputation_of_compiled_layers_under_tp_repeats_the_last_product_too() -> None:
+    """`test_dtensor_fault.py` counts the trainer's reduce-scatters."""
+    ours = setup(compile=True, checkpointing="full", mesh=Mesh(dp_shard=1, tp=8))
+    theirs = replace(ours, compiles_recomputation=True)
+
+    def recompute(one: Setup) -> float:
+        return step_time(one, H100).parts["recompute"]
+
+    def scattered(one: Setup) -> float:
+        return traffic_of(one, H100)["tp", "reduce-scatter"]
+
+    shape = ours.shape
+    product = 2 * 8192 * shape.hidden_size * shape.intermediate_size / 8 * shape.num_layers
+    assert recompute(ours) - recompute(theirs) > product / H100.profile.flops["bfloat16"]
+    assert recompute(ours) < 1.35 * recompute(theirs)
+    stored = replace(ours, checkpointing="selective")
+    assert recompute(stored) == recompute(replace(stored, compiles_recomputation=True))
+
+
 def two_devices(base: Fabric, bytes_per_s: float | None = None) -> Fabric:
     profile = base.profile
     if bytes_per_s is not None:
