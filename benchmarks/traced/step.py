@@ -109,7 +109,11 @@ def fake_world(size: int, rank: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-ASYNCHRONOUS = ((dist, "all_reduce"), (zero1, "REDUCE_SCATTER"), (zero1, "ALL_GATHER"))
+ASYNCHRONOUS = (
+    (dist, "all_reduce"),
+    (zero1, "reduce_scatter_single"),
+    (zero1, "all_gather_single"),
+)
 """What the trainer starts and waits for later, with nothing of its own that keeps all tensors."""
 
 

@@ -62,16 +62,24 @@ class Profiling:
         # Starting the profiler and each recorded step take long. The agent must not see a hang.
         self._reporter.profiled = True
         self._reporter.beat("train")
+        try:
+            found.profiler = self._started()
+        except Exception as exc:  # noqa: BLE001 (a failed profile must not end the job)
+            self._end(found, [], f"failed to start the profile: {exc}")
+            return
+        self._running = found
+
+    def _started(self) -> profile:
         if self._cuda:
             torch.cuda.memory._record_memory_history(max_entries=MOST_EVENTS)
         activities = [ProfilerActivity.CPU]
         if self._cuda:
             activities.append(ProfilerActivity.CUDA)
-        found.profiler = profile(
+        profiler = profile(
             activities=activities, record_shapes=True, profile_memory=True, with_stack=True
         )
-        found.profiler.start()
-        self._running = found
+        profiler.start()
+        return profiler
 
     def _wanted(self, step: int) -> Recording | None:
         name, spec = f"rank-{self._rank}", self._spec
@@ -104,6 +112,13 @@ class Profiling:
             )
         except Exception as exc:  # noqa: BLE001 (a failed profile must not end the job)
             why = f"failed to write the profile: {exc}"
+        self._end(recorded, files, why)
+
+    def _end(self, recorded: Recording, files: list[Path], why: str) -> None:
+        """`why`: the reason why there are no `files`, else empty."""
+        if self._cuda:
+            torch.cuda.memory._record_memory_history(enabled=None)
+        if why:
             LOG.warning("rank %d: %s", self._rank, why)
         self._reporter.profiled = False
         self._reporter.beat("train")
@@ -118,7 +133,6 @@ class Profiling:
         snapshot = self._folder / f"{recorded.name}.memory.pickle"
         if self._cuda:
             torch.cuda.memory._dump_snapshot(str(snapshot))
-            torch.cuda.memory._record_memory_history(enabled=None)
         recorded.profiler.export_chrome_trace(str(trace))
         return [trace, snapshot] if self._cuda else [trace]
 

@@ -156,22 +156,25 @@ class Records:
             raise self._failed
 
     def _work(self) -> None:
-        while batch := self._next():
-            try:
+        try:
+            while batch := self._next():
                 with self._files:
                     self._write(batch)
-            except Exception as exc:  # noqa: BLE001 (raised again by the next call of `add`)
-                with self._changed:
-                    self._failed = exc
-                    self._changed.notify_all()
-                return
+                for then in self._count(len(batch)):
+                    then()
+        except Exception as exc:  # noqa: BLE001 (raised again by the next call of `add`)
             with self._changed:
-                self._written += len(batch)
+                self._failed = exc
                 self._changed.notify_all()
-                ready = [then for number, then in self._after if number <= self._written]
-                self._after = [one for one in self._after if one[0] > self._written]
-            for then in ready:
-                then()
+
+    def _count(self, steps: int) -> Sequence[Callable[[], None]]:
+        """Count `steps` more as written; what to call now."""
+        with self._changed:
+            self._written += steps
+            self._changed.notify_all()
+            ready = [then for number, then in self._after if number <= self._written]
+            self._after = [one for one in self._after if one[0] > self._written]
+        return ready
 
     def _next(self) -> Sequence[StepRecord]:
         """All records that wait, at least one; none at the end."""

@@ -15,6 +15,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import all_gather_single, reduce_scatter_single
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
@@ -25,10 +26,6 @@ from trainer.model.regions import local_part
 from trainer.parallel.buckets import Buckets, bucketed, set_gradient, trained
 from trainer.parallel.ddp import gradients_of
 from trainer.rank.ranks import Ranks, joined
-
-# torch 2.13 renamed these functions and warns at each call of the old names.
-REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 SHARD = "zero1_shard"
 """Attribute of a parameter that holds this rank's shard of it."""
@@ -123,7 +120,7 @@ def reduce_scatter(
     for parameter in parameters:
         parameter.grad = None
     mine = everyone.new_empty(sum(layout.sizes))
-    work = REDUCE_SCATTER(mine, everyone, dist.ReduceOp.AVG, group=group, async_op=True)
+    work = reduce_scatter_single(mine, everyone, dist.ReduceOp.AVG, group=group, async_op=True)
     assert work is not None
 
     def finish() -> None:
@@ -177,14 +174,14 @@ def all_gather(wholes: Sequence[torch.Tensor], group: dist.ProcessGroup) -> Call
     """Start to gather the rows of all ranks into `wholes`. The function it returns waits."""
     if len(wholes) == 1 and _is_even(wholes[0], group.size()):
         (own,) = _rows_of(wholes, group, group.rank())
-        work = ALL_GATHER(wholes[0].view(-1), own.view(-1), group=group, async_op=True)
+        work = all_gather_single(wholes[0].view(-1), own.view(-1), group=group, async_op=True)
         assert work is not None
         return cast(Callable[[], None], work.wait)
     layout = Layout([whole.shape for whole in wholes], group.size())
     mine = wholes[0].new_empty(sum(layout.sizes))
     torch._foreach_copy_(layout.pieces(mine, group.rank()), _rows_of(wholes, group, group.rank()))
     everyone = mine.new_empty(group.size() * mine.numel())
-    work = ALL_GATHER(everyone, mine, group=group, async_op=True)
+    work = all_gather_single(everyone, mine, group=group, async_op=True)
     assert work is not None
 
     def finish() -> None:

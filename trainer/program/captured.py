@@ -55,7 +55,8 @@ class Captured(NamedTuple):
         for entry in sys.path:
             if entry == self.copy or entry.startswith(f"{self.copy}/"):
                 own = Path(self.folder, os.path.relpath(entry, self.copy))
-                if next(own.glob(f"{stem}*"), None) is not None:
+                # The folder of a package, or a module of any suffix: `.py`, `.so`.
+                if (own / stem).is_dir() or next(own.glob(f"{stem}.*"), None) is not None:
                     return (
                         f"{own}/{stem} was not copied with the program: an ignore file names it, or"
                         " it was not there at submission. To copy it, write"

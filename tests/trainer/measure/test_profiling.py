@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.profiler import profile
 
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.profile_request import (
@@ -117,3 +118,21 @@ def test_without_an_agent_there_is_no_request(tmp_path: Path) -> None:
     with opened(tmp_path / "profiles", RankEnv()) as profiling:
         train(profiling, range(1, 3))
     assert not (tmp_path / "profiles").exists()
+
+
+def test_a_profiler_that_cannot_start_does_not_end_the_training(
+    tmp_path: Path, agent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: profile) -> None:
+        raise RuntimeError("another profiler is active")
+
+    monkeypatch.setattr(profile, "start", fail)
+    env = env_in(tmp_path)
+    with opened(tmp_path / "profiles", env) as profiling:
+        write_request(request_path(env), ProfileRequest(id="a", steps=2))
+        train(profiling, range(1, 4))
+    *beats, answer = heard(agent)
+    assert isinstance(answer, Profiled)
+    assert answer.files == ()
+    assert answer.why == "failed to start the profile: another profiler is active"
+    assert [beat.phase for beat in beats if isinstance(beat, Beat)] == ["profile", "train"]

@@ -144,6 +144,24 @@ def test_a_sync_writes_lines_that_a_full_disk_has_kept_waiting(
     assert steps_in(tmp_path) == [1]
 
 
+def test_a_failure_after_a_write_ends_the_rank_instead_of_hanging_it(
+    tmp_path: Path, storage: Storage
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("the slot is gone")
+
+    storage.answers.clear()
+    records = opened(tmp_path)
+    records.add(record(1))
+    records.written(fail)
+    storage.answers.set()
+    records._thread.join()
+    with pytest.raises(RuntimeError, match="the slot is gone"):
+        records.add(record(2))
+    with pytest.raises(RuntimeError, match="the slot is gone"):
+        records.close()
+
+
 def test_a_superseded_rank_writes_nothing_and_ends_at_its_next_step(
     tmp_path: Path, storage: Storage
 ) -> None:

@@ -81,7 +81,7 @@ def test_a_module_that_was_not_copied_is_explained(home: Path) -> None:
     advice, traceback = err.split("Traceback")
     assert advice.startswith(f"ndctl: {home}/own was not copied with the program: an ignore file")
     assert traceback.rstrip().endswith("ModuleNotFoundError: No module named 'own'")
-    (home / "own.py").unlink()
+    (home / "own.py").rename(home / "own_tools.py")
     _, err = run(home, "train.py")
     assert err.startswith("Traceback")
 
