@@ -23,6 +23,7 @@ from tests.trainer.parallel.parity_cells import LOSS, difference
 from trainer.model.float8 import apply_float8, convert
 
 EMULATED = "float8 is emulated"
+GATHERS = {"activation_checkpointing": "gathers"}
 
 
 def config_of(model: dict[str, Any], **parallel: Any) -> TrainingConfig:
@@ -96,13 +97,14 @@ def changed(out: Path, **changes: Any) -> dict[str, Any]:
 def test_float8_rounding_changes_the_loss_little_and_no_more_on_a_mesh(tmp_path: Path) -> None:
     """Each rank scales by its own activations and its own part of a weight, so a mesh rounds
     otherwise than one rank."""
-    plain, one, shard2, tp2 = (
+    plain, one, shard2, tp2, gathers = (
         changed(tmp_path / name, **changes)
         for name, changes in (
             ("plain", {}),
             ("one", {"float8": True}),
             ("shard2", {"float8": True, "parallel": {"dp_shard": 2}}),
             ("tp2", {"float8": True, "parallel": {"tp": 2}}),
+            ("gathers", {"float8": True, "parallel": {"tp": 2}, **GATHERS}),
         )
     )
     on_cpu = {**one, "train": {**one["train"], "compile": True}}
@@ -116,21 +118,26 @@ def test_float8_rounding_changes_the_loss_little_and_no_more_on_a_mesh(tmp_path:
     assert refused["code"] == exit_codes.REFUSED
     assert "this device is cpu" in refused["refused"]
     case = {"config": shard2, "broken": EMULATED}
-    work(tmp_path, 2, [{**case, "stop_after": 3}, case, {"config": tp2, "broken": EMULATED}])
+    others = [{"config": config, "broken": EMULATED} for config in (tp2, gathers)]
+    work(tmp_path, 2, [{**case, "stop_after": 3}, case, *others])
     rounded = difference(tmp_path / "one", tmp_path / "plain")
     assert LOSS < rounded.loss < 0.02, rounded
     for mesh in ("shard2", "tp2"):
         assert LOSS < difference(tmp_path / mesh, tmp_path / "plain").loss < 0.02, mesh
     assert [*losses_of(tmp_path / "shard2")] == [1, 2, 3, 4, 5], "through a checkpoint"
+    assert losses_of(tmp_path / "gathers") == losses_of(tmp_path / "tp2")
 
 
 @pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.timeout(900)
-def test_compiled_float8_layers_train_on_a_mesh_with_tensor_parallel(tmp_path: Path) -> None:
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("recompute", [{}, GATHERS], ids=["none", "gathers"])
+def test_compiled_float8_layers_train_on_a_mesh_with_tensor_parallel(
+    tmp_path: Path, recompute: dict[str, Any]
+) -> None:
     """FSDP gathers the weights of each tp rank in float8."""
     parallel = {"dp_shard": 2, "tp": 2}
     run_alone([{"config": changed(tmp_path / "plain")}])
-    config = changed(tmp_path / "mesh", float8=True, compile=True, parallel=parallel)
-    work(tmp_path, 4, [{"config": config, "broken": EMULATED}], timeout=800)
+    config = changed(tmp_path / "mesh", float8=True, compile=True, parallel=parallel, **recompute)
+    work(tmp_path, 4, [{"config": config, "broken": EMULATED}], timeout=1000)
     assert LOSS < difference(tmp_path / "mesh", tmp_path / "plain").loss < 0.02

@@ -11,11 +11,13 @@ from benchmarks.traced.step import fake_world
 from orchestrator.contract.spec.model_spec import LoraSpec, ModelSpec
 from orchestrator.contract.spec.train_spec import Checkpointing
 from tests.trainer.launch.tiny_runs import LLAMA
+from tests.trainer.model.test_float8 import config_of
 from tests.trainer.parallel.test_activation import Operations
 from tests.trainer.parallel.test_compile import stored_bytes
 from trainer.model.adapters import add_adapters
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
+from trainer.model.float8 import convert
 from trainer.model.init_weights import allocate
 from trainer.parallel.activation import apply_activation_checkpointing
 from trainer.parallel.compile import compile_layers
@@ -25,7 +27,12 @@ TP, BATCH, TOKENS = 4, 2, 32
 """Tokens of a sequence on all tp ranks together."""
 LAYERS, GATHERS = 3, 2
 """Gathers of a layer: before attention and before the MLP."""
-KINDS = {**LLAMA, "num_hidden_layers": LAYERS, "num_key_value_heads": 4}
+KINDS = {
+    **LLAMA,
+    "num_hidden_layers": LAYERS,
+    "num_key_value_heads": 4,
+    "hidden_size": 64,  # float8 needs multiples of 16 on each rank
+}
 GATHER = {torch.ops._c10d_functional.all_gather_into_tensor.default}
 
 
@@ -36,9 +43,13 @@ def ranks() -> Iterator[None]:
         yield
 
 
-def build(mode: Checkpointing = "gathers", targets: tuple[str, ...] = ()) -> Decoder:
+def build(
+    mode: Checkpointing = "gathers", targets: tuple[str, ...] = (), *, float8: bool = False
+) -> Decoder:
     config = read_model_config(ModelSpec(config=KINDS))
     (decoder,) = build_stages(config, [StageSlice(0, LAYERS, LAYERS)])
+    if float8:
+        convert(decoder, config_of(KINDS, tp=TP), emulate=True)
     if targets:
         add_adapters(decoder, LoraSpec(rank=2, target_modules=targets))
     apply_tensor_parallel(decoder, init_device_mesh("cpu", (TP,), mesh_dim_names=("tp",))["tp"])
@@ -65,9 +76,10 @@ def passes(decoder: Decoder) -> tuple[int, int, int]:
 
 
 @pytest.mark.usefixtures("ranks")
-def test_only_a_ranks_part_of_gathered_inputs_is_kept() -> None:
-    most, forward, backward = passes(build("none"))
-    kept, forward_again, backward_again = passes(build())
+@pytest.mark.parametrize("float8", [False, True])
+def test_only_a_ranks_part_of_gathered_inputs_is_kept(float8: bool) -> None:
+    most, forward, backward = passes(build("none", float8=float8))
+    kept, forward_again, backward_again = passes(build(float8=float8))
     values = BATCH * TOKENS * KINDS["hidden_size"]
     assert most - kept == LAYERS * GATHERS * 4 * values * (TP - 1) / TP
     assert forward_again == forward
