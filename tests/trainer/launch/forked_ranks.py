@@ -45,8 +45,10 @@ def run_forked(
     ]
     for rank in ranks:
         rank.start()
-    ended = _exit_codes(ranks, timeout)
-    assert ended == [0] * len(ranks), log.read_text()
+    ended, in_time = _exit_codes(ranks, timeout)
+    # Ranks that lose a killed one raise errors of lost connections, which say nothing of the cause.
+    why = "" if in_time else f"the ranks were killed after {timeout:.0f} s; their output:\n"
+    assert ended == [0] * len(ranks), why + log.read_text()
     found: list[Any] = json.loads(answers.read_text())
     return found
 
@@ -83,18 +85,21 @@ def _write_to(log: Path) -> None:
     os.close(fd)
 
 
-def _exit_codes(ranks: Sequence[BaseProcess], timeout: float) -> list[int | None]:
-    """The exit codes. The other ranks are killed when one fails or when time is up."""
+def _exit_codes(ranks: Sequence[BaseProcess], timeout: float) -> tuple[list[int | None], bool]:
+    """The exit codes, and whether the ranks ended before `timeout`. The other ranks are killed when
+    one fails or when time is up."""
     until = time.monotonic() + timeout
-    while (left := [r for r in ranks if r.exitcode is None]) and time.monotonic() < until:
-        if any(rank.exitcode for rank in ranks):
+    in_time = True
+    while left := [rank for rank in ranks if rank.exitcode is None]:
+        in_time = time.monotonic() < until
+        if not in_time or any(rank.exitcode for rank in ranks):
             break
         left[0].join(0.2)
     for rank in ranks:
         rank.join(0.5)
         rank.kill()
         rank.join()
-    return [rank.exitcode for rank in ranks]
+    return [rank.exitcode for rank in ranks], in_time
 
 
 def _end_with_parent() -> None:

@@ -30,6 +30,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace
+from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -43,9 +44,11 @@ from orchestrator.contract.skipped_batches import Window
 from orchestrator.errors import TrainingError
 from trainer import gradients
 from trainer import main as main_module
+from trainer import step as step_module
 from trainer.checkpoint.save import Checkpoints
 from trainer.config import complete
 from trainer.data.batches import Batches
+from trainer.gradients import Parts, local_gradients
 from trainer.loop import Training, train
 from trainer.main import train_on
 from trainer.model.decoder import Decoder
@@ -157,6 +160,17 @@ def no_gathering(*_: Any) -> None:
     return None
 
 
+def rounded_otherwise(*given: Any) -> Parts:
+    """Gradients with the error of a float32 sum in another order: it is small beside the largest
+    values of a parameter's gradient, not beside the smallest."""
+    parts = local_gradients(*given)
+    seed = torch.Generator().manual_seed(1)
+    for part, _ in parts:
+        noise = torch.randn(part.shape, generator=seed)
+        part.add_(noise * part.abs().max() * torch.finfo(torch.float32).eps / 2)
+    return parts
+
+
 BROKEN: dict[str, tuple[Any, str, Any]] = {
     "summands of a norm's gradient not added up": (gradients, "Partial", NeverPartial),
     "tied gradients not added up": (TiedWeight, "add_gradients", lambda self: None),
@@ -165,7 +179,8 @@ BROKEN: dict[str, tuple[Any, str, Any]] = {
     "float8 is emulated": (building, "apply_float8", emulated_float8),
     "gradients not averaged": (ddp, "all_reduce", no_waiting),
     "updated rows not gathered": (main_module, "gather_after_step", no_gathering),
-    # These are not faults. They change how weights and gradients are sent, but not the losses.
+    # These are not faults. They change the losses as little as another mesh does, or not at all.
+    "gradients rounded otherwise": (step_module, "local_gradients", rounded_otherwise),
     "embedding and head too large for the root": (fsdp, "LARGE", 1),
     "each gradient larger than a bucket": (buckets, "BUCKET_BYTES", 1),
 }
@@ -190,6 +205,23 @@ def completed(case: dict[str, Any], world_size: int) -> TrainingConfig:
     return replace(config, train=replace(config.train, compile=asked.compile))
 
 
+@contextmanager
+def compiled_afresh(config: TrainingConfig) -> Iterator[None]:
+    """Each case compiles its own layers, and fails if they ran without being compiled.
+
+    A process keeps 8 compiled variants of a function. Dynamo runs further ones as they are, and
+    only the log says so.
+    """
+    if not config.train.compile:
+        yield
+        return
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    assert counters["stats"]["unique_graphs"], "no layer was compiled"
+    assert not [why for why in counters["unimplemented"] if "recompile limit" in why]
+
+
 def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     config = completed(case, env.world_size)
     reporter = Reporter(env)
@@ -209,7 +241,8 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
         mock.patch.object(Checkpoints, "save_or_raise") if case.get("unsaved") else nullcontext(),
     ):
         try:
-            code, refused = train_on(ranks, config, runtime), ""
+            with compiled_afresh(config):
+                code, refused = train_on(ranks, config, runtime), ""
         except TrainingError as exc:
             code, refused = exc.exit_code, str(exc)
     assert bool(refused) == case.get("refused", False), refused

@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.launch.tiny_runs import work
+from tests.trainer.launch.training_worker import run_alone
 from tests.trainer.parallel.parity_cells import (
     ALL_MASKED,
     GRAD_NORM,
     GRAD_NORM_BF16,
     LOSS,
     LOSS_BF16,
+    MASKED,
     Cell,
     Difference,
     batch_of,
@@ -71,6 +73,22 @@ def test_a_broken_axis_fails_the_parity_check(tmp_path: Path) -> None:
     assert all(value.within(LOSS, GRAD_NORM) for value in intact.values()), intact
     found = {name: difference(tmp_path / name, expected) for name in BROKEN}
     assert not any(value.within(LOSS, GRAD_NORM) for value in found.values()), found
+
+
+def test_rounding_alone_explains_the_differences_with_document_masks(tmp_path: Path) -> None:
+    """Adam divides each gradient by its own size plus `eps`, so it also takes a step of full length
+    where a gradient is only a rounding error. The sentence beside the table says so."""
+    found = {}
+    for eps in (1e-8, 1e-3):
+        changes = {"global_batch_size": 4, "steps": 3, "optimizer": {"lr": 1e-2, "eps": eps}}
+        one, other = (
+            parity_config(tmp_path / f"{name} {eps}", f"qwen3{MASKED}", {}, changes)
+            for name in ("one", "other")
+        )
+        run_alone([unsaved(one), {**unsaved(other), "broken": "gradients rounded otherwise"}])
+        found[eps] = difference(tmp_path / f"other {eps}", tmp_path / f"one {eps}")
+    assert 1e-6 < found[1e-8].loss < 3e-5, found
+    assert found[1e-3].loss < 2e-7, found
 
 
 def test_nan_is_out_of_bounds() -> None:
