@@ -114,9 +114,6 @@ def test_full_recomputation_of_compiled_layers_under_tp_repeats_the_last_product
     def recompute(one: Setup) -> float:
         return step_time(one, H100).parts["recompute"]
 
-    def scattered(one: Setup) -> float:
-        return traffic_of(one, H100)["tp", "reduce-scatter"]
-
     shape = ours.shape
     product = 2 * 8192 * shape.hidden_size * shape.intermediate_size / 8 * shape.num_layers
     assert recompute(ours) - recompute(theirs) > product / H100.profile.flops["bfloat16"]
