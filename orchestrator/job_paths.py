@@ -83,3 +83,14 @@ def has_run(run_root: Path, name: str) -> bool:
 def jobs(run_root: Path) -> list[RunDir]:
     """All jobs in the run root, sorted by name."""
     return [RunDir(path.parent.absolute()) for path in sorted(run_root.glob("*/journal.jsonl"))]
+
+
+def folders(run_root: Path) -> list[Path]:
+    """What may be a run directory, sorted by name. None is looked into, because the storage of one
+    may hang."""
+    try:
+        with os.scandir(run_root) as found:
+            names = sorted(one.name for one in found if not one.is_file(follow_symlinks=False))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+    return [run_root.absolute() / name for name in names]

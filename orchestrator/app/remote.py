@@ -117,6 +117,14 @@ def every(
     run_root: Path, place: Place | None, environ: Mapping[str, str], clock: Clock
 ) -> list[Found]:
     """All jobs in the run root and all known jobs in clusters; with `place`, the jobs there."""
+    here = [] if place is not None else [Found(run_dir) for run_dir in jobs(run_root)]
+    return here + copies(run_root, place, environ, clock)
+
+
+def copies(
+    run_root: Path, place: Place | None, environ: Mapping[str, str], clock: Clock
+) -> list[Found]:
+    """All known jobs in clusters; with `place`, those there."""
     from orchestrator.backends.kubernetes.mirror.mirror_paths import known_mirrors
 
     if place is not None:
@@ -124,13 +132,12 @@ def every(
 
         found = mirrors_at(run_root, place.context, place.namespace, environ, clock)
         return [_of(one) for one in found]
-    here = [Found(run_dir) for run_dir in jobs(run_root)]
     known = known_mirrors(run_root)
     if not known:
-        return here
+        return []
     from orchestrator.backends.kubernetes.mirror.find_mirrors import open_mirror
 
-    return here + [_of(open_mirror(path, environ, clock)) for path in known]
+    return [_of(open_mirror(path, environ, clock)) for path in known]
 
 
 def matching(

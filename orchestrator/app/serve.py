@@ -6,6 +6,8 @@ import secrets
 import signal
 import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -14,19 +16,19 @@ from msgspec.structs import replace
 from orchestrator import host_strikes
 from orchestrator.app import remote
 from orchestrator.app.commands import commands_for
-from orchestrator.app.fleet.known_jobs import KnownJob, Scope, known_jobs
+from orchestrator.app.fleet.known_jobs import HANGS, KnownJob, Scope, known_jobs
 from orchestrator.app.fleet.summaries import Reader
 from orchestrator.app.launch_statuses import launch_statuses
 from orchestrator.app.remote import Found
 from orchestrator.contract.files import env
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.fleet.row import OLD_S, JobRow
 from orchestrator.dashboard.reading.job_reader import ReadJob
 from orchestrator.dashboard.scheduler_status import POLL_INTERVAL_S, is_quiet
 from orchestrator.errors import BackendError, JobError, NdctlError
 from orchestrator.job.stage import ENDED
 from orchestrator.journal.journal import has_writer
+from orchestrator.posix.crew import Crew
 from orchestrator.seams import Clock, LaunchStatus
 from orchestrator.web.access import Access, is_loopback
 from orchestrator.web.fleet import Fleet, Others, Place, Strikes
@@ -52,6 +54,8 @@ LIST_S = 5.0
 """Seconds after which a new job is found."""
 OTHERS_S = 60.0
 """Seconds after which jobs that ended long ago, or are out of reach, are looked at again."""
+LIST_WAIT_S = 30.0
+"""Limit for each part of listing. What comes later counts at the next listing."""
 LIST_SHARE = 4.0
 """If listing is slow, as on a busy file system, the pause is so many times as long."""
 
@@ -182,8 +186,15 @@ class ServedJobs:
         """
         self.run_roots, self.environ, self.clock = run_roots, environ, clock
         self.reader = Reader(environ, clock)
+        self.listing = Crew(slow_s=LIST_WAIT_S)
+        self.crews: dict[Scope, Crew] = {}
+        """Of each way to list jobs."""
+        self.crew = Crew()
+        self.ways: dict[Scope, Sequence[KnownJob]] = {}
+        self.problems: dict[Scope, str] = {}
+        """What was found in each way, and why that may be incomplete."""
+        self.is_idle: dict[Path, bool] = {}
         self.known: dict[Path, KnownJob] = {}
-        self.commands: dict[Path, Commands] = {}
         self.problem = ""
         self.listed = self.refreshed = self.asked = float("-inf")
         self.told: dict[Path, LaunchStatus] = {}
@@ -204,7 +215,11 @@ class ServedJobs:
             remote.refresh_all(list(found.values()))
             self.refreshed = now
         return [
-            Place(run_dir=one.run_dir, commands=self._commands(path, one), idle=path in self.idle)
+            Place(
+                run_dir=one.run_dir,
+                commands=partial(commands_for, one, self.environ),
+                idle=path in self.idle,
+            )
             for path, one in found.items()
         ]
 
@@ -213,35 +228,48 @@ class ServedJobs:
         return {path: job.found for path, job in self.known.items() if job.found is not None}
 
     def _list(self) -> None:
-        problems, listed = list[str](), dict[Path, KnownJob]()
-        alone = {name: text for name, text in self.environ.items() if name != env.INDEX}
-        ways = [(Scope(), self.environ)]
-        ways += [(Scope(run_root=str(root)), self.environ) for root in self.run_roots]
-        for scope, environ in ways:
-            try:
-                jobs = known_jobs(scope, environ, self.clock)
-            except NdctlError as exc:  # the site's index is out of reach: the rest is shown
-                problems.append(exc.message)
-                jobs = known_jobs(scope, alone, self.clock)
-            listed |= {job.path: job for job in jobs}
-        self.problem = "; ".join(problems)
-        # A copy keeps what it knows of its cluster, so the first one found stays.
+        """Storage that hangs is not waited for: its jobs stay as they were."""
+        ways = [Scope(), *(Scope(run_root=str(root)) for root in self.run_roots)]
+        for scope in ways:
+            self.listing.give(scope, partial(self._list_way, scope))
+        self.listing.wait(LIST_WAIT_S)
+        hang = [scope.run_root or "the registry" for scope in ways if self.listing.busy_s(scope)]
+        problems = [self.problems.get(scope, "") for scope in ways]
+        problems += [f"the file system of {root} does not respond" for root in hang]
+        self.problem = "; ".join(filter(None, problems))
+        listed = {job.path: job for scope in ways for job in self.ways.get(scope, ())}
         self.known = {path: self._kept(path, job) for path, job in listed.items()}
-        self.idle = {path for path, one in self.found.items() if self._is_idle(one.run_dir)}
+        for path, one in self.found.items():
+            self.crew.give(path, partial(self._look_whether_idle, path, one.run_dir))
+        self.crew.wait(LIST_WAIT_S)
+        self.idle = {path for path in self.known if self.is_idle.get(path, False)}
+
+    def _list_way(self, scope: Scope) -> None:
+        crew, problem = self.crews.setdefault(scope, Crew()), ""
+        try:
+            found = known_jobs(scope, self.environ, self.clock, crew)
+        except NdctlError as exc:  # the site's index is out of reach: the rest is shown
+            problem = exc.message
+            alone = {name: text for name, text in self.environ.items() if name != env.INDEX}
+            found = known_jobs(scope, alone, self.clock, crew)
+        self.ways[scope], self.problems[scope] = found, problem
 
     def _kept(self, path: Path, job: KnownJob) -> KnownJob:
         former = self.known.get(path)
-        if former is None or former.found is None or job.found is None:
+        if former is None or former.found is None:
             return job
-        return replace(job, found=former.found)
+        if job.problem == HANGS:  # it is shown as it was for a while: see `Fleet`
+            return former
+        # A copy keeps what it knows of its cluster, so the first one found stays.
+        return job if job.found is None else replace(job, found=former.found)
 
-    def _is_idle(self, run_dir: RunDir) -> bool:
+    def _look_whether_idle(self, path: Path, run_dir: RunDir) -> None:
         """Whether nothing was written for so long that `ndctl list` hides the job."""
-        try:
+        self.is_idle[path] = False
+        with suppress(OSError):
             changed = run_dir.journal.stat().st_mtime
-            return self.clock.now() - changed > OLD_S and not has_writer(run_dir.journal)
-        except OSError:
-            return False
+            old = self.clock.now() - changed > OLD_S
+            self.is_idle[path] = old and not has_writer(run_dir.journal)
 
     def others(self) -> Others:
         """The jobs that are not read here. `Reader` keeps the rows of those that have ended."""
@@ -251,11 +279,6 @@ class ServedJobs:
             self.other_rows, self.other_jobs = tuple(self.reader.rows(jobs)[0]), which
             self.others_until = now + OTHERS_S
         return Others(rows=self.other_rows, problem=self.problem)
-
-    def _commands(self, path: Path, found: Found) -> Commands:
-        if path not in self.commands:
-            self.commands[path] = commands_for(found, self.environ)
-        return self.commands[path]
 
     def statuses(self, jobs: Sequence[ReadJob]) -> Mapping[Path, LaunchStatus]:
         """What schedulers say about jobs that have no leader, or whose leader is quiet."""

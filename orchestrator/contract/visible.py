@@ -34,6 +34,8 @@ def visible(text: str, *, keep: str = "\n") -> str:
         keep: which of newline and tab stay as they are. Other newlines are written out. Other tabs
             become spaces, because tabs only affect layout.
     """
+    if text.isascii() and text.isprintable():  # nearly all text, and views have thousands of names
+        return text
     text = _HIDDEN.sub(_written_out, _COLOUR.sub("", text).replace("\r\n", "\n"))
     return _BREAKS.sub(lambda found: found[0] if found[0] in keep else _break(found[0]), text)
 

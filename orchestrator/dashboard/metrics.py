@@ -5,6 +5,7 @@ last line and lines that cannot be parsed are ignored: metrics are only displaye
 depends on them.
 """
 
+import contextlib
 import itertools
 import math
 import os
@@ -179,18 +180,18 @@ class MetricTail:
         self.offset = 0
 
     def more(self) -> tuple[Metric, ...]:
-        try:
-            with self.path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size <= self.offset:
-                    return ()
-                file.seek(self.offset)
-                data = file.read()
-        except FileNotFoundError:
-            return ()
-        whole = data[: data.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        metrics = (parse_metric(line) for line in whole.splitlines())
-        return tuple(metric for metric in metrics if metric is not None)
+        return tuple(self.each())
+
+    def each(self) -> Iterator[Metric]:
+        """One line at a time, because a file of weeks has a million."""
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b"\n"):  # it is being written
+                    return
+                self.offset += len(line)
+                if (metric := parse_metric(line)) is not None:
+                    yield metric
 
 
 def fold_metrics(progress: Progress, metrics: Iterable[Metric]) -> Progress:

@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from email.message import EmailMessage
+from hashlib import sha256
 
 import aiohttp
 
@@ -112,7 +113,8 @@ def _mail(spec: EmailSpec, message: Message, environ: Mapping[str, str]) -> None
     mail["Subject"] = f"[ndctl] {message.title}"
     mail["From"] = spec.sender or f"ndctl@{host}"
     mail["To"] = ", ".join(spec.to)
-    mail["Message-ID"] = f"<{message.id.encode().hex()[:120]}@ndctl>"
+    # Mail servers drop a message whose id they know, so the whole id counts, however long it is.
+    mail["Message-ID"] = f"<{sha256(message.id.encode()).hexdigest()}@ndctl>"
     mail.set_content(f"{message.text}\n")
     context = ssl.create_default_context()
     try:

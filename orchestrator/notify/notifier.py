@@ -52,7 +52,7 @@ class Notifier:
         self.known: set[tuple[str, str]] = set()
         """Notices and receivers that are done with or under way."""
         self.last: dict[tuple[str, str], float] = {}
-        """Receiver and occasion -> when the last message was sent."""
+        """Receiver and occasion -> when the last message was sent, unless it was given up."""
         self.tasks: set[asyncio.Task[None]] = set()
         for event in sent:
             self.known.add((event.notice, event.receiver))
@@ -72,16 +72,20 @@ class Notifier:
     def _take(self, spec: NotifySpec, receiver: str, notice: Notice, run: Run) -> None:
         now, kind = self.now(), (receiver, notice.key.partition("-")[0])
         before = self.last.get(kind)
-        quiet = spec.quiet_for is not None and notice.on not in ALWAYS
-        if quiet and before is not None and now - before < (spec.quiet_for or 0.0):
+        quiet_s = 0.0 if spec.quiet_for is None or notice.on in ALWAYS else spec.quiet_for
+        # A clock that was set back must not silence a receiver for longer.
+        if before is not None and 0 <= now - before < quiet_s:
             self._done(receiver, notice, tries=0, why="quiet_for")
             return
         self.last[kind] = now
-        task = asyncio.create_task(self._send(spec, receiver, notice, run))
+        task = asyncio.create_task(self._send(spec, receiver, notice, run, before))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _send(self, spec: NotifySpec, receiver: str, notice: Notice, run: Run) -> None:
+    async def _send(
+        self, spec: NotifySpec, receiver: str, notice: Notice, run: Run, before: float | None
+    ) -> None:
+        """`before`: when the last message of this kind was sent; None: there was none."""
         path = self.run_dir.path
         commands = Commands(
             job=path.name, spec=str(self.run_dir.spec), root=("--run-root", str(path.parent))
@@ -97,6 +101,11 @@ class Notifier:
                 log.warning("failed to notify receiver %s of %s: %s", receiver, notice.key, why)
                 late = asyncio.get_running_loop().time() - began > GIVE_UP_S
                 if exc.final or late:
+                    # `quiet_for` counts from what the receiver got.
+                    kind = (receiver, notice.key.partition("-")[0])
+                    self.last.pop(kind, None)
+                    if before is not None:
+                        self.last[kind] = before
                     self._done(receiver, notice, tries=tries, why=why)
                     return
                 await asyncio.sleep(self.delays_s[min(tries, len(self.delays_s)) - 1])

@@ -48,3 +48,32 @@ class Limit:
     async def within(self, work: Callable[[*Args], T], *args: *Args) -> T:
         """Raises TimeoutError."""
         return await within(self.left_s, work, *args)
+
+
+class Lane:
+    """Runs one call at a time. A call that hangs keeps the lane, and further callers give up."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_free(self) -> bool:
+        return not self._lock.locked()
+
+    async def run(self, seconds: float, work: Callable[[*Args], T], *args: *Args) -> T:
+        """The result of `work`, or what it raises; TimeoutError after `seconds`."""
+        limit = Limit(seconds)
+        await asyncio.wait_for(self._lock.acquire(), limit.left_s)
+        task = asyncio.create_task(within(None, work, *args))
+        task.add_done_callback(self._ended)
+        return await asyncio.wait_for(asyncio.shield(task), limit.left_s)
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        self._lock.release()
+        look_at_error(task)
+
+
+def look_at_error(task: asyncio.Task[T]) -> None:
+    """The caller may have given up, and asyncio complains of errors that were not looked at."""
+    if not task.cancelled():
+        task.exception()

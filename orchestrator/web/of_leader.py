@@ -5,8 +5,7 @@ Pages and metrics cost the leader bounded time, however many clients there are: 
 and the limits below."""
 
 import logging
-import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -29,19 +28,15 @@ from orchestrator.web.live.streams import Streams
 from orchestrator.web.metrics.exposition import Exposition
 from orchestrator.web.pages.address import job_path
 from orchestrator.web.pages.render import Renderer
-from orchestrator.web.server import Listening, Looker, application, serving
+from orchestrator.web.server import Figures, Listening, Looker, application, serving
 
 log = logging.getLogger(__name__)
 
 MOST_STREAMS, MOST_CONNECTIONS = 16, 64
 """Pages that are open, and connections, at the same time. The leader needs its time and its files
 for its agents."""
-QUANTILES = (0.0, 0.5, 0.9, 0.99, 1.0)
 READ_S = 10.0
 """Limit for reading the token."""
-
-Figures = Callable[[], Mapping[str, Sequence[float]]]
-"""Figures of all ranks, as of `Monitor.rank_figures`."""
 
 
 class LeaderWeb(Struct, frozen=True, kw_only=True):
@@ -78,7 +73,7 @@ async def _prepared(
     path = leader.run_dir.path
     root = ("--run-root", str(path.parent))
     commands = Commands(job=path.name, spec=str(leader.run_dir.spec), root=root)
-    place = Place(run_dir=leader.run_dir, commands=commands)
+    place = Place(run_dir=leader.run_dir, commands=lambda: commands)
     fleet = Fleet(lambda: [place], clock, led=True)
     looker = Looker(fleet.look)
     hub = Hub(fleet, looker, Renderer())
@@ -90,16 +85,7 @@ async def _prepared(
         looker,
         Access(token=token, names=names),
         Exposition(),
-        lambda: {name: quantiles(values) for name, values in leader.figures().items()},
+        leader.figures,
         more=[pages],
     )
     return app, Listening(bind=spec.bind, port=spec.port, tls=tls, most=MOST_CONNECTIONS)
-
-
-def quantiles(values: Sequence[float]) -> Mapping[float, float]:
-    """Quantile -> value, by the nearest rank; empty without values."""
-    ordered = sorted(values)
-    if not ordered:
-        return {}
-    last = len(ordered) - 1
-    return {one: ordered[min(last, max(0, math.ceil(one * len(ordered)) - 1))] for one in QUANTILES}

@@ -2,20 +2,22 @@
 
 import asyncio
 import logging
+import math
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
 from msgspec import Struct
 
-from orchestrator.posix.run_with_timeout import within
+from orchestrator.contract.files.atomic_write import write_whole
+from orchestrator.errors import NdctlError
+from orchestrator.posix.run_with_timeout import Lane, look_at_error, within
 from orchestrator.web.access import Access, guarded, protect
 from orchestrator.web.fleet import FleetState
 from orchestrator.web.metrics.exposition import Exposition
-from orchestrator.web.metrics.families import Quantiles
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +25,10 @@ CLOSE_S = 1.0
 """Limit for open requests to end when the server closes."""
 LOOK_S = 9.0
 """Limit of a look at all jobs. Prometheus waits 10 s for a scrape, unless it is told otherwise."""
+OLD_S = 30.0
+FRESH_S, SCRAPE_S = 0.9, 2.0
+"""A scrape gets the state of the last look if that is younger than `FRESH_S`, and does not wait
+longer for a new one than `SCRAPE_S`."""
 TEXTFILE_S = 15.0
 """Interval at which the file for node_exporter is written: the usual interval of scrapes."""
 NO_CACHE = {"Cache-Control": "no-store"}
@@ -40,7 +46,8 @@ class Listening(Struct, frozen=True, kw_only=True):
 
 
 AddRoutes = Callable[[web.Application], None]
-Figures = Callable[[], Quantiles]
+Figures = Callable[[], Mapping[str, Sequence[float]]]
+"""Figures of all ranks, as of `Monitor.rank_figures`."""
 
 
 class Looker:
@@ -49,13 +56,52 @@ class Looker:
 
     def __init__(self, look: Callable[[], FleetState]) -> None:
         self.look = look
+        self.state: FleetState | None = None
+        """What the last look saw, even if nothing waited for its end."""
+        self.looked_at = self.took_s = 0.0
         self.looking: asyncio.Task[FleetState] | None = None
 
-    async def __call__(self) -> FleetState:
-        """Raises TimeoutError if storage does not respond."""
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last look; infinite before the first."""
+        if self.state is None:
+            return math.inf
+        return asyncio.get_running_loop().time() - self.looked_at
+
+    async def __call__(self, seconds: float, fresh_s: float = 0.0) -> FleetState:
+        """The state of the jobs.
+
+        Args:
+            seconds: limit. The look itself goes on.
+            fresh_s: a state that is not older will do.
+
+        Raises:
+            TimeoutError: storage does not respond.
+            OSError, NdctlError: the jobs cannot be listed.
+        """
+        if self.state is not None and self.age_s < fresh_s:
+            return self.state
         if self.looking is None or self.looking.done():
-            self.looking = asyncio.create_task(within(None, self.look))
-        return await asyncio.wait_for(asyncio.shield(self.looking), LOOK_S)
+            self.looking = asyncio.create_task(self._look())
+            self.looking.add_done_callback(look_at_error)
+        return await asyncio.wait_for(asyncio.shield(self.looking), seconds)
+
+    async def recent(self, seconds: float, fresh_s: float) -> FleetState:
+        """As a call; but after `seconds` a state will do that is not older than `OLD_S`."""
+        known, age_s = self.state, self.age_s
+        if known is None or age_s > OLD_S:
+            return await self(LOOK_S, fresh_s)
+        try:
+            return await self(seconds, fresh_s)
+        except TimeoutError:
+            return known
+
+    async def _look(self) -> FleetState:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        self.state = await within(None, self.look)
+        self.looked_at, self.took_s = loop.time(), loop.time() - began
+        return self.state
 
 
 def application(
@@ -67,19 +113,20 @@ def application(
 ) -> web.Application:
     """
     Args:
-        figures: quantiles of the ranks of the only job.
+        figures: of the ranks of the only job.
         more: functions that add further routes.
     """
     app = web.Application(middlewares=[guarded(access)], client_max_size=1 << 10)
     app.on_response_prepare.append(protect)
 
     async def metrics(request: web.Request) -> web.Response:
-        try:
-            state = await looker()
-        except TimeoutError:
-            return web.Response(status=503, text="the run root does not respond\n")
         accept = request.headers.get("Accept", "")
-        body, content_type = exposition.text(state, accept, figures())
+        try:
+            state = await looker.recent(SCRAPE_S, FRESH_S)
+            said = await exposition.lane.run(LOOK_S, exposition.text, state, accept, figures())
+        except (OSError, NdctlError) as exc:  # TimeoutError is an OSError
+            return web.Response(status=503, text=f"{exc or 'the storage does not respond'}\n")
+        body, content_type = said
         return web.Response(body=body, headers={"Content-Type": content_type, **NO_CACHE})
 
     app.router.add_get("/metrics", metrics)
@@ -136,10 +183,11 @@ def _limited(server: web.Server, most: int) -> Callable[[], asyncio.Protocol]:
 
 async def keep_textfile(looker: Looker, exposition: Exposition, path: Path) -> None:
     """Write the file for node_exporter again and again."""
+    writing = Lane()
     while True:
         try:
-            state = await looker()
-            await within(LOOK_S, exposition.write, state, path)
-        except OSError as exc:  # TimeoutError is one
+            text, _ = await exposition.lane.run(LOOK_S, exposition.text, await looker(LOOK_S), "")
+            await writing.run(LOOK_S, write_whole, path, text)
+        except (OSError, NdctlError) as exc:  # TimeoutError is an OSError
             log.warning("failed to write metrics to %s: %s", path, exc or "timed out")
         await asyncio.sleep(TEXTFILE_S)

@@ -318,6 +318,62 @@ def test_quiet_for_silences_all_but_the_end() -> None:
     assert told == {"incident-2": "quiet_for", "recovered-1": ""}
 
 
+def test_a_message_that_was_given_up_silences_no_later_one() -> None:
+    hook, journal = Hook(codes=[404]), Journal()
+    second = [*recovered(), CheckpointSaved(at=START + 60, attempt=2, step=40)]
+    second += [killed(START + 70, attempt=2), *stopped(START + 71, attempt=2)]
+
+    async def run() -> None:
+        async with hook.serving() as url:
+            spec = NotifySpec(webhook=url, on=("incident",), quiet_for=600.0)
+            one = notifier([spec], recovered(), journal)
+            async with notifying(one):
+                await until(lambda: len(journal.events) == 1)
+                one.run = lambda: run_after(second)
+                one.look()
+                await until(lambda: len(journal.events) == 2)
+
+    asyncio.run(run())
+    assert [(one.notice, one.delivered) for one in journal.events] == [
+        ("incident-1", False),
+        ("incident-2", True),
+    ]
+
+
+def test_a_clock_that_is_set_back_silences_no_message() -> None:
+    hook, journal = Hook(), Journal()
+    later = NoticeSent(
+        at=START + 1e6, notice="incident-0", receiver="1 webhook", delivered=True, tries=1
+    )
+
+    async def run() -> None:
+        async with hook.serving() as url:
+            spec = NotifySpec(webhook=url, quiet_for=600.0)
+            async with notifying(notifier([spec], restarting(), journal, sent=[later])):
+                await until(lambda: bool(journal.events))
+
+    asyncio.run(run())
+    assert journal.events[0].delivered
+
+
+def test_mails_of_a_job_with_a_long_name_are_not_taken_for_one() -> None:
+    """Mail servers drop a second message with the same id."""
+    ids = []
+    for key in ("incident-1", "recovered-1"):
+        server = MailServer()
+        said = replace(message(restarting()), id=f"{'n' * 63}/{key}/1.000")
+
+        async def run(server: MailServer = server, said: Message = said) -> None:
+            async with server.serving() as port:
+                spec = EmailSpec(to=("a@example.org",), server="127.0.0.1", port=port)
+                await deliver(NotifySpec(email=spec), said, {})
+
+        asyncio.run(run())
+        (text,) = server.mails
+        ids.append(email.message_from_string(text)["Message-ID"])
+    assert len(set(ids)) == 2
+
+
 def sent_by_mail(server: MailServer, **more: Any) -> None:
     async def run() -> None:
         async with server.serving() as port:

@@ -13,6 +13,8 @@ from orchestrator.journal.journal import to_line
 from orchestrator.web.fleet import Fleet, FleetState, Place
 from tests.dashboard.dashboard_story import START, StoryClock, journal, metric
 
+PATIENT_S = 60.0
+"""A busy machine reads everything within this time."""
 HOSTILE = 'a"b\\c\nd{e="f"} \x1b[31mred\u202egnp'
 
 
@@ -50,7 +52,9 @@ def renamed(events: Sequence[Event], name: str) -> list[Event]:
 
 
 def fleet_of(run_dirs: Sequence[RunDir], at: float = START + 100) -> Fleet:
-    return Fleet(lambda: [Place(run_dir=one) for one in run_dirs], StoryClock(at))
+    fleet = Fleet(lambda: [Place(run_dir=one) for one in run_dirs], StoryClock(at))
+    fleet.limit_s = PATIENT_S
+    return fleet
 
 
 def state_of(run_dirs: Sequence[RunDir], at: float = START + 100) -> FleetState:

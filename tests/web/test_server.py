@@ -19,8 +19,8 @@ from orchestrator.job_secret import client_context, draw, secret_from
 from orchestrator.web import server
 from orchestrator.web.access import Access, is_loopback
 from orchestrator.web.fleet import Fleet, FleetState, Place
-from orchestrator.web.metrics.exposition import Exposition
-from orchestrator.web.of_leader import MOST_STREAMS, LeaderWeb, quantiles, serving_job
+from orchestrator.web.metrics.exposition import Exposition, quantiles
+from orchestrator.web.of_leader import MOST_STREAMS, LeaderWeb, serving_job
 from orchestrator.web.server import Listening, Looker, application, keep_textfile, serving
 from tests.dashboard.dashboard_story import StoryClock, started
 from tests.web.served_jobs import written

@@ -2,8 +2,9 @@
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,14 +17,18 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.dashboard.fleet.summary import JobSummary
 from orchestrator.errors import JobError, NdctlError
-from orchestrator.job_paths import is_pattern, run_root_of
+from orchestrator.job_paths import folders, is_pattern, run_root_of
 from orchestrator.journal.journal import from_line
 from orchestrator.journal.run_dir_init import ARCHIVE
+from orchestrator.posix.crew import Crew
 from orchestrator.registry.entry import Entry
 from orchestrator.registry.store import Registered, own_entries, shared_entries
 from orchestrator.registry.submitted import user_name
 from orchestrator.seams import Clock
 
+HANGS = "its file system does not respond"
+LOOK_S = 60.0
+"""Limit for looking into all run directories. Those that hang are not waited for."""
 MOST_NAMES = 20
 """Names of existing jobs in an error."""
 
@@ -56,26 +61,20 @@ class KnownJob(Struct, frozen=True, kw_only=True):
     """The last report of its leader to the shared index."""
 
 
-def known_jobs(scope: Scope, environ: Mapping[str, str], clock: Clock) -> list[KnownJob]:
+def known_jobs(
+    scope: Scope, environ: Mapping[str, str], clock: Clock, crew: Crew | None = None
+) -> list[KnownJob]:
     """Each run directory once.
+
+    Args:
+        crew: looks into run directories, because the storage of one may hang. Who lists jobs again
+            and again passes the same one.
 
     Raises:
         JobError: the shared index cannot be read, or a pattern matches no job.
     """
-    jobs: dict[str, KnownJob] = {}
     root = run_root_of(scope.run_root, environ)
-    for found in remote.every(root, scope.place, environ, clock):
-        _add(jobs, KnownJob(path=found.run_dir.path, user=_owner(found.run_dir), found=found))
-    if scope.run_root is None and scope.place is None:
-        for one in _registered(scope, environ):
-            if one.entry.run_dir not in jobs or jobs[one.entry.run_dir].gone:
-                _add(jobs, _of(one, environ, clock))
-    if scope.archived:
-        roots = {str(root.absolute()), *(str(job.path.parent) for job in jobs.values())}
-        for run_dir in _archived(sorted(roots)):
-            found = Found(run_dir)
-            job = KnownJob(path=run_dir.path, user=_owner(run_dir), found=found, archived=True)
-            _add(jobs, job)
+    jobs = {str(job.path): job for job in _in_root(root, scope, environ, clock, crew or Crew())}
     mine = [job for job in jobs.values() if scope.user in (None, job.user)]
     if not scope.patterns:
         return mine
@@ -86,6 +85,68 @@ def known_jobs(scope: Scope, environ: Mapping[str, str], clock: Clock) -> list[K
             raise _no_match(pattern, root, jobs.values())
         meant |= {job.path for job in matching}
     return [job for job in mine if job.path in meant]
+
+
+def _in_root(
+    root: Path, scope: Scope, environ: Mapping[str, str], clock: Clock, crew: Crew
+) -> list[KnownJob]:
+    """All jobs of a scope without its patterns; if one is there twice, the last one counts."""
+    jobs = [] if scope.place is not None else _looked(crew, _here(root))
+    for found in remote.copies(root, scope.place, environ, clock):
+        jobs.append(KnownJob(path=found.run_dir.path, user=_owner(found.run_dir), found=found))
+    if scope.run_root is None and scope.place is None:
+        jobs += _elsewhere({str(job.path) for job in jobs}, scope, environ, clock, crew)
+    if scope.archived:
+        roots = {str(root.absolute()), *(str(job.path.parent) for job in jobs)}
+        for run_dir in _archived(sorted(roots)):
+            found = Found(run_dir)
+            user = _owner(run_dir)
+            jobs.append(KnownJob(path=run_dir.path, user=user, found=found, archived=True))
+    return jobs
+
+
+def _elsewhere(
+    known: set[str], scope: Scope, environ: Mapping[str, str], clock: Clock, crew: Crew
+) -> list[KnownJob]:
+    """The registered jobs that are not `known`."""
+    calls = [
+        (_with_problem(_of_entry(one), HANGS), partial(_of, one, environ, clock))
+        for one in _registered(scope, environ)
+        if one.entry.run_dir not in known
+    ]
+    jobs: dict[Path, KnownJob] = {}
+    for job in _looked(crew, calls):
+        if job.path not in jobs or jobs[job.path].gone:
+            jobs[job.path] = job
+    return list(jobs.values())
+
+
+Calls = Sequence[tuple[KnownJob, Callable[[], "KnownJob | None"]]]
+"""Calls that look for a job, each with the job that counts while the call hangs."""
+
+
+def _looked(crew: Crew, calls: Calls) -> list[KnownJob]:
+    found: dict[int, KnownJob | None] = {}
+
+    def look(number: int, call: Callable[[], KnownJob | None]) -> None:
+        found[number] = call()
+
+    for number, (job, call) in enumerate(calls):
+        crew.give((job.path, job.user), partial(look, number, call))
+    crew.wait(LOOK_S)
+    jobs = (found.get(number, job) for number, (job, _) in enumerate(calls))
+    return [job for job in jobs if job is not None]
+
+
+def _here(root: Path) -> Calls:
+    def look(path: Path) -> KnownJob | None:
+        run_dir = RunDir(path)
+        if not run_dir.journal.exists():
+            return None
+        return KnownJob(path=path, user=_owner(run_dir), found=Found(run_dir))
+
+    paths = folders(root)
+    return [(KnownJob(path=one, user="", problem=HANGS), partial(look, one)) for one in paths]
 
 
 def _matching(pattern: str, jobs: Iterable[KnownJob]) -> list[KnownJob]:
@@ -115,10 +176,6 @@ def _no_match(pattern: str, root: Path, jobs: Iterable[KnownJob]) -> JobError:
         f"no job matches {pattern!r} in {root.absolute()}; jobs: {there}{more}",
         fix="check the pattern, and --run-root or NDCTL_RUN_ROOT",
     )
-
-
-def _add(jobs: dict[str, KnownJob], job: KnownJob) -> None:
-    jobs[str(job.path)] = job
 
 
 def _registered(scope: Scope, environ: Mapping[str, str]) -> Iterator[Registered]:
@@ -154,8 +211,8 @@ def _report(one: Registered) -> JobSummary | None:
 
 def _of(one: Registered, environ: Mapping[str, str], clock: Clock) -> KnownJob:
     """The job of an entry, without trust: another user may have written it."""
-    path, entry, user = Path(one.entry.run_dir), one.entry, user_name(one.owner)
-    known = KnownJob(path=path, user=user, entry=entry, report=_report(one))
+    known = _of_entry(one)
+    path, entry, user = known.path, known.entry, known.user
     try:
         seen = (path / "journal.jsonl").stat()
     except PermissionError:
@@ -171,6 +228,15 @@ def _of(one: Registered, environ: Mapping[str, str], clock: Clock) -> KnownJob:
         return KnownJob(path=path, user=user, entry=entry, found=remote.at(path, environ, clock))
     except NdctlError as exc:
         return _with_problem(known, exc.message)
+
+
+def _of_entry(one: Registered) -> KnownJob:
+    return KnownJob(
+        path=Path(one.entry.run_dir),
+        user=user_name(one.owner),
+        entry=one.entry,
+        report=_report(one),
+    )
 
 
 def _with_problem(job: KnownJob, problem: str, *, gone: bool = False) -> KnownJob:

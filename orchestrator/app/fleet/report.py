@@ -46,7 +46,7 @@ def make_report(
     if read is None:
         raise JobError(f"the submission of job {name} did not finish", fix="submit it again")
     (snapshot,) = with_scheduler([(found, read.snapshot)], environ, clock)
-    spent = read.account.spent(read.pauses, counted_until(snapshot))
+    spent = read.counted.until(counted_until(snapshot))
     told = Told(
         snapshot=snapshot,
         view=replace(snapshot.view, time=spent, saved_steps=read.saved_steps),

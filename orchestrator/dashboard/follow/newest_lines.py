@@ -88,4 +88,8 @@ class EventTail:
 
     def __call__(self) -> NewestLines:
         """Raises OSError, and JobError if the journal is damaged."""
-        return self.kept.add(event_lines(self.tail.more(), None))
+        before = self.tail.lines
+        # Only the newest entries become text: a journal of weeks needs gigabytes of memory.
+        entries = deque(self.tail.each(), maxlen=MOST_LINES)
+        self.kept.seen += self.tail.lines - before - len(entries)
+        return self.kept.add(event_lines(entries, None))

@@ -39,8 +39,9 @@ class Feed:
         self._read: Callable[[], Content] | None = None
         self._known = Reading()
         self._began: float | None = None
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._unwanted = threading.Event()
+        self._lock = threading.Lock()
+        self._runs = False
 
     @property
     def reading(self) -> Reading:
@@ -48,42 +49,39 @@ class Feed:
         busy_s = 0.0 if began is None else max(0.0, self._clock.monotonic() - began)
         return Reading(content=self._known.content, problem=self._known.problem, busy_s=busy_s)
 
-    @property
-    def is_running(self) -> bool:
-        return self._thread is not None and not self._over.is_set()
-
     def start(self) -> None:
-        if self.is_running:
-            return
-        self._over, former = threading.Event(), self._thread
-        self._thread = threading.Thread(
-            target=self._run, args=(self._over, former), name="ndctl-screen", daemon=True
-        )
-        self._thread.start()
+        with self._lock:
+            self._unwanted.clear()
+            if self._runs:  # also if its read hangs since before `stop`
+                return
+            self._runs = True
+        threading.Thread(target=self._run, name="ndctl-screen", daemon=True).start()
 
     def stop(self) -> None:
-        self._over.set()
+        self._unwanted.set()
 
-    def _run(self, over: threading.Event, former: threading.Thread | None) -> None:
-        if former is not None:
-            former.join()  # it may still read
-        while not over.is_set():
+    def _run(self) -> None:
+        while True:
             self._began = self._clock.monotonic()
             self._known = self._once()
             took_s = self._clock.monotonic() - self._began
             self._began = None
             self._fresh()
-            if self._interval_s is None:
-                return
-            over.wait(max(self._interval_s, took_s * LEAST_PAUSE))
+            if self._interval_s is not None:
+                self._unwanted.wait(max(self._interval_s, took_s * LEAST_PAUSE))
+            with self._lock:
+                if self._interval_s is None or self._unwanted.is_set():
+                    self._runs = False
+                    return
 
     def _once(self) -> Reading:
         try:
             if self._read is None:
                 self._read = self._open()
             return Reading(content=self._read())
-        except (OSError, NdctlError) as exc:
-            problem = exc.message if isinstance(exc, NdctlError) else str(exc)
+        except Exception as exc:  # noqa: BLE001 - the thread's outermost loop: the screen says why
+            known = exc.message if isinstance(exc, NdctlError) else str(exc)
+            problem = known or type(exc).__name__
             return Reading(content=self._known.content, problem=problem)
 
 

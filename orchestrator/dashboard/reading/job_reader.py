@@ -1,6 +1,6 @@
 """Reads one job again and again, each time only what was added to its journal and metrics."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
@@ -10,11 +10,11 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import CheckpointSaved
 from orchestrator.dashboard.cluster_report import apply_report
 from orchestrator.dashboard.command_hints import Commands
-from orchestrator.dashboard.metrics import NO_PROGRESS, MetricTail, fold_metrics
+from orchestrator.dashboard.metrics import NO_PROGRESS, Metric, MetricTail, fold_metrics
 from orchestrator.dashboard.replay import read_snapshot_state
 from orchestrator.dashboard.snapshot import Snapshot
-from orchestrator.dashboard.time_spent.account import KINDS, TimeAccount, TimeSpent
-from orchestrator.dashboard.time_spent.pauses import Pause, PauseTail
+from orchestrator.dashboard.time_spent.account import KINDS, Counted, TimeAccount, TimeSpent
+from orchestrator.dashboard.time_spent.pauses import Pause, pause_of
 from orchestrator.dashboard.time_spent.read import counted_until
 from orchestrator.dashboard.view import fold_seen
 from orchestrator.job.reports.job_report import read_report
@@ -32,8 +32,9 @@ class ReadJob(Struct, frozen=True, kw_only=True):
     """A job at one time."""
 
     snapshot: Snapshot
-    pauses: tuple[Pause, ...]
-    account: TimeAccount
+    counted: Counted
+    last_pause_s: float | None
+    """Seconds for which the last save paused training; None: none did yet."""
     owner: str
     """User that owns the run directory."""
     lines: int
@@ -43,7 +44,7 @@ class ReadJob(Struct, frozen=True, kw_only=True):
 
     @property
     def time(self) -> TimeSpent:
-        return self.account.spent(self.pauses, counted_until(self.snapshot))
+        return self.counted.until(counted_until(self.snapshot))
 
     @property
     def path(self) -> Path:
@@ -61,20 +62,23 @@ class JobReader:
             led: this process is the leader, so it need not look for one.
         """
         self.run_dir, self.commands, self.led = run_dir, commands, led
+        # First: a journal that takes the place of this one meanwhile is another file.
+        self.inode = run_dir.journal.stat().st_ino
         self.seen, self.tail = read_snapshot_state(run_dir)
         self.metrics, self.progress = MetricTail(run_dir.metrics), NO_PROGRESS
         self.account, self.accounted = TimeAccount(), 0
         self.saved: list[int] = []
         self._account_for(journal.entries_of(run_dir.journal, *KINDS, CheckpointSaved))
-        self.pause_tail, self.pauses = PauseTail(run_dir.metrics), list[Pause]()
+        self.pauses: list[Pause] = []
         self.owner = _owner(run_dir.path)
-        self.inode = run_dir.journal.stat().st_ino
         self.ended: tuple[Stamp, ReadJob] | None = None
         """The job, once it has ended and its leader has exited, and its files at that time."""
 
     def is_current(self) -> bool:
-        """Whether the journal is still the same file. Raises OSError."""
-        return self.run_dir.journal.stat().st_ino == self.inode
+        """Whether the journal is still the file whose lines were read. Raises OSError."""
+        seen = self.run_dir.journal.stat()
+        # A new file may get the number of a removed one.
+        return seen.st_ino == self.inode and seen.st_size >= self.tail.offset
 
     def look(self, now: float) -> ReadJob | None:
         """The job now; None if its submission has not finished.
@@ -94,9 +98,7 @@ class JobReader:
         if entries := self.tail.more():
             self.seen = fold_seen(self.seen, entries)
             self._account_for(entries)
-        if added := self.metrics.more():
-            self.progress = fold_metrics(self.progress, added)
-        self.pauses += self.pause_tail.more()
+        self.progress = fold_metrics(self.progress, self._more_metrics())
         if self.seen.run.job is None:
             return None
         seen, progress = apply_report(self.seen, self.progress, read_report(self.run_dir))
@@ -110,8 +112,8 @@ class JobReader:
         )
         job = ReadJob(
             snapshot=snapshot,
-            pauses=tuple(self.pauses),
-            account=self.account,
+            counted=self.account.counted(self.pauses),
+            last_pause_s=self.pauses[-1].seconds if self.pauses else None,
             owner=self.owner,
             lines=self.tail.lines,
             saved_steps=tuple(self.saved),
@@ -119,6 +121,12 @@ class JobReader:
         if seen.run.state in ENDED and not alive and not self.led:
             self.ended = (stamp, job)
         return job
+
+    def _more_metrics(self) -> Iterator[Metric]:
+        for metric in self.metrics.each():
+            if (pause := pause_of(metric)) is not None:
+                self.pauses.append(pause)
+            yield metric
 
     def _account_for(self, entries: Iterable[journal.Entry]) -> None:
         """Entries may come twice, because the account reads the journal from its start."""

@@ -1,10 +1,13 @@
 """What an incident cost, and what the same failure took elsewhere where that was measured."""
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 from msgspec import Struct
 
 from orchestrator.job.incident import PREFLIGHT, Incident
+
+Until = Literal["until training went on", "until the job ended", "so far"]
 
 
 class Price(Struct, frozen=True, kw_only=True):
@@ -21,8 +24,12 @@ class Cost(Struct, frozen=True, kw_only=True):
     repeated_s: float
     """Seconds that these steps had taken; 0 if their duration is unknown."""
     gpus: int
-    is_over: bool
-    """The job trains again, or has ended."""
+    until: Until
+
+    @property
+    def is_over(self) -> bool:
+        """The job trains again, or has ended."""
+        return self.until != "so far"
 
     @property
     def seconds(self) -> float:
@@ -33,21 +40,59 @@ class Cost(Struct, frozen=True, kw_only=True):
         return self.seconds * self.gpus / 3600
 
 
-def cost_of(incident: Incident, until: float, step_s: float | None, gpus: int) -> Cost:
+def cost_of(
+    incident: Incident, until: float, step_s: float | None, gpus: int, *, ended: bool
+) -> Cost:
     """
     Args:
         until: Unix time of the end of the job, or now.
         step_s: seconds of a usual step; None: unknown.
+        ended: the job has ended.
     """
     recovered = incident.recovered_after_s
     down_s = max(0.0, until - incident.at) if recovered is None else recovered
     steps = incident.lost_steps
+    unrecovered: Until = "until the job ended" if ended else "so far"
     return Cost(
         down_s=0.0 if incident.kind == PREFLIGHT else down_s,
         steps=steps,
         repeated_s=(steps or 0) * (step_s or 0.0) if recovered is not None else 0.0,
         gpus=gpus,
-        is_over=recovered is not None,
+        until="until training went on" if recovered is not None else unrecovered,
+    )
+
+
+def total_of(costs: Sequence[tuple[float, Cost]]) -> Cost:
+    """Of all incidents, each with its Unix time; at least one.
+
+    The next incident may happen before the job trains again. Then the time until it trains, and the
+    steps that are repeated, count once.
+    """
+    outages = list[tuple[float, Cost]]()
+    for at, cost in sorted(costs, key=lambda one: one[0]):
+        began, before = outages[-1] if outages else (at, cost)
+        if outages and at < began + before.down_s:
+            outages[-1] = (began, _together(at - began, before, cost))
+        else:
+            outages.append((at, cost))
+    parts = [cost for _, cost in outages]
+    return Cost(
+        down_s=sum(one.down_s for one in parts),
+        steps=sum(one.steps or 0 for one in parts),
+        repeated_s=sum(one.repeated_s for one in parts),
+        gpus=parts[0].gpus,
+        until=next((one.until for one in parts if not one.is_over), parts[-1].until),
+    )
+
+
+def _together(later_s: float, first: Cost, second: Cost) -> Cost:
+    """Of two incidents, the second one `later_s` after the first."""
+    return Cost(
+        down_s=max(first.down_s, later_s + second.down_s),
+        steps=max(first.steps or 0, second.steps or 0),
+        repeated_s=max(first.repeated_s, second.repeated_s),
+        gpus=first.gpus,
+        until=second.until if first.is_over else first.until,
     )
 
 

@@ -1,8 +1,10 @@
 """What a report says, before it becomes HTML or Markdown. Pure."""
 
 import statistics
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import tzinfo
+from itertools import accumulate
 
 from msgspec import Struct
 
@@ -34,7 +36,7 @@ from orchestrator.dashboard import format
 from orchestrator.dashboard.describe import incident_rows
 from orchestrator.dashboard.event_text import event_time
 from orchestrator.dashboard.follow.events import event_lines
-from orchestrator.dashboard.report.costs import Cost, Price, cost_of
+from orchestrator.dashboard.report.costs import Cost, Price, cost_of, total_of
 from orchestrator.dashboard.screen.incidents import sentence, who_text
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.time_spent.account import TimeSpent
@@ -120,14 +122,8 @@ class Report(Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> Cost:
-        """Of all incidents that are told."""
-        return Cost(
-            down_s=sum(one.cost.down_s for one in self.stories),
-            steps=sum(one.cost.steps or 0 for one in self.stories),
-            repeated_s=sum(one.cost.repeated_s for one in self.stories),
-            gpus=self.stories[0].cost.gpus if self.stories else 0,
-            is_over=all(one.cost.is_over for one in self.stories),
-        )
+        """Of all incidents that are told, at least one."""
+        return total_of([(one.incident.at, one.cost) for one in self.stories])
 
 
 class Told(Struct, frozen=True, kw_only=True):
@@ -149,19 +145,17 @@ class Told(Struct, frozen=True, kw_only=True):
 
 def report_of(told: Told, entries: Iterable[Entry]) -> Report:
     """`entries`: the whole journal, which is read once."""
-    windows = [(one, Timeline()) for one in told.incidents]
-    whole = Timeline()
+    timelines = {one.id: Timeline() for one in told.incidents}
+    windows, whole = _Windows(told), Timeline()
     for entry in entries:
-        at = event_time(entry.event)
-        for incident, timeline in windows:
-            if incident.at - BEFORE_S <= at <= _end(incident, told) + AFTER_S:
-                timeline.add(entry)
+        for incident in windows.around(event_time(entry.event)):
+            timelines[incident].add(entry)
         if isinstance(entry.event, MAIN) or any(isinstance(one, MAIN) for one in entry.actions):
             whole.add(entry)
     return Report(
         view=told.view,
         facts=list(_facts(told)),
-        stories=[_story(told, incident, timeline) for incident, timeline in windows],
+        stories=[_story(told, one, timelines[one.id]) for one in told.incidents],
         is_whole=told.only is None,
         timeline=whole.lines(told.zone),
         time=told.time,
@@ -169,6 +163,29 @@ def report_of(told: Told, entries: Iterable[Entry]) -> Report:
         made_at=told.view.now,
         zone=told.zone,
     )
+
+
+class _Windows:
+    """The times of which the timelines of incidents tell."""
+
+    def __init__(self, told: Told) -> None:
+        each = sorted(
+            (one.at - BEFORE_S, _end(one, told) + AFTER_S, one.id) for one in told.incidents
+        )
+        self.begins = [begin for begin, _, _ in each]
+        self.ends = [(end, number) for _, end, number in each]
+        self.latest = list(accumulate((end for end, _ in self.ends), max))
+        """The latest end so far."""
+
+    def around(self, at: float) -> Iterator[int]:
+        """Numbers of the incidents whose timelines have the time `at`. A journal may have a million
+        lines, and a job hundreds of incidents, so few are looked at."""
+        for place in range(bisect_right(self.begins, at) - 1, -1, -1):
+            if self.latest[place] < at:
+                return
+            end, number = self.ends[place]
+            if at <= end:
+                yield number
 
 
 def _end(incident: Incident, told: Told) -> float:
@@ -195,7 +212,13 @@ def _story(told: Told, incident: Incident, timeline: Timeline) -> IncidentStory:
             for line in row.splitlines()
         ][1:],
         timeline=timeline.lines(told.zone),
-        cost=cost_of(incident, _until(told), _usual_step_s(told.view), told.view.mesh.world_size),
+        cost=cost_of(
+            incident,
+            _until(told),
+            _usual_step_s(told.view),
+            told.view.mesh.world_size,
+            ended=told.view.state in ENDED,
+        ),
     )
 
 
@@ -233,7 +256,7 @@ def _facts(told: Told) -> Iterator[tuple[str, str]]:
 
 def cost_words(cost: Cost, price: Price | None) -> list[tuple[str, str]]:
     """Label and text of each part of a cost."""
-    rows = [("until training went on" if cost.is_over else "so far", format.duration(cost.down_s))]
+    rows: list[tuple[str, str]] = [(cost.until, format.duration(cost.down_s))]
     if cost.steps is not None:
         repeated = f", {format.duration(cost.repeated_s)}" if cost.repeated_s else ""
         rows.append(("work repeated", f"{format.count(cost.steps, 'step')}{repeated}"))

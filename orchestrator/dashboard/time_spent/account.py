@@ -7,8 +7,10 @@ time for which saves paused training is in `metrics.jsonl` (`pauses.py`).
 Each second has exactly one use, so the uses add up to the elapsed time.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, get_args
 
 from msgspec import Struct, field
@@ -59,6 +61,7 @@ KINDS: tuple[type[Event] | type[Action], ...] = (
     EndJob,
 )
 """The account needs only journal entries with one of these; the others may be left out."""
+Use = Cause | Literal["training", "none"]
 MOST_SLOW = 0.95
 """Largest share of a step that counts as caused by a straggler."""
 
@@ -79,6 +82,34 @@ class TimeSpent(Struct, frozen=True, kw_only=True):
     def ratio(self) -> float | None:
         """Effective time divided by elapsed time; None before any time has passed."""
         return self.effective_s / self.elapsed_s if self.elapsed_s > 0 else None
+
+
+class Counted(Struct, frozen=True, kw_only=True):
+    """A `TimeAccount` at one time. Unlike the account it does not change, so any thread may read
+    it."""
+
+    at: float
+    elapsed_s: float
+    lost_s: Mapping[Cause, float]
+    """Without pauses for checkpoints."""
+    paused_s: float
+    """Pauses for checkpoints."""
+    use: Use
+    """What the time since `at` is used for."""
+    slow_share: float
+    """Share of each step that a straggler costs all."""
+
+    def until(self, at: float | None = None) -> TimeSpent:
+        """The account up to the Unix time `at`; None: up to the last entry."""
+        lost = dict(self.lost_s)
+        more_s = max(0.0, (at or 0.0) - self.at) if self.use != "none" else 0.0
+        if self.use == "training":
+            lost["slow"] += more_s * self.slow_share
+        elif self.use != "none":
+            lost[self.use] += more_s
+        elapsed_s = self.elapsed_s + more_s
+        lost["checkpoint"] = min(self.paused_s, elapsed_s - sum(lost.values()))
+        return TimeSpent(elapsed_s=elapsed_s, lost_s=lost)
 
 
 @dataclass(slots=True)
@@ -106,7 +137,7 @@ class TimeAccount:
         self.lost: dict[Cause, float] = dict.fromkeys(CAUSES, 0.0)
         self.elapsed = 0.0
         self.at = 0.0
-        self.use: Cause | Literal["training", "none"] = "none"
+        self.use: Use = "none"
         """What the time since `at` is used for."""
         self.spans: list[_Span] = []
         self.cuts: list[_Cut] = []
@@ -125,30 +156,31 @@ class TimeAccount:
             for action in entry.actions:
                 self._action(action)
 
-    def spent(self, pauses: Iterable[Pause] = (), until: float | None = None) -> TimeSpent:
-        """The account up to the Unix time `until`; None: up to the last entry.
-
-        Args:
-            pauses: all saves so far that paused training.
-        """
-        lost = dict(self.lost)
-        more_s = max(0.0, (until or 0.0) - self.at) if self.use != "none" else 0.0
-        if self.use == "training":
-            lost["slow"] += more_s * self._slow_share()
-        elif self.use != "none":
-            lost[self.use] += more_s
-        paused = {True: 0.0, False: 0.0}
+    def counted(self, pauses: Iterable[Pause] = ()) -> Counted:
+        """The account so far. `pauses`: all saves so far that paused training."""
+        attempts = [cut.attempt for cut in self.cuts]
+        # From each cut on, the earliest step to which the job went back.
+        earliest = list(accumulate((cut.step for cut in reversed(self.cuts)), min))[::-1]
+        lost, paused, paused_in_lost = dict(self.lost), 0.0, 0.0
         for pause in pauses:
-            paused[self._is_lost(pause)] += pause.seconds
+            later = bisect_right(attempts, pause.attempt)
+            is_lost = later < len(earliest) and pause.step > earliest[later]
+            paused += pause.seconds
+            paused_in_lost += pause.seconds if is_lost else 0.0
         # The pauses of training that is lost count as pauses only.
-        lost["lost_work"] = max(0.0, lost["lost_work"] - paused[True])
-        lost["checkpoint"] = min(
-            paused[True] + paused[False], self.elapsed + more_s - sum(lost.values())
+        lost["lost_work"] = max(0.0, lost["lost_work"] - paused_in_lost)
+        return Counted(
+            at=self.at,
+            elapsed_s=self.elapsed,
+            lost_s=lost,
+            paused_s=paused,
+            use=self.use,
+            slow_share=self._slow_share(),
         )
-        return TimeSpent(elapsed_s=self.elapsed + more_s, lost_s=lost)
 
-    def _is_lost(self, pause: Pause) -> bool:
-        return any(cut.attempt > pause.attempt and pause.step > cut.step for cut in self.cuts)
+    def spent(self, pauses: Iterable[Pause] = (), until: float | None = None) -> TimeSpent:
+        """The account up to the Unix time `until`; None: up to the last entry."""
+        return self.counted(pauses).until(until)
 
     def _event(self, event: Event) -> None:
         match event:
@@ -240,7 +272,7 @@ class TimeAccount:
         if self.use == "training" and self.failed_at is None:
             self.failed_at = max(at, self.trains_since)
 
-    def _turn_to(self, use: Cause | Literal["training", "none"], at: float) -> None:
+    def _turn_to(self, use: Use, at: float) -> None:
         self._accrue(at)
         self._detected()
         self.use, self.slow = use, {}

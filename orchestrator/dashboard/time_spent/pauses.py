@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from orchestrator.dashboard.metrics import parse_metric
+from orchestrator.dashboard.metrics import Metric, parse_metric
 
 _KEY = b'"checkpoint_s":'
 _NONE = b'"checkpoint_s":0.0'
@@ -20,6 +20,12 @@ class Pause(Struct, frozen=True, kw_only=True):
     step: int
     """The last step before the save."""
     seconds: float
+
+
+def pause_of(metric: Metric) -> Pause | None:
+    if not metric.checkpoint_s:
+        return None
+    return Pause(attempt=metric.attempt, step=metric.step, seconds=metric.checkpoint_s)
 
 
 class PauseTail:
@@ -40,10 +46,8 @@ class PauseTail:
                     return
                 self.offset += len(line)
                 metric = parse_metric(line) if _may_pause(line) else None
-                if metric is not None and metric.checkpoint_s:
-                    yield Pause(
-                        attempt=metric.attempt, step=metric.step, seconds=metric.checkpoint_s
-                    )
+                if metric is not None and (pause := pause_of(metric)) is not None:
+                    yield pause
 
 
 def _may_pause(line: bytes) -> bool:

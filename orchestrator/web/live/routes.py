@@ -49,7 +49,7 @@ def page_routes(
     def add(app: web.Application) -> None:
         for path in PAGES:
             app.router.add_get(path, page)
-            app.router.add_get(f"/live{path}", live)
+            app.router.add_get(f"/live{path}", live, allow_head=False)
         app.router.add_get("/static/{name}", static_file)
         app.on_shutdown.append(close)
 

@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import get_args
 
-from msgspec import Struct, field
+from msgspec import Struct
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard.reading.job_reader import ReadJob
+from orchestrator.dashboard.time_spent.account import TimeSpent
 from orchestrator.dashboard.view import Health, View, last_step
 from orchestrator.job.stage import State
 
@@ -23,21 +24,33 @@ JOB_LABELS = ("job_name", "run_root")
 
 Values = Iterable[tuple[tuple[str, ...], float]]
 """Values of further labels, each with the value of the series."""
-
-
 Quantiles = Mapping[str, Mapping[float, float]]
+"""Name of a figure of ranks -> quantile -> value."""
 
 
 class Sample(Struct, frozen=True, kw_only=True):
     """What the values of a job's metrics are computed from."""
 
     job: ReadJob
+    labels: tuple[str, str]
+    """Values of `JOB_LABELS`."""
     view: View
-    quantiles: Quantiles = field(default_factory=dict)
-    """Name of a figure of ranks -> quantile -> value; empty without the leader."""
+    time: TimeSpent
+    quantiles: Quantiles
+    """Empty without the leader."""
+
+    @staticmethod
+    def of(job: ReadJob, quantiles: Quantiles) -> "Sample":
+        return Sample(
+            job=job,
+            labels=(_safe(job.path.name), _safe(str(job.path.parent))),
+            view=job.snapshot.view,
+            time=job.time,
+            quantiles=quantiles,
+        )
 
 
-class Family(Struct, frozen=True, kw_only=True):
+class Family(Struct, frozen=True):
     name: str
     """Without `_total`."""
     help: str
@@ -63,7 +76,7 @@ def _info(sample: Sample) -> Values:
 
 
 def _lost(sample: Sample) -> Values:
-    return [((cause,), seconds) for cause, seconds in sample.job.time.lost_s.items()]
+    return [((cause,), seconds) for cause, seconds in sample.time.lost_s.items()]
 
 
 def _incidents(sample: Sample) -> Values:
@@ -88,187 +101,176 @@ def _last(name: str) -> Callable[[Sample], Values]:
 
 FAMILIES: tuple[Family, ...] = (
     Family(
-        name="ndctl_job_info",
-        help="Always 1. Backend and owner of the job, and how its ranks split the work.",
-        labels=("backend", "user", "split"),
-        values=_info,
+        "ndctl_job_info",
+        "Always 1. Backend and owner of the job, and how its ranks split the work.",
+        _info,
+        ("backend", "user", "split"),
     ),
     Family(
-        name="ndctl_job_state",
-        help="1 for the state of the job, 0 for the other states.",
-        labels=("state",),
-        values=_states,
+        "ndctl_job_state",
+        "1 for the state of the job, 0 for the other states.",
+        _states,
+        ("state",),
     ),
     Family(
-        name="ndctl_job_state_since_timestamp_seconds",
-        help="Unix time at which the job entered its state.",
-        values=lambda sample: _one(sample.job.snapshot.standing.since),
+        "ndctl_job_state_since_timestamp_seconds",
+        "Unix time at which the job entered its state.",
+        lambda sample: _one(sample.job.snapshot.standing.since),
     ),
     Family(
-        name="ndctl_job_heard_timestamp_seconds",
-        help="Unix time of the last journal line or step.",
-        values=lambda sample: _one(sample.job.snapshot.heard_at),
+        "ndctl_job_heard_timestamp_seconds",
+        "Unix time of the last journal line or step.",
+        lambda sample: _one(sample.job.snapshot.heard_at),
     ),
     Family(
-        name="ndctl_attempt",
-        help="Number of the present attempt; 0 before the first.",
-        values=lambda sample: _one(sample.view.attempt),
+        "ndctl_attempt",
+        "Number of the present attempt; 0 before the first.",
+        lambda sample: _one(sample.view.attempt),
     ),
     Family(
-        name="ndctl_hosts",
-        help="Hosts of the present attempt, or of the plan before the first.",
-        values=lambda sample: _one(len(sample.view.hosts)),
+        "ndctl_hosts",
+        "Hosts of the present attempt, or of the plan before the first.",
+        lambda sample: _one(len(sample.view.hosts)),
+    ),
+    Family("ndctl_ranks", "Ranks by health, as in `ndctl dashboard`.", _ranks, ("health",)),
+    Family(
+        "ndctl_step",
+        "The last optimizer step that is done.",
+        lambda sample: _one(last_step(sample.job.snapshot.seen.run, sample.job.snapshot.progress)),
     ),
     Family(
-        name="ndctl_ranks",
-        help="Ranks by health, as in `ndctl dashboard`.",
-        labels=("health",),
-        values=_ranks,
+        "ndctl_steps",
+        "Optimizer steps of the whole job; absent if their number is unknown.",
+        lambda sample: _one(sample.view.steps or None),
     ),
     Family(
-        name="ndctl_step",
-        help="The last optimizer step that is done.",
-        values=lambda sample: _one(
-            last_step(sample.job.snapshot.seen.run, sample.job.snapshot.progress)
-        ),
+        "ndctl_step_seconds",
+        "Seconds per step at present, with checkpoints.",
+        lambda sample: _one(sample.view.step_s),
     ),
     Family(
-        name="ndctl_steps",
-        help="Optimizer steps of the whole job; absent if their number is unknown.",
-        values=lambda sample: _one(sample.view.steps or None),
+        "ndctl_eta_seconds",
+        "Expected seconds to the last step; absent unless the job trains.",
+        lambda sample: _one(sample.view.eta_s),
+    ),
+    Family("ndctl_loss", "Loss of the last step.", _last("loss")),
+    Family(
+        "ndctl_tokens_per_second",
+        "Tokens per second of the whole job in the last step.",
+        _last("tokens_per_second"),
     ),
     Family(
-        name="ndctl_step_seconds",
-        help="Seconds per step at present, with checkpoints.",
-        values=lambda sample: _one(sample.view.step_s),
+        "ndctl_mfu",
+        "Model FLOPS utilisation of the last step, 0 to 1; absent if the peak is unknown.",
+        _last("mfu"),
+    ),
+    Family("ndctl_peak_memory_bytes", "Peak memory of rank 0.", _last("peak_memory_bytes")),
+    Family(
+        "ndctl_gpu_utilization_ratio",
+        "GPU utilisation of rank 0, 0 to 1.",
+        _last("gpu_utilization"),
     ),
     Family(
-        name="ndctl_eta_seconds",
-        help="Expected seconds to the last step; absent unless the job trains.",
-        values=lambda sample: _one(sample.view.eta_s),
-    ),
-    Family(name="ndctl_loss", help="Loss of the last step.", values=_last("loss")),
-    Family(
-        name="ndctl_tokens_per_second",
-        help="Tokens per second of the whole job in the last step.",
-        values=_last("tokens_per_second"),
+        "ndctl_effective_time_ratio",
+        "Training that counts, divided by the time since submission, 0 to 1.",
+        lambda sample: _one(sample.time.ratio),
     ),
     Family(
-        name="ndctl_mfu",
-        help="Model FLOPS utilisation of the last step, 0 to 1; absent if the peak is unknown.",
-        values=_last("mfu"),
-    ),
-    Family(
-        name="ndctl_peak_memory_bytes",
-        help="Peak memory of rank 0.",
-        values=_last("peak_memory_bytes"),
-    ),
-    Family(
-        name="ndctl_gpu_utilization_ratio",
-        help="GPU utilisation of rank 0, 0 to 1.",
-        values=_last("gpu_utilization"),
-    ),
-    Family(
-        name="ndctl_effective_time_ratio",
-        help="Training that counts, divided by the time since submission, 0 to 1.",
-        values=lambda sample: _one(sample.job.time.ratio),
-    ),
-    Family(
-        name="ndctl_elapsed_seconds",
-        help="Time since submission, without the time between two launches.",
+        "ndctl_elapsed_seconds",
+        "Time since submission, without the time between two launches.",
+        lambda sample: _one(sample.time.elapsed_s),
         counts=True,
-        values=lambda sample: _one(sample.job.time.elapsed_s),
     ),
     Family(
-        name="ndctl_lost_seconds",
-        help="Time that is not training that counts, by cause.",
-        labels=("cause",),
+        "ndctl_lost_seconds",
+        "Time that is not training that counts, by cause.",
+        _lost,
+        ("cause",),
         counts=True,
-        values=_lost,
     ),
     Family(
-        name="ndctl_incidents",
-        help="Incidents by failure class and scope.",
-        labels=("class", "scope"),
+        "ndctl_incidents",
+        "Incidents by failure class and scope.",
+        _incidents,
+        ("class", "scope"),
         counts=True,
-        values=_incidents,
     ),
     Family(
-        name="ndctl_restarts",
-        help="Restarts of all ranks.",
+        "ndctl_restarts",
+        "Restarts of all ranks.",
+        lambda sample: _one(sample.view.restarts),
         counts=True,
-        values=lambda sample: _one(sample.view.restarts),
     ),
     Family(
-        name="ndctl_restarts_without_checkpoint",
-        help="Restarts since the newest checkpoint, which the budget limits.",
-        values=lambda sample: _one(sample.job.snapshot.seen.run.history.fruitless),
+        "ndctl_restarts_without_checkpoint",
+        "Restarts since the newest checkpoint, which the budget limits.",
+        lambda sample: _one(sample.job.snapshot.seen.run.history.fruitless),
     ),
     Family(
-        name="ndctl_restarts_allowed",
-        help="Most restarts without a new checkpoint: resilience.max_restarts.",
-        values=lambda sample: _one(_submitted(sample).max_restarts),
+        "ndctl_restarts_allowed",
+        "Most restarts without a new checkpoint: resilience.max_restarts.",
+        lambda sample: _one(_submitted(sample).max_restarts),
     ),
     Family(
-        name="ndctl_checkpoint_step",
-        help="Step of the newest complete checkpoint; 0 if there is none.",
-        values=lambda sample: _one(sample.view.checkpoint.step),
+        "ndctl_checkpoint_step",
+        "Step of the newest complete checkpoint; 0 if there is none.",
+        lambda sample: _one(sample.view.checkpoint.step),
     ),
     Family(
-        name="ndctl_checkpoint_timestamp_seconds",
-        help="Unix time at which the newest checkpoint was complete; absent if it is unknown.",
-        values=lambda sample: _one(sample.view.checkpoint.at),
+        "ndctl_checkpoint_timestamp_seconds",
+        "Unix time at which the newest checkpoint was complete; absent if it is unknown.",
+        lambda sample: _one(sample.view.checkpoint.at),
     ),
     Family(
-        name="ndctl_checkpoint_failed_saves",
-        help="Failed saves since the last one that succeeded.",
-        values=lambda sample: _one(
+        "ndctl_checkpoint_failed_saves",
+        "Failed saves since the last one that succeeded.",
+        lambda sample: _one(
             sample.view.checkpoint.failed.times if sample.view.checkpoint.failed else 0
         ),
     ),
     Family(
-        name="ndctl_checkpoint_pause_seconds",
-        help="Time for which the last save paused training; absent before the first.",
-        values=lambda sample: _one(sample.job.pauses[-1].seconds if sample.job.pauses else None),
+        "ndctl_checkpoint_pause_seconds",
+        "Time for which the last save paused training; absent before the first.",
+        lambda sample: _one(sample.job.last_pause_s),
     ),
     Family(
-        name="ndctl_stragglers",
-        help="Ranks that make their peers wait at present.",
-        values=lambda sample: _one(len(sample.view.stragglers)),
+        "ndctl_stragglers",
+        "Ranks that make their peers wait at present.",
+        lambda sample: _one(len(sample.view.stragglers)),
     ),
     Family(
-        name="ndctl_rank_heartbeat_age_seconds",
-        help="Seconds since ranks were last heard, by quantile. From the leader alone.",
-        labels=("quantile",),
-        values=_quantiles("heartbeat_age"),
+        "ndctl_rank_heartbeat_age_seconds",
+        "Seconds since ranks were last heard, by quantile. From the leader alone.",
+        _quantiles("heartbeat_age"),
+        ("quantile",),
     ),
     Family(
-        name="ndctl_rank_own_step_seconds",
-        help="A rank's own work per step, without waiting for others, by quantile."
+        "ndctl_rank_own_step_seconds",
+        "A rank's own work per step, without waiting for others, by quantile."
         " From the leader alone.",
-        labels=("quantile",),
-        values=_quantiles("own_step"),
+        _quantiles("own_step"),
+        ("quantile",),
     ),
     Family(
-        name="ndctl_host_memory_checkpoint_bytes",
-        help="Memory that checkpoints take on hosts, with copies for other hosts, by quantile."
+        "ndctl_host_memory_checkpoint_bytes",
+        "Memory that checkpoints take on hosts, with copies for other hosts, by quantile."
         " From the leader alone.",
-        labels=("quantile",),
-        values=_quantiles("memory_bytes"),
+        _quantiles("memory_bytes"),
+        ("quantile",),
     ),
     Family(
-        name="ndctl_host_memory_checkpoint_copies",
-        help="Complete copies of checkpoints of other hosts' ranks that hosts hold, by quantile."
+        "ndctl_host_memory_checkpoint_copies",
+        "Complete copies of checkpoints of other hosts' ranks that hosts hold, by quantile."
         " From the leader alone.",
-        labels=("quantile",),
-        values=_quantiles("memory_held"),
+        _quantiles("memory_held"),
+        ("quantile",),
     ),
     Family(
-        name="ndctl_host_memory_checkpoint_copy_age_seconds",
-        help="Seconds since partners last got a copy of hosts' checkpoints in memory, by quantile."
+        "ndctl_host_memory_checkpoint_copy_age_seconds",
+        "Seconds since partners last got a copy of hosts' checkpoints in memory, by quantile."
         " From the leader alone.",
-        labels=("quantile",),
-        values=_quantiles("memory_copy_age"),
+        _quantiles("memory_copy_age"),
+        ("quantile",),
     ),
 )
 
@@ -305,9 +307,8 @@ def families_of(
         kind = CounterMetricFamily if family.counts else GaugeMetricFamily
         made = kind(family.name, family.help, labels=labels)
         for sample in samples:
-            place = _labels(sample.job)
             for more, value in family.values(sample):
-                names = (*place, *map(_safe, more))
+                names = (*sample.labels, *map(_safe, more))
                 if family.counts:
                     used.add(key := (family.name, *names))
                     value = floor(key, value)
@@ -325,10 +326,6 @@ def families_of(
     for names, value in strikes:
         struck.add_metric(tuple(map(_safe, names)), value)
     yield struck
-
-
-def _labels(job: ReadJob) -> tuple[str, str]:
-    return _safe(job.path.name), _safe(str(job.path.parent))
 
 
 def _safe(text: str) -> str:

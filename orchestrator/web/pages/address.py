@@ -1,13 +1,12 @@
 """Addresses of pages. The name of a job is enough, unless several jobs have it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
 from msgspec import Struct
-
-from orchestrator.dashboard.fleet.row import JobRow
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 """Names of directories that were not submitted by ndctl may be anything."""
@@ -27,6 +26,7 @@ class Address(Struct, frozen=True, kw_only=True):
     """Also jobs that ended long ago."""
 
 
+@lru_cache(maxsize=1 << 14)
 def digest_of(run_dir: str | Path) -> str:
     return sha256(str(run_dir).encode(errors="surrogatepass")).hexdigest()[:12]
 
@@ -50,8 +50,12 @@ def job_path(
     return path if alone and plain else f"{path}?in={digest_of(run_dir)}"
 
 
-def meant(rows: Sequence[JobRow], address: Address) -> list[JobRow]:
-    """The jobs with the name and the digest of an address."""
+def meant(run_dirs: Iterable[str], address: Address) -> list[str]:
+    """Those of these run directories that have the name and the digest of an address."""
     if address.digest is not None:
-        return [row for row in rows if digest_of(row.run_dir) == address.digest]
-    return [row for row in rows if row.name == address.name]
+        return [one for one in run_dirs if digest_of(one) == address.digest]
+    return [one for one in run_dirs if name_of(one) == address.name]
+
+
+def name_of(run_dir: str) -> str:
+    return run_dir.rpartition("/")[2]

@@ -1,11 +1,13 @@
-"""The newest lines of a journal, and those around an incident, read backwards within a limit.
+"""The newest lines of a journal, and those around an incident, read within a limit.
 
 `JobReader` has the state that follows from all lines. Pages show some lines as text too, without
 late heartbeats.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from msgspec import Struct
 
@@ -17,7 +19,9 @@ from orchestrator.job.incident import Incident
 from orchestrator.journal.journal import Entry, from_line
 
 MOST_BYTES = 8 << 20
-"""Of the end of a journal. It has the lines of some days; the rest takes `ndctl events`."""
+"""Of a journal. It has the lines of some days; the rest takes `ndctl events`."""
+PIECE = 1 << 16
+"""Bytes that are read from their start instead of being divided further."""
 BEFORE_S, AFTER_S = 60.0, 30.0
 """Time around an incident whose lines are shown."""
 
@@ -48,18 +52,48 @@ def around(journal: Path, incident: Incident, most: int) -> Found:
     first, last = incident.at - BEFORE_S, float("inf")
     if incident.recovered_after_s is not None:
         last = incident.at + incident.recovered_after_s + AFTER_S
-    found, complete = list[Entry](), True
-    for entry in _backwards(journal):
-        if entry is None:
-            complete = False
+    found = list[Entry]()
+    # Times of the journal may go back a little, when a clock was set or a report was late.
+    for entry in _forwards(journal, first - AFTER_S):
+        if entry is None or len(found) == most:
+            return Found(entries=tuple(found), complete=False)
+        if entry.event.at > last + AFTER_S:
             break
-        # Times of the journal may go back a little, when a clock was set or a report was late.
-        if entry.event.at < first - AFTER_S:
-            break
-        if first <= event_time(entry.event) <= last:
+        if first <= event_time(entry.event) <= last and not is_noise(entry):
             found.append(entry)
-    found.reverse()
-    return Found(entries=tuple(found[:most]), complete=complete and len(found) <= most)
+    return Found(entries=tuple(found), complete=True)
+
+
+def _forwards(journal: Path, at: float) -> Iterator[Entry | None]:
+    """Entries from the time `at` on; None at the end if the limit was reached."""
+    with journal.open("rb") as file:
+        file.seek(_offset_of(file, at))
+        left = MOST_BYTES
+        for line in file:
+            left -= len(line)
+            if left < 0:
+                yield None
+                return
+            if line.endswith(b"\n") and (entry := _entry(line)) is not None:
+                yield entry
+
+
+def _offset_of(file: BinaryIO, at: float) -> int:
+    """A place between two lines, before which nothing happened at or after `at`, by bisection."""
+    low, high = 0, file.seek(0, os.SEEK_END)
+    while high - low > PIECE:
+        middle = (low + high) // 2
+        file.seek(middle)
+        file.readline()  # the rest of a line
+        begins, entry = file.tell(), None
+        while entry is None and file.tell() < high:
+            begins = file.tell()
+            entry = _entry(file.readline())
+        if entry is None or entry.event.at >= at:
+            high = middle
+        else:
+            low = begins
+    return low
 
 
 def _backwards(journal: Path) -> Iterator[Entry | None]:
@@ -70,9 +104,13 @@ def _backwards(journal: Path) -> Iterator[Entry | None]:
         if left < 0:
             yield None
             return
-        try:
-            entry = from_line(line)
-        except (ValueError, KeyError, TypeError, Invalid):
-            continue  # damaged: the reader of the job says so
-        if not is_noise(entry):
+        if (entry := _entry(line)) is not None and not is_noise(entry):
             yield entry
+
+
+def _entry(line: bytes) -> Entry | None:
+    """None if the line is damaged, which the reader of the job reports."""
+    try:
+        return from_line(line)
+    except (ValueError, KeyError, TypeError, Invalid):
+        return None

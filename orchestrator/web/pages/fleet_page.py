@@ -139,13 +139,16 @@ def _notes(
     if state.others.problem:
         said = f"The list may be incomplete: {state.others.problem}"
         yield "problem", row("p", "problem", said, class_="warn")
+    if state.behind:
+        said = f"The storage is slow: {format.count(state.behind, 'job')} shown as of a moment ago."
+        yield "behind", row("p", "behind", said, class_="warn")
     if len(shown) > MOST_JOBS:
         more = f"{len(shown) - MOST_JOBS:,} more jobs: ndctl list"
         yield "more", row("p", "more", more, class_="soft")
     if hidden := len(rows) - len(shown):
         link = element("a", f"{hidden:,} that ended long ago or are gone", href="/?all=1")
         yield "hidden", row("p", "hidden", "Not shown: ", link, class_="soft")
-    if not rows:
+    if not rows and not state.others.problem:
         said = "No jobs yet. `ndctl submit` registers each job, and it appears here."
         yield "none", row("p", "none", said)
 

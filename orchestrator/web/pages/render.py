@@ -1,17 +1,20 @@
-"""From the state of all jobs and an address to a page. Keeps what is costly to make again."""
+"""From the state of all jobs and an address to a page."""
 
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from threading import Lock
+from typing import Generic, Protocol, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from orchestrator.dashboard.fleet.row import JobRow
 from orchestrator.dashboard.measured.steady import Steady, attempts_of_plan, read_steady
 from orchestrator.dashboard.reading.job_reader import ReadJob
+from orchestrator.job.incident import Incident
 from orchestrator.plan.page.markup import Markup, element
 from orchestrator.web.fleet import FleetState
-from orchestrator.web.pages.address import Address, job_path, meant
+from orchestrator.web.pages.address import Address, job_path, meant, name_of
 from orchestrator.web.pages.entries import Found, around, newest
 from orchestrator.web.pages.fleet_page import fleet_page, rows_of
 from orchestrator.web.pages.incident_page import incident_page
@@ -38,89 +41,134 @@ def no_forms(job: ReadJob, *, alone: bool) -> Rows:
     return {}
 
 
+class Lines(Struct, frozen=True, kw_only=True):
+    """What a page shows of the files of a job, besides what each look reads."""
+
+    found: Found
+    """The newest journal entries, or those around an incident."""
+    steady: Steady | None = None
+
+
 class Renderer:
-    """Used by one thread at a time."""
+    """Keeps what is costly to make again.
+
+    `lines` reads files, so it may hang: it is called by one thread for each job. `page` only
+    computes, and is called by one thread.
+    """
 
     def __init__(self, forms: Forms = no_forms) -> None:
         self.forms = forms
-        self.events: dict[Path, tuple[int, Found]] = {}
-        self.timelines: dict[tuple[Path, int], tuple[int, Found]] = {}
-        self.steady: dict[Path, tuple[int, Steady | None]] = {}
-        self.charts: dict[Path, tuple[float, bytes]] = {}
+        self.lines_kept: Kept[tuple[Path, int | None], tuple[Hashable, Lines]] = Kept()
+        self.charts: Kept[Path, tuple[float, bytes]] = Kept()
 
-    def page(self, state: FleetState, address: Address) -> Page:
-        """The page at `address`, also if there is no such job."""
+    def lines(self, job: ReadJob, incident: int | None) -> Lines | None:
+        """For the page of a job, or of one of its incidents; None: there is no such incident.
+
+        Raises OSError.
+        """
+        last, key = job.snapshot.progress.last, (job.path, incident)
+        stamp = (job.lines, None if last is None or incident is not None else last.step)
+        known = self.lines_kept.get(key)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        if incident is None:
+            found = newest(job.snapshot.run_dir.journal, MOST_EVENTS)
+            lines = Lines(found=found, steady=_steady(job))
+        elif (told := _incident(job, incident)) is not None:
+            lines = Lines(found=around(job.snapshot.run_dir.journal, told, MOST_TIMELINE))
+        else:
+            return None
+        self.lines_kept.put(key, (stamp, lines))
+        return lines
+
+    def known_lines(self, job: ReadJob, incident: int | None) -> Lines | None:
+        """The last lines that were read."""
+        known = self.lines_kept.get((job.path, incident))
+        return None if known is None else known[1]
+
+    def page(self, state: FleetState, address: Address, lines: Lines | str | None) -> Page:
+        """The page at `address`, also if there is no such job.
+
+        Args:
+            lines: of the job; text: why they cannot be read.
+        """
         if address.name is None:
             return fleet_page(state, everything=address.everything)
-        rows = rows_of(state)
-        found = meant(rows, address)
+        run_dirs = state.run_dirs()
+        found = meant(run_dirs, address)
         if len(found) != 1:
-            return _choice(rows, found, address)
-        job = next((job for job in state.jobs if str(job.path) == found[0].run_dir), None)
-        if job is None:
-            return _unread(found[0])
-        alone = sum(one.name == found[0].name for one in rows) == 1
-        try:
-            return self._of_job(job, address, alone=alone)
-        except OSError as exc:  # the run directory was removed since the look
-            return _unread(replace(found[0], job=None, problem=str(exc)))
+            return _choice(rows_of(state), found, address)
+        job = state.job(found[0])
+        if job is None or isinstance(lines, str):
+            row = next(one for one in rows_of(state) if one.run_dir == found[0])
+            return _unread(replace(row, job=None, problem=lines) if isinstance(lines, str) else row)
+        alone = sum(name_of(one) == job.path.name for one in run_dirs) == 1
+        return self._of_job(job, address.incident, lines, alone=alone)
 
-    def _of_job(self, job: ReadJob, address: Address, *, alone: bool) -> Page:
-        incidents = job.snapshot.seen.run.history.incidents
-        if address.incident is None:
-            job = replace(job, snapshot=replace(job.snapshot, steady=self._steady(job)))
-            page = job_page(job, self._newest(job), alone=alone, forms=self.forms(job, alone=alone))
-            return replace(page, charts=self._charts(job, page.charts))
-        incident = next((one for one in incidents if one.id == address.incident), None)
-        if incident is None:
-            said = f"Job {job.path.name} has no incident {address.incident}."
+    def _of_job(
+        self, job: ReadJob, number: int | None, lines: Lines | None, *, alone: bool
+    ) -> Page:
+        incident = None if number is None else _incident(job, number)
+        if lines is None or (number is not None and incident is None):
+            said = f"Job {job.path.name} has no incident {number}."
             return notice("no such incident", said, 404, (job_path(job.path, alone=alone), "job"))
-        key = (job.path, incident.id)
-        known = self.timelines.get(key)
-        if known is None or known[0] != job.lines:
-            found = around(job.snapshot.run_dir.journal, incident, MOST_TIMELINE)
-            known = _keep(self.timelines, key, (job.lines, found))
-        return incident_page(job, incident, known[1], alone=alone)
-
-    def _newest(self, job: ReadJob) -> Found:
-        known = self.events.get(job.path)
-        if known is None or known[0] != job.lines:
-            found = newest(job.snapshot.run_dir.journal, MOST_EVENTS)
-            known = _keep(self.events, job.path, (job.lines, found))
-        return known[1]
-
-    def _steady(self, job: ReadJob) -> Steady | None:
-        last, run = job.snapshot.progress.last, job.snapshot.seen.run
-        if last is None or run.plan.is_own:
-            return None
-        known = self.steady.get(job.path)
-        if known is None or known[0] != last.step:
-            steady = read_steady(job.snapshot.run_dir.metrics, attempts_of_plan(run))
-            known = _keep(self.steady, job.path, (last.step, steady))
-        return known[1]
+        if incident is not None:
+            return incident_page(job, incident, lines.found, alone=alone)
+        job = replace(job, snapshot=replace(job.snapshot, steady=lines.steady))
+        page = job_page(job, lines.found, alone=alone, forms=self.forms(job, alone=alone))
+        return replace(page, charts=self._charts(job, page.charts))
 
     def _charts(self, job: ReadJob, charts: bytes) -> bytes:
         known, now = self.charts.get(job.path), job.snapshot.now
         if known is None or not 0 <= now - known[0] < CHARTS_S:
-            known = _keep(self.charts, job.path, (now, charts))
+            known = (now, charts)
+            self.charts.put(job.path, known)
         return known[1]
 
 
-def _keep(kept: dict[Key, Value], key: Key, value: Value) -> Value:
-    kept.pop(key, None)
-    kept[key] = value
-    while len(kept) > MOST_KEPT:
-        kept.pop(next(iter(kept)))
-    return value
+def job_at(state: FleetState, address: Address) -> ReadJob | None:
+    """The job of an address; None if there is none, or several, or it was not read."""
+    found = [] if address.name is None else meant(state.run_dirs(), address)
+    return state.job(found[0]) if len(found) == 1 else None
 
 
-def _choice(rows: list[JobRow], found: list[JobRow], address: Address) -> Page:
+def _incident(job: ReadJob, number: int) -> Incident | None:
+    known = job.snapshot.seen.run.history.incidents
+    return next((one for one in known if one.id == number), None)
+
+
+def _steady(job: ReadJob) -> Steady | None:
+    run = job.snapshot.seen.run
+    if job.snapshot.progress.last is None or run.plan.is_own:
+        return None
+    return read_steady(job.snapshot.run_dir.metrics, attempts_of_plan(run))
+
+
+class Kept(Generic[Key, Value]):
+    """The newest values, for several threads."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Key, Value] = {}
+        self._lock = Lock()
+
+    def get(self, key: Key) -> Value | None:
+        return self._kept.get(key)
+
+    def put(self, key: Key, value: Value) -> None:
+        with self._lock:
+            self._kept.pop(key, None)
+            self._kept[key] = value
+            while len(self._kept) > MOST_KEPT:
+                self._kept.pop(next(iter(self._kept)))
+
+
+def _choice(rows: list[JobRow], found: list[str], address: Address) -> Page:
     if not found:
         said = f"No job {address.name} is known here: it was removed, or its name is another."
         return notice("no such job", said, 404, ("/", "all jobs"))
     links = {
         f"c{number}": row("p", f"c{number}", _link(one, address.incident), f" of {one.user}")
-        for number, one in enumerate(found)
+        for number, one in enumerate(one for one in rows if one.run_dir in found)
     }
     said = row("p", "said", f"{len(found)} jobs have the name {address.name}:")
     return _of_rows(f"{address.name}: which one?", {"said": said, **links}, 300)

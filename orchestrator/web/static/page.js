@@ -28,7 +28,10 @@ function isSelected(element) {
 
 function update(name, change) {
   const box = document.getElementById(name);
-  if (!box) return;
+  if (!box) { // the page has become another one: the job was removed, or it came back
+    location.reload();
+    return;
+  }
   const rows = new Map([...box.children].map((row) => [row.dataset.key, row]));
   for (const [key, html] of Object.entries(change.set || {})) {
     const old = rows.get(key);
@@ -46,7 +49,21 @@ function update(name, change) {
     }
     rows.set(key, row);
   }
-  if (change.order) box.replaceChildren(...change.order.map((key) => rows.get(key)).filter(Boolean));
+  if (change.order) arrange(box, change.order.map((key) => rows.get(key)).filter(Boolean));
+}
+
+// Rows that keep their place are not touched, so that a selection in them stays.
+function arrange(box, rows) {
+  let at = box.firstElementChild;
+  for (const row of rows) {
+    if (row === at) at = at.nextElementSibling;
+    else box.insertBefore(row, at);
+  }
+  while (at) {
+    const gone = at;
+    at = at.nextElementSibling;
+    gone.remove();
+  }
 }
 
 function take(message) {
@@ -86,6 +103,7 @@ function connect() {
   source.addEventListener("error", () => {
     if (source && source.readyState === EventSource.CLOSED) {
       disconnect();
+      say("not live: the server refused; trying again", "off");
       setTimeout(connectIfSeen, RETRY_MS);
     }
   });

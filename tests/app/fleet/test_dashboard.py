@@ -10,7 +10,7 @@ from orchestrator.app.fleet.dashboard import JobServices
 from orchestrator.app.fleet.known_jobs import Scope
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.dashboard.interactive.content import Source
-from orchestrator.dashboard.interactive.feed import KEPT, Feeds
+from orchestrator.dashboard.interactive.feed import KEPT, Feed, Feeds
 from orchestrator.errors import JobError
 from orchestrator.job.stage import ENDED
 from orchestrator.journal.journal import to_line
@@ -132,3 +132,39 @@ def test_a_source_is_read_by_one_thread_and_only_while_its_page_is_shown(
         feeds.show((Source("stacks", str(number)),))
     assert len(feeds.readings()) == KEPT
     feeds.show(())
+
+
+def test_a_read_that_hangs_has_one_thread_however_often_its_page_is_opened() -> None:
+    """And when it ends, its page is kept fresh again."""
+    back, begun, fresh, reads = threading.Event(), threading.Event(), threading.Event(), list[int]()
+
+    def read() -> None:
+        reads.append(1)
+        begun.set()
+        back.wait(60)
+
+    feed = Feed(lambda: read, 0.001, fresh.set, StoryClock())
+    feed.start()
+    assert begun.wait(60)
+    before = threading.active_count()
+    for _ in range(20):
+        feed.stop()
+        feed.start()
+    assert (threading.active_count(), reads) == (before, [1])
+    back.set()
+    for _ in range(3):
+        fresh.clear()
+        assert fresh.wait(60)
+    feed.stop()
+
+
+def test_an_error_of_any_kind_is_said_on_the_screen() -> None:
+    fresh = threading.Event()
+
+    def read() -> None:
+        raise RecursionError("nested too deep")
+
+    feed = Feed(lambda: read, None, fresh.set, StoryClock())
+    feed.start()
+    assert fresh.wait(60)
+    assert feed.reading.problem == "nested too deep"

@@ -1,6 +1,7 @@
 """The report of a job: its numbers, its two forms, and hostile text in it."""
 
 import re
+import time
 from collections.abc import Sequence
 from datetime import UTC
 from html.parser import HTMLParser
@@ -18,10 +19,18 @@ from orchestrator.dashboard.report.costs import (
     cost_of,
     elsewhere,
     estimated_s,
+    total_of,
 )
 from orchestrator.dashboard.report.html import html_report
 from orchestrator.dashboard.report.markdown import markdown_report
-from orchestrator.dashboard.report.story import MOST_FIRST, MOST_LAST, Report, Told, report_of
+from orchestrator.dashboard.report.story import (
+    MOST_FIRST,
+    MOST_LAST,
+    Report,
+    Told,
+    _Windows,
+    report_of,
+)
 from orchestrator.dashboard.time_spent.account import TimeSpent
 from orchestrator.plan.page.markup import VOID
 from tests.dashboard.dashboard_story import (
@@ -84,8 +93,38 @@ def test_an_incident_that_is_not_over_counts_until_now() -> None:
     assert "lost 1 min 10 s to 1 incident, and it is not over" in markdown_report(report)
     assert "evidence of a failure is being collected" in markdown_report(made(broken()))
     ended = made(finished(), KILLED).stories[0].incident
-    later = cost_of(replace(ended, recovered_after_s=None), START + 130, 0.8, 4)
-    assert (later.down_s, later.repeated_s, later.is_over) == (100.0, 0.0, False)
+    unrecovered = replace(ended, recovered_after_s=None)
+    later = cost_of(unrecovered, START + 130, 0.8, 4, ended=False)
+    assert (later.down_s, later.repeated_s, later.until) == (100.0, 0.0, "so far")
+    over = cost_of(unrecovered, START + 130, 0.8, 4, ended=True)
+    assert (over.down_s, over.until, over.is_over) == (100.0, "until the job ended", True)
+
+
+def test_incidents_before_the_job_trains_again_share_the_time_and_the_steps() -> None:
+    (story,) = made(finished(), KILLED).stories
+    first = story.cost  # down for 7 s, 4 steps of 0.8 s again
+    second = replace(first, down_s=5.0)  # 2 s later, recovered at the same time
+    total = total_of([(START + 32, second), (START + 30, first)])
+    assert (total.down_s, total.steps, total.repeated_s) == (7.0, 4, first.repeated_s)
+    apart = total_of([(START + 30, first), (START + 60, second)])
+    assert (apart.down_s, apart.steps) == (12.0, 8)
+    still = total_of([(START + 30, first), (START + 60, replace(second, until="so far"))])
+    assert not still.is_over
+
+
+def test_hundreds_of_incidents_cost_little_for_each_line() -> None:
+    (story,) = made(finished(), KILLED).stories
+    taken = replace(snapshot(finished(), KILLED), now=START + 1e6)
+    many = [replace(story.incident, id=n, at=START + 100 * n) for n in range(1, 2000)]
+    view = replace(taken.view, incidents=tuple(many))
+    windows = _Windows(Told(snapshot=taken, view=view, time=SPENT, price=None, zone=UTC, only=None))
+    for n in (1, 1000, 1999):
+        assert list(windows.around(START + 100 * n + 1)) == [n]
+    assert list(windows.around(START + 100 * 5 - 40)) == []
+    began = time.process_time()
+    for n in range(20_000):
+        list(windows.around(START + n))
+    assert time.process_time() - began < 2.0  # all incidents for each line take ten times as long
 
 
 def test_a_job_without_incidents_has_a_report_too() -> None:

@@ -17,6 +17,7 @@ from orchestrator.contract.messages.events import (
     HostStopped,
     RankEvidence,
     RankExited,
+    StepReached,
 )
 from orchestrator.dashboard.describe import describe_text
 from orchestrator.dashboard.fleet.row import JobRow
@@ -30,7 +31,7 @@ from orchestrator.web.pages import entries
 from orchestrator.web.pages.address import Address, job_path
 from orchestrator.web.pages.entries import around, newest
 from orchestrator.web.pages.page import Page, Rows, change, whole
-from orchestrator.web.pages.render import Renderer
+from orchestrator.web.pages.render import Renderer, job_at
 from tests.cli.test_hostile_text import MARK, SEQUENCES, marked, obeyed
 from tests.dashboard.dashboard_story import (
     START,
@@ -44,7 +45,7 @@ from tests.dashboard.dashboard_story import (
     started,
 )
 from tests.web.pages.html_page import Found, parsed, parsed_page
-from tests.web.served_jobs import HOSTILE, renamed, state_of, written
+from tests.web.served_jobs import HOSTILE, PATIENT_S, renamed, state_of, written
 
 SCRIPTS = (
     "<script>alert(1)</script>",
@@ -62,7 +63,17 @@ MOST_BYTES = 150_000
 def led(run_dirs: Sequence[RunDir], at: float = START + 100) -> FleetState:
     """The jobs while they have a leader."""
     places = [Place(run_dir=one) for one in run_dirs]
-    return Fleet(lambda: places, StoryClock(at), led=True).look()
+    fleet = Fleet(lambda: places, StoryClock(at), led=True)
+    fleet.limit_s = PATIENT_S
+    return fleet.look()
+
+
+def page_of(state: FleetState, address: Address, renderer: Renderer | None = None) -> Page:
+    """The page, as the hub makes it."""
+    renderer = renderer or Renderer()
+    found = job_at(state, address)
+    lines = None if found is None else renderer.lines(found, address.incident)
+    return renderer.page(state, address, lines)
 
 
 def job(name: str, incident: int | None = None) -> Address:
@@ -125,7 +136,7 @@ def snapshot_of(state: FleetState) -> Snapshot:
 def test_an_incident_has_every_fact_of_describe(tmp_path: Path, events: list[Event]) -> None:
     state = led([written(tmp_path / "quickstart", events, range(1, 13))])
     described = describe_text(snapshot_of(state), None).split("\nIncidents\n")[1]
-    found = parsed_page(Renderer().page(state, job("quickstart", 1)))
+    found = parsed_page(page_of(state, job("quickstart", 1)))
     shown = squeezed(found.text)
     lines = described.partition("\n\n")[0].splitlines()
     assert len(lines) > 6
@@ -137,7 +148,7 @@ def test_an_incident_has_every_fact_of_describe(tmp_path: Path, events: list[Eve
 
 def test_an_incident_has_the_time_around_it(tmp_path: Path) -> None:
     state = led([written(tmp_path / "quickstart", hang_with_evidence(), range(1, 13))])
-    text = parsed_page(Renderer().page(state, job("quickstart", 1))).text
+    text = parsed_page(page_of(state, job("quickstart", 1))).text
     for words in ("hang in phase train", "verdict never-entered", "collected evidence on host-1"):
         assert words in text
     assert "Timeline" in text
@@ -147,7 +158,7 @@ def test_an_incident_has_the_time_around_it(tmp_path: Path) -> None:
 def test_a_job_has_every_row_of_status(tmp_path: Path, events: list[Event]) -> None:
     state = led([written(tmp_path / "quickstart", events, range(1, 13))])
     (one,) = state.jobs
-    shown = squeezed(parsed_page(Renderer().page(state, job("quickstart"))).text)
+    shown = squeezed(parsed_page(page_of(state, job("quickstart"))).text)
     standing = one.snapshot.standing
     assert standing.state in shown
     rows = status_rows(one.snapshot, None, one.time)
@@ -162,25 +173,25 @@ def test_a_job_has_every_row_of_status(tmp_path: Path, events: list[Event]) -> N
 
 def test_trouble_comes_first(tmp_path: Path) -> None:
     state = led([written(tmp_path / "quickstart", hang_with_evidence(), range(1, 13))])
-    page = Renderer().page(state, job("quickstart"))
+    page = page_of(state, job("quickstart"))
     assert page.title == "quickstart: RECOVERING"
     assert "98% sure" in "".join(page.blocks["trouble"].values())
     assert 'href="/job/quickstart/incident/1"' in "".join(page.blocks["trouble"].values())
     judged = led([written(tmp_path / "judged", renamed(hang_with_evidence()[:-2], "judged"))])
-    page = Renderer().page(judged, job("judged"))
+    page = page_of(judged, job("judged"))
     assert "rank 3 did not call" in page.blocks["trouble"]["verdict"]
     first, second = page.blocks["unhealthy"].values()
     assert "host-1" in first
     assert 'class="rank culprit" title="culprit">3<' in first
     assert "host-0" in second
-    healthy = Renderer().page(led([written(tmp_path / "fine", started())]), job("fine"))
+    healthy = page_of(led([written(tmp_path / "fine", started())]), job("fine"))
     assert healthy.blocks["trouble"] == {}
 
 
 def test_jobs_are_in_the_order_of_list_with_trouble_first(tmp_path: Path) -> None:
     stories = {"runs": started(), "hangs": hang_with_evidence(), "done": finished()}
     dirs = [written(tmp_path / name, renamed(told, name)) for name, told in stories.items()]
-    page = Renderer().page(led(dirs), Address())
+    page = page_of(led(dirs), Address())
     found = parsed("".join(page.blocks["jobs"].values()))
     assert [text for text in found.texts if text in stories] == ["hangs", "runs", "done"]
     assert page.title == "3 jobs, 1 in trouble"
@@ -201,31 +212,31 @@ def test_old_and_lost_jobs_are_counted_and_shown_on_request(tmp_path: Path) -> N
     )
     state = led([written(tmp_path / "runs", renamed(started(), "runs"))])
     state = replace(state, others=Others(rows=(lost,), problem="the index is <away>"))
-    page = Renderer().page(state, Address())
+    page = page_of(state, Address())
     text = parsed_page(page).text
     assert "lost" not in text
     assert "1 that ended long ago or are gone" in text
     assert "the index is <away>" in text
-    everything = parsed_page(Renderer().page(state, Address(everything=True))).text
+    everything = parsed_page(page_of(state, Address(everything=True))).text
     assert "/gone/lost does not exist" in everything
-    missing = Renderer().page(state, job("lost"))
+    missing = page_of(state, job("lost"))
     assert "does not exist" in parsed_page(missing).text
 
 
 def test_a_job_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     run_dir = written(tmp_path / "bad", started())
     run_dir.journal.write_text('{"v":1,"seq":1,"event":{"kind":"<b>"},"actions":[]}\n')
-    page = Renderer().page(state_of([run_dir]), job("bad"))
+    page = page_of(state_of([run_dir]), job("bad"))
     assert page.status == 200
     assert "journal line 1" in parsed_page(page).text
-    fleet = parsed_page(Renderer().page(state_of([run_dir]), Address())).text
+    fleet = parsed_page(page_of(state_of([run_dir]), Address())).text
     assert "UNKNOWN" in fleet
 
 
 def test_a_job_or_an_incident_that_does_not_exist_is_not_found(tmp_path: Path) -> None:
     state = led([written(tmp_path / "quickstart", started())])
     for address in (job("<b>other"), job("quickstart", 7), Address(name="-", digest="0" * 12)):
-        page = Renderer().page(state, address)
+        page = page_of(state, address)
         assert page.status == 404
         parsed_page(page)
 
@@ -233,13 +244,13 @@ def test_a_job_or_an_incident_that_does_not_exist_is_not_found(tmp_path: Path) -
 def test_jobs_of_one_name_are_a_choice(tmp_path: Path) -> None:
     dirs = [written(tmp_path / folder / "quickstart", started()) for folder in ("a", "b")]
     state = led(dirs)
-    page = Renderer().page(state, job("quickstart"))
+    page = page_of(state, job("quickstart"))
     assert page.status == 300
     for run_dir in dirs:
         path = job_path(run_dir.path, alone=False)
         assert path in parsed_page(page).values("href")
         digest = path.partition("?in=")[2]
-        one = Renderer().page(state, Address(name="quickstart", digest=digest))
+        one = page_of(state, Address(name="quickstart", digest=digest))
         assert str(run_dir.path) in parsed_page(one).text
 
 
@@ -312,7 +323,7 @@ def test_text_of_jobs_is_never_markup(
         addresses += [job(name), job(name, 1)]
     shown = 0
     for address in addresses:
-        page = Renderer().page(state, address)
+        page = page_of(state, address)
         found = parsed_page(page)
         shown += text.partition("\n")[0] in found.text
         _check_rows(page, found)
@@ -382,14 +393,15 @@ def test_a_change_makes_the_new_page_of_the_old_one(
 def test_a_step_changes_a_few_rows_of_a_large_job(tmp_path: Path) -> None:
     run_dir = written(tmp_path / "large", renamed(started(2000, 8), "large"), range(1, 5))
     fleet = Fleet(lambda: [Place(run_dir=run_dir)], StoryClock(START + 100), led=True)
+    fleet.limit_s = PATIENT_S
     renderer = Renderer()
-    before = renderer.page(fleet.look(), job("large"))
+    before = page_of(fleet.look(), job("large"), renderer)
     assert len(before.blocks["hosts"]) == 2000
     late = HealthChanged(at=START + 90, attempt=1, ranks=((9, 9),), health="silent", age_s=9.0)
     seq = len(started(2000, 8)) + 1
     with run_dir.journal.open("ab") as file:
         file.write(to_line(Entry(seq=seq, event=late, actions=())))
-    after = renderer.page(fleet.look(), job("large"))
+    after = page_of(fleet.look(), job("large"), renderer)
     body = json.loads(change(before, after))
     assert list(body["blocks"]["hosts"]["set"]) == ["h1"]
     assert "order" not in body["blocks"]["hosts"]
@@ -413,6 +425,25 @@ def test_the_newest_lines_and_those_around_an_incident_are_found(tmp_path: Path)
     assert len(around(run_dir.journal, incident, 2).entries) == 2
 
 
+def test_an_old_incident_is_found_in_a_long_journal(tmp_path: Path) -> None:
+    run_dir = written(tmp_path / "quickstart", finished())
+    (incident,) = snapshot_of(led([run_dir])).seen.run.history.incidents
+    (short,) = (around(run_dir.journal, incident, 1000),)
+    seq, late = len(finished()), START + 100
+    with run_dir.journal.open("ab") as file:
+        for number in range(1, 100_000):
+            event = StepReached(
+                at=late + number, attempt=2, step=60, loss=1.0, tokens_per_second=1.0
+            )
+            file.write(to_line(Entry(seq=seq + number, event=event, actions=())))
+    assert run_dir.journal.stat().st_size > entries.MOST_BYTES
+    assert around(run_dir.journal, incident, 1000).entries == short.entries
+    much_later = replace(incident, at=late + 90_000)
+    found = around(run_dir.journal, much_later, 1000)
+    assert [entry.event.at for entry in found.entries][:2] == [late + 89_940, late + 89_941]
+    assert found.complete
+
+
 def test_lines_are_read_back_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = written(tmp_path / "quickstart", finished())
     size = run_dir.journal.stat().st_size
@@ -420,7 +451,7 @@ def test_lines_are_read_back_to_a_limit(tmp_path: Path, monkeypatch: pytest.Monk
     found = newest(run_dir.journal, 1000)
     assert 0 < len(found.entries) < len(finished())
     assert not found.complete
-    assert "Older events: " in parsed_page(Renderer().page(led([run_dir]), job("quickstart"))).text
+    assert "Older events: " in parsed_page(page_of(led([run_dir]), job("quickstart"))).text
 
 
 def test_a_torn_and_a_damaged_line_are_left_out(tmp_path: Path) -> None:
