@@ -6,6 +6,7 @@ elsewhere.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -312,7 +313,13 @@ class HostRow(Struct, frozen=True, kw_only=True):
 
     @property
     def worst(self) -> Health:
-        return min(self.ranks, key=WORST_FIRST.index)
+        return _worst(self.ranks)
+
+
+@lru_cache(maxsize=1 << 10)
+def _worst(ranks: tuple[Health, ...]) -> Health:
+    """Nearly all of thousands of hosts have the same health."""
+    return min(ranks, key=WORST_FIRST.index)
 
 
 class View(Struct, frozen=True, kw_only=True):

@@ -25,7 +25,8 @@ CLOSE_S = 1.0
 """Limit for open requests to end when the server closes."""
 LOOK_S = 9.0
 """Limit of a look at all jobs. Prometheus waits 10 s for a scrape, unless it is told otherwise."""
-OLD_S = 30.0
+OLD_S = 10.0
+"""A request waits for a new look if the last one is older."""
 FRESH_S, SCRAPE_S = 0.9, 2.0
 """A scrape gets the state of the last look if that is younger than `FRESH_S`, and does not wait
 longer for a new one than `SCRAPE_S`."""

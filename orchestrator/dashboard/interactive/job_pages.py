@@ -6,8 +6,9 @@ from orchestrator.dashboard import format
 from orchestrator.dashboard.describe import incident_rows
 from orchestrator.dashboard.interactive.content import JobContent
 from orchestrator.dashboard.interactive.page import Page, text_of
+from orchestrator.dashboard.interactive.places import CONFIRMS
 from orchestrator.dashboard.screen.curves import CURVES, Curve, curve, points_of
-from orchestrator.dashboard.screen.rows import Frame, framed, plain
+from orchestrator.dashboard.screen.rows import Frame
 from orchestrator.dashboard.terminal.report import report_lines
 from orchestrator.dashboard.theme import BOLD, DIM, fit
 from orchestrator.dashboard.view import View
@@ -85,7 +86,7 @@ def cancel_page(page: Page, content: JobContent) -> Frame:
             f"It is at step {view.step:,}; {kept}, {format.count(behind, 'step')} behind."
         ),
         Text(),
-        Text.assemble((" y", BOLD), " cancels it; any other key goes back"),
+        Text.assemble((f" {CONFIRMS}", BOLD), " cancels it; any other key goes back"),
     ]
-    lines += [Text()] * (page.height - 1 - len(lines))
-    return framed(plain([*lines[: page.height - 1], page.footer]), page.width, page.height)
+    frame = page.of_lines(lines[0], lines[1:])
+    return Frame(lines=frame.lines, keys=(CONFIRMS,))

@@ -13,11 +13,9 @@ OF_JOB: Sequence[Kind] = ("fleet", "job", "hosts", "host", "rank")
 TEXTS: Sequence[Kind] = ("logs", "events", "incident", "stacks", "help")
 
 
-class Key(Struct, frozen=True, kw_only=True):
+class Key(Struct, frozen=True):
     sign: str
     """As people write it."""
-    names: Sequence[str]
-    """As textual calls it."""
     short: str
     """For the footer; empty: not there."""
     words: str
@@ -25,82 +23,41 @@ class Key(Struct, frozen=True, kw_only=True):
 
 
 KEYS: Sequence[Key] = (
+    Key("?", "help", "these keys, and what the signs mean", (*OF_JOB, *TEXTS, "metrics")),
+    Key("⏎", "open", "open what is selected: a job, a host, a rank; so does a click", LISTS),
     Key(
-        sign="?",
-        names=("question_mark",),
-        short="help",
-        words="these keys, and what the signs mean",
-        pages=(*OF_JOB, *TEXTS, "metrics"),
+        "↑ ↓",
+        "",
+        "select, or scroll; also k and j, PageUp and PageDown, g and G for the two ends",
+        (),
     ),
     Key(
-        sign="⏎",
-        names=("enter",),
-        short="open",
-        words="open what is selected: a job, a host, a rank; so does a click",
-        pages=LISTS,
+        "/",
+        "filter",
+        "show only what has this text: jobs, hosts, lines; Enter keeps it, Esc ends it",
+        ("fleet", "job", "hosts", "logs", "events"),
     ),
     Key(
-        sign="↑ ↓",
-        names=("up", "down", "k", "j"),
-        short="",
-        words="select, or scroll; also k and j, PageUp and PageDown, g and G for the two ends",
-        pages=(),
+        "l",
+        "logs",
+        "logs of the selected rank, host or job; they follow while the end is in sight",
+        OF_JOB,
     ),
     Key(
-        sign="/",
-        names=("slash",),
-        short="filter",
-        words="show only what has this text: jobs, hosts, lines; Enter keeps it, Esc ends it",
-        pages=("fleet", "job", "hosts", "logs", "events"),
+        "i",
+        "incident",
+        "the newest incident: evidence, decision, cost; p and n: the previous and the next",
+        OF_JOB,
     ),
+    Key("e", "events", "events and decisions in order of time", OF_JOB),
+    Key("m", "metrics", "all curves, with restarts and checkpoints", OF_JOB),
+    Key("s", "stacks", "where all ranks are now, as `ndctl snapshot`; the ranks go on", OF_JOB),
+    Key("c", "cancel", "cancel the job, as `ndctl cancel`; it asks first", OF_JOB),
     Key(
-        sign="l",
-        names=("l",),
-        short="logs",
-        words="logs of the selected rank, host or job; they follow while the end is in sight",
-        pages=OF_JOB,
-    ),
-    Key(
-        sign="i",
-        names=("i",),
-        short="incident",
-        words="the newest incident: evidence, decision, cost; p and n: the previous and the next",
-        pages=OF_JOB,
-    ),
-    Key(
-        sign="e",
-        names=("e",),
-        short="events",
-        words="events and decisions in order of time",
-        pages=OF_JOB,
-    ),
-    Key(
-        sign="m",
-        names=("m",),
-        short="metrics",
-        words="all curves, with restarts and checkpoints",
-        pages=OF_JOB,
-    ),
-    Key(
-        sign="s",
-        names=("s",),
-        short="stacks",
-        words="where all ranks are now, as `ndctl snapshot`; the ranks go on",
-        pages=OF_JOB,
-    ),
-    Key(
-        sign="c",
-        names=("c",),
-        short="cancel",
-        words="cancel the job, as `ndctl cancel`; it asks first",
-        pages=OF_JOB,
-    ),
-    Key(
-        sign="q",
-        names=("q", "escape"),
-        short="back",
-        words="back, as Esc; on the first page q leaves, and ^C leaves everywhere",
-        pages=(*OF_JOB, *TEXTS, "metrics"),
+        "q",
+        "back",
+        "back, as Esc; on the first page q leaves, and ^C leaves everywhere",
+        (*OF_JOB, *TEXTS, "metrics"),
     ),
 )
 

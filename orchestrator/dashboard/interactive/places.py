@@ -30,6 +30,7 @@ LETTERS: dict[str, Kind] = {
     "s": "stacks",
     "c": "cancel",
 }
+CONFIRMS = "y"
 RANK = "rank:"
 """Before the number, in the key of a rank."""
 END = 1 << 60
@@ -79,8 +80,10 @@ def press(stack: Stack, key: str, character: str | None, frame: Frame, height: i
     if here.typing:
         return Pressed((*stack[:-1], _typed(here, key, character)))
     if here.kind == "cancel":
-        # Only y confirms, so that a key pressed by mistake cancels nothing.
-        return Pressed(stack[:-1], here.job if key == "y" else "")
+        # Only y confirms, and only once the question is on the screen, so that a key pressed by
+        # mistake cancels nothing.
+        confirmed = key == CONFIRMS and CONFIRMS in frame.keys
+        return Pressed(stack[:-1], here.job if confirmed else "")
     if key in ("q", "escape"):
         return Pressed(_back(stack, key))
     if moved := _moved(here, key, frame, height):

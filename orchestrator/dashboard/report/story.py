@@ -1,6 +1,7 @@
 """What a report says, before it becomes HTML or Markdown. Pure."""
 
 import statistics
+import textwrap
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import tzinfo
@@ -206,11 +207,7 @@ def _story(told: Told, incident: Incident, timeline: Timeline) -> IncidentStory:
         incident=incident,
         headline=f"#{incident.id} {incident.kind}{drill}: {who_text(incident)}, {at}",
         sentence=sentence(incident, told.view),
-        rows=[
-            line
-            for row in incident_rows(incident, told.snapshot, told.zone)
-            for line in row.splitlines()
-        ][1:],
+        rows=_evidence(incident, told),
         timeline=timeline.lines(told.zone),
         cost=cost_of(
             incident,
@@ -220,6 +217,11 @@ def _story(told: Told, incident: Incident, timeline: Timeline) -> IncidentStory:
             ended=told.view.state in ENDED,
         ),
     )
+
+
+def _evidence(incident: Incident, told: Told) -> list[str]:
+    _, *rows = incident_rows(incident, told.snapshot, told.zone)
+    return textwrap.dedent("\n".join(rows)).splitlines()
 
 
 def _usual_step_s(view: View) -> float | None:

@@ -36,6 +36,7 @@ SHORT_S = 0.15
 """A page at its start waits only so long for a new look."""
 READ_S = 3.0
 """Limit for reading lines of a job's files. After that its page says so."""
+NOT_FOUND = 404
 MOST_READY = 64
 """Pages that are kept."""
 
@@ -78,7 +79,13 @@ class Hub:
         state = await self._recent()
         if await self._want(state, address):
             state = await self.looker(LOOK_S)
-        return await self._page(state, address), _at(state)
+        page = await self._page(state, address)
+        if (
+            page.status == NOT_FOUND
+        ):  # a message may link to an incident that is newer than the look
+            state = await self.looker(LOOK_S, self._pause_s())
+            page = await self._page(state, address)
+        return page, _at(state, page)
 
     async def job(self, address: Address) -> ReadJob | None:
         """The job of an address; None if there is none, or several. Raises as `page`."""
@@ -189,7 +196,7 @@ class Hub:
         if before is not None and before.page is not None and before.page is not page:
             delta = await self.lane.run(LOOK_S, change, before.page, page)
         number = before.number + 1 if before is not None else 1
-        self.versions[address] = Version(number=number, at=_at(state), page=page, delta=delta)
+        self.versions[address] = Version(number=number, at=_at(state, page), page=page, delta=delta)
 
     def _fail(self, address: Address, problem: str) -> None:
         before = self.versions.get(address)
@@ -209,5 +216,5 @@ class Hub:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _at(state: FleetState) -> str:
-    return f"as of {format.date_time(state.at, None)}"
+def _at(state: FleetState, page: Page) -> str:
+    return f"as of {format.date_time(page.at or state.at, None)}"

@@ -33,13 +33,19 @@ class Found(Struct, frozen=True, kw_only=True):
     """False: there may be more, further back than the limit."""
 
 
-def newest(journal: Path, most: int) -> Found:
-    """The last entries. Raises OSError."""
+def newest(journal: Path, most: int, lines: int | None = None) -> Found:
+    """The last entries. Raises OSError.
+
+    Args:
+        lines: only entries among so many lines of the journal; None: all. What was written since a
+            state was read would contradict it.
+    """
     found = list[Entry]()
     for entry in _backwards(journal):
         if entry is None or len(found) == most:
             return Found(entries=tuple(reversed(found)), complete=False)
-        found.append(entry)
+        if lines is None or entry.seq <= lines:
+            found.append(entry)
     return Found(entries=tuple(reversed(found)), complete=True)
 
 

@@ -28,7 +28,8 @@ def incident_page(job: ReadJob, incident: Incident, found: Found, *, alone: bool
         "older": dict(_rest(snapshot, found)),
     }
     name = job.path.name
-    return Page(title=f"{name} incident {incident.id}", blocks=blocks, layout=_layout)
+    title = f"{name} incident {incident.id}"
+    return Page(title=title, blocks=blocks, layout=_layout, at=snapshot.now)
 
 
 def _layout(blocks: Mapping[str, Rows]) -> Markup:

@@ -65,6 +65,7 @@ def job_page(job: ReadJob, found: Found, *, alone: bool, forms: Rows | None = No
         title=f"{shown.name}: {shown.state}",
         blocks=blocks,
         layout=_layout,
+        at=snapshot.now,
         charts=charts_json(shown, job.saved_steps),
     )
 

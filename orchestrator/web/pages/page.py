@@ -23,6 +23,8 @@ class Page(Struct, frozen=True, kw_only=True):
     blocks: Mapping[str, Rows]
     layout: Layout
     """From the blocks to the content of `<main>`."""
+    at: float | None = None
+    """Unix time of what it shows, if that is not the time of the look."""
     status: int = 200
     charts: bytes = b""
     """JSON for charts; empty: the page has none."""

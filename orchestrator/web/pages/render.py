@@ -72,7 +72,7 @@ class Renderer:
         if known is not None and known[0] == stamp:
             return known[1]
         if incident is None:
-            found = newest(job.snapshot.run_dir.journal, MOST_EVENTS)
+            found = newest(job.snapshot.run_dir.journal, MOST_EVENTS, job.lines)
             lines = Lines(found=found, steady=_steady(job))
         elif (told := _incident(job, incident)) is not None:
             lines = Lines(found=around(job.snapshot.run_dir.journal, told, MOST_TIMELINE))

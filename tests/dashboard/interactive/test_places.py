@@ -49,7 +49,11 @@ def test_enter_without_anything_to_open_stays() -> None:
     assert after((logs,), "enter", shown=frame()) == (logs,)
 
 
-@pytest.mark.parametrize("key", [letter for key in KEYS for letter in key.names if key.short])
+NAMES = {"?": "question_mark", "⏎": "enter", "/": "slash"}
+"""Signs of keys -> what textual calls them."""
+
+
+@pytest.mark.parametrize("key", [NAMES.get(key.sign, key.sign) for key in KEYS if key.short])
 def test_every_key_of_the_footer_does_something(key: str) -> None:
     here = (FLEET, JOB)
     assert after(here, key) != here
@@ -112,8 +116,13 @@ def test_only_y_cancels() -> None:
     for key in ("n", "c", "enter", "escape", "q", "Y", "space"):
         pressed = press(asked, key, key if len(key) == 1 else None, frame(), 24)
         assert (pressed.stack, pressed.cancels) == ((FLEET, JOB), "")
-    pressed = press(asked, "y", "y", frame(), 24)
+    pressed = press(asked, "y", "y", frame("y"), 24)
     assert (pressed.stack, pressed.cancels) == ((FLEET, JOB), "/runs/a")
+
+
+def test_y_cancels_nothing_before_the_question_is_on_the_screen() -> None:
+    asked = after((FLEET, JOB), "c")
+    assert press(asked, "y", "y", frame(), 24).cancels == ""
 
 
 def test_a_click_selects_and_a_second_one_opens() -> None:

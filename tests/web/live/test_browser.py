@@ -269,6 +269,25 @@ def test_the_token_is_typed_once_and_links_from_elsewhere_work(
     asyncio.run(run())
 
 
+def test_an_open_page_becomes_another_one_when_the_job_is_removed(
+    devtools: str, tmp_path: Path
+) -> None:
+    """Else it would show the last state of the job as a new one."""
+    run_dir = written(tmp_path / "quickstart", started(), range(1, 13))
+
+    async def use(page: Tab, base: str) -> None:
+        await page.open(f"{base}/job/quickstart")
+        await page.live()
+        run_dir.path.rename(tmp_path / "moved")
+        await page.until("document.getElementById('notice') !== null")
+        assert "No such file" in await page.text("main")
+        (tmp_path / "moved").rename(run_dir.path)
+        await page.until("document.getElementById('facts') !== null")
+        await page.live()
+
+    browsed(devtools, Served(run_dir), use)
+
+
 def test_without_scripts_the_page_is_complete(devtools: str, tmp_path: Path) -> None:
     run_dir = written(tmp_path / "quickstart", hang_with_evidence(), range(1, 13))
 

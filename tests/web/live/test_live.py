@@ -5,6 +5,7 @@ import contextlib
 import json
 import shutil
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,13 +17,14 @@ from aiohttp import web
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import StepReached
+from orchestrator.dashboard.reading.job_reader import JobReader
 from orchestrator.errors import JobError
 from orchestrator.journal.journal import Entry, read, to_line
 from orchestrator.web import server as server_module
 from orchestrator.web.live import hub as hub_module
 from orchestrator.web.live import streams as streams_module
 from orchestrator.web.live.static import static_files
-from tests.dashboard.dashboard_story import START, started
+from tests.dashboard.dashboard_story import START, journal, recovered, started
 from tests.web.live.live_server import Served
 from tests.web.pages.test_pages import applied
 from tests.web.served_jobs import renamed, written
@@ -195,6 +197,47 @@ def test_a_job_that_vanishes_and_comes_back(run_dir: RunDir, tmp_path: Path) -> 
                 assert "No job other is known here" in await page.text()
 
     Served(run_dir).run(use)
+
+
+def test_a_new_incident_is_found_although_the_last_look_is_older(tmp_path: Path) -> None:
+    run_dir = written(tmp_path / "quickstart", recovered()[:-4], range(1, 5))
+    served = Served(run_dir)
+
+    async def use(session: aiohttp.ClientSession, base: str) -> None:
+        async with session.get(f"{base}/job/quickstart/incident/1") as page:
+            assert page.status == 404
+        served.hold_s = 0.5  # longer than a page waits for a new look
+        lines = b"".join(map(to_line, journal(recovered())))
+        run_dir.journal.write_bytes(lines)
+        await asyncio.sleep(0.1)
+        async with session.get(f"{base}/job/quickstart/incident/1") as page:
+            assert page.status == 200
+
+    served.run(use)
+
+
+def test_a_page_says_of_which_time_the_job_is(run_dir: RunDir, monkeypatch: Any) -> None:
+    """If its storage is slow, a job is shown as it was at an earlier look."""
+    served, back = Served(run_dir), threading.Event()
+    look = JobReader.look
+
+    async def use(session: aiohttp.ClientSession, base: str) -> None:
+        async with session.get(f"{base}/job/quickstart") as page:
+            assert "as of 2023-11-14 22:15:00" in await page.text()
+        served.fleet.crew._slow_s = 0.01
+        hang = lambda reader, now: back.wait(60) and look(reader, now)  # noqa: E731
+        monkeypatch.setattr(JobReader, "look", hang)
+        served.clock.at += 10
+        await asyncio.sleep(0.1)
+        async with session.get(f"{base}/") as page:
+            text = await page.text()
+            assert "as of 2023-11-14 22:15:10" in text
+            assert "1 job shown as of a moment ago" in text
+        async with session.get(f"{base}/job/quickstart") as page:
+            assert "as of 2023-11-14 22:15:00" in await page.text()
+        back.set()
+
+    served.run(use)
 
 
 @pytest.mark.parametrize("problem", [OSError("stale file handle"), JobError("the index is away")])

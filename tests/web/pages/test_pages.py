@@ -418,6 +418,7 @@ def test_the_newest_lines_and_those_around_an_incident_are_found(tmp_path: Path)
     assert newest(run_dir.journal, 1000).entries == tuple(all_lines)
     assert newest(run_dir.journal, 3).entries == tuple(all_lines[-3:])
     assert not newest(run_dir.journal, 3).complete
+    assert newest(run_dir.journal, 3, lines=5).entries == tuple(all_lines[2:5])
     (incident,) = snapshot_of(led([run_dir])).seen.run.history.incidents
     found = around(run_dir.journal, incident, 1000)
     assert found.complete
