@@ -240,7 +240,7 @@ class ServedJobs:
         listed = {job.path: job for scope in ways for job in self.ways.get(scope, ())}
         self.known = {path: self._kept(path, job) for path, job in listed.items()}
         for path, one in self.found.items():
-            self.crew.give(path, partial(self._look_whether_idle, path, one.run_dir))
+            self.crew.give(path, partial(self._look_whether_idle, path, one.run_dir), path.parent)
         self.crew.wait(LIST_WAIT_S)
         self.idle = {path for path in self.known if self.is_idle.get(path, False)}
 

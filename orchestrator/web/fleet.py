@@ -134,18 +134,21 @@ class Fleet:
         self.idle = frozenset(place.run_dir.path for place in known if place.idle)
         places = {place.run_dir.path: place for place in known if self._is_read(place)}
         for path, place in places.items():
-            self.crew.give(path, partial(self._read, place))
+            self.crew.give(path, partial(self._read, place), path.parent)
         self.crew.wait(until - time.monotonic())
         late = self.crew.unfinished()
         self._forget_all_but(places)
-        unreadable = {path: why for path in places if (why := self._why_not(path))}
+        lost = {root for root in {path.parent for path in places} if self.crew.is_lost(root)}
+        unreadable = {
+            path: why for path in places if (why := self._why_not(path, path.parent in lost, now))
+        }
         found = [self.read.get(path) for path in places if path not in unreadable]
         jobs = [one for one in found if isinstance(one, ReadJob)]
         return FleetState(
             at=now,
             jobs=self._with_schedulers(jobs, until),
             unreadable=unreadable,
-            behind=sum(job.path in late for job in jobs),
+            behind=sum(job.path in late or job.path.parent in lost for job in jobs),
             strikes=self._ask("strikes", self.strikes, (), until),
             others=self._others(until),
         )
@@ -187,13 +190,15 @@ class Fleet:
             if path not in self.unreadable:
                 log.warning("failed to read job %s: %s", path, exc)
 
-    def _why_not(self, path: Path) -> str:
-        """Why the job cannot be shown; empty: it can."""
-        if (late_s := self.crew.busy_s(path)) >= LATE_S:
+    def _why_not(self, path: Path, is_lost: bool, now: float) -> str:
+        """Why the job cannot be shown; empty: it can. `is_lost`: the storage of its run root is."""
+        known, late_s = self.read.get(path), self.crew.busy_s(path)
+        if is_lost and isinstance(known, ReadJob):
+            late_s = max(late_s, now - known.snapshot.now)
+        if late_s >= LATE_S:
             return f"its file system has not responded for {format.duration(late_s)}"
         if path not in self.read:
-            return "it is still being read for the first time"
-        known = self.read[path]
+            return "its file system does not respond" if is_lost else "it is still being read"
         return known if isinstance(known, str) else ""
 
     def _forget_all_but(self, places: Mapping[Path, Place]) -> None:

@@ -51,11 +51,21 @@ class MailServer:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[int]:
-        server = await asyncio.start_server(self._talk, "127.0.0.1", 0)
+        talks: list[asyncio.Task[None]] = []
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            talks.append(asyncio.create_task(self._talk(reader, writer)))
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
         async with server:
             yield server.sockets[0].getsockname()[1]
+            await asyncio.gather(*talks)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError):
+            await self._answer(reader, writer)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         def say(text: str) -> None:
             writer.write(f"{text}\r\n".encode())
 
@@ -76,7 +86,6 @@ class MailServer:
                 break
             else:
                 say("250 ok")
-        writer.close()
 
 
 async def until(true: Callable[[], bool]) -> None:

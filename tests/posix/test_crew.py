@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from orchestrator.posix.crew import Crew
+from orchestrator.posix.crew import MOST_HANGING, Crew
 
 LONG_S = 60.0
 
@@ -68,6 +68,24 @@ def test_the_number_of_threads_is_limited() -> None:
     hang.set()
     crew.wait(LONG_S)
     assert crew.busy_s(49) == 0
+
+
+def test_storage_that_is_lost_takes_few_threads_and_is_used_once_it_is_back() -> None:
+    hang, done, crew = threading.Event(), list[int](), Crew(size=2, slow_s=0.01)
+    for number in range(500):
+        crew.give(f"lost {number}", lambda: hang.wait(LONG_S), "lost")
+    for number in range(50):
+        crew.give(number, partial(done.append, number), "good")
+    crew.wait(LONG_S)
+    assert sorted(done) == list(range(50))
+    assert (crew.is_lost("lost"), crew.is_lost("good")) == (True, False)
+    assert MOST_HANGING <= len(crew.unfinished()) <= MOST_HANGING + 2
+    hang.set()
+    while crew.unfinished():
+        time.sleep(0.001)
+    crew.give("lost 1", lambda: done.append(1), "lost")
+    crew.wait(LONG_S)
+    assert len(done) == 51
 
 
 def test_an_error_ends_no_other_call(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,9 +10,10 @@ import pytest
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.dashboard.reading.job_reader import JobReader, ReadJob
 from orchestrator.errors import JobError
+from orchestrator.posix.crew import MOST_HANGING, SIZE
 from orchestrator.web import fleet as fleet_module
 from orchestrator.web.fleet import Place
-from tests.dashboard.dashboard_story import started
+from tests.dashboard.dashboard_story import StoryClock, started
 from tests.web.served_jobs import PATIENT_S, fleet_of, renamed, written
 
 
@@ -32,7 +33,7 @@ class Storage:
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> list[RunDir]:
-    return [written(tmp_path / f"j{n}", renamed(started(), f"j{n}")) for n in range(30)]
+    return [written(tmp_path / str(n) / f"j{n}", renamed(started(), f"j{n}")) for n in range(30)]
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def storage(jobs: list[RunDir], monkeypatch: pytest.MonkeyPatch) -> Iterator[Sto
 
 def test_storage_that_hangs_hides_no_other_job(jobs: list[RunDir], storage: Storage) -> None:
     fleet = fleet_of(jobs)
-    fleet.crew._slow_s = 0.05
+    fleet.crew.slow_s = 0.05
     state = fleet.look()
     assert [job.path for job in state.jobs] == [one.path for one in jobs[12:]]
     assert set(state.unreadable) == storage.hangs
@@ -65,11 +66,40 @@ def test_a_job_is_shown_as_it_was_until_its_storage_is_late(
     hangs, storage.hangs = storage.hangs, set()
     fleet = fleet_of(jobs)
     assert len(fleet.look().jobs) == len(jobs)
-    fleet.crew._slow_s = 0.05
+    fleet.crew.slow_s = 0.05
     storage.hangs = hangs
     monkeypatch.setattr(fleet_module, "LATE_S", PATIENT_S)
     state = fleet.look()
     assert (len(state.jobs), state.unreadable) == (len(jobs), {})
+
+
+def test_a_file_system_that_is_lost_takes_few_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = [written(tmp_path / "lost" / f"j{n}", started()) for n in range(40)]
+    good = [written(tmp_path / "good" / f"j{n}", started()) for n in range(5)]
+    storage, before = Storage([]), threading.active_count()
+    monkeypatch.setattr(JobReader, "look", lambda reader, now: storage(reader, now))
+    monkeypatch.setattr(fleet_module, "LATE_S", 5.0)
+    fleet = fleet_of([*lost, *good])
+    assert len(fleet.look().jobs) == 45
+    fleet.crew.slow_s = 0.05
+    fleet.limit_s = 0.5
+    storage.hangs = {one.path for one in lost}
+    fleet.look()
+    while fleet.look().behind < len(lost):
+        pass
+    clock = fleet.clock
+    assert isinstance(clock, StoryClock)
+    clock.at += 10
+    state = fleet.look()
+    assert {job.path for job in state.jobs} == {one.path for one in good}
+    assert [job.snapshot.now for job in state.jobs] == [clock.at] * len(good)
+    assert "has not responded for 10 s" in state.unreadable[lost[-1].path]
+    assert threading.active_count() - before <= MOST_HANGING + SIZE
+    storage.back.set()
+    while fleet.look().unreadable:
+        pass
 
 
 def test_a_list_of_jobs_that_hangs_leaves_the_known_jobs(jobs: list[RunDir]) -> None:
@@ -83,7 +113,7 @@ def test_a_list_of_jobs_that_hangs_leaves_the_known_jobs(jobs: list[RunDir]) -> 
 
     fleet = fleet_of(jobs)
     fleet.places = listed
-    fleet.crew._slow_s = 0.05
+    fleet.crew.slow_s = 0.05
     assert len(fleet.look().jobs) == len(jobs)
     hangs = True
     assert len(fleet.look().jobs) == len(jobs)
@@ -93,7 +123,7 @@ def test_a_list_of_jobs_that_hangs_leaves_the_known_jobs(jobs: list[RunDir]) -> 
 def test_what_is_not_known_yet_is_said(jobs: list[RunDir]) -> None:
     back, fleet = threading.Event(), fleet_of(jobs)
     fleet.places = lambda: (back.wait(PATIENT_S) and [Place(run_dir=one) for one in jobs]) or []
-    fleet.crew._slow_s = 0.01
+    fleet.crew.slow_s = 0.01
     assert "still being listed" in fleet.look().others.problem
     back.set()
     while len((state := fleet.look()).jobs) < len(jobs):

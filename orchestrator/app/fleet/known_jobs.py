@@ -132,7 +132,7 @@ def _looked(crew: Crew, calls: Calls) -> list[KnownJob]:
         found[number] = call()
 
     for number, (job, call) in enumerate(calls):
-        crew.give((job.path, job.user), partial(look, number, call))
+        crew.give((job.path, job.user), partial(look, number, call), job.path.parent)
     crew.wait(LOOK_S)
     jobs = (found.get(number, job) for number, (job, _) in enumerate(calls))
     return [job for job in jobs if job is not None]

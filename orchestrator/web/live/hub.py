@@ -80,9 +80,8 @@ class Hub:
         if await self._want(state, address):
             state = await self.looker(LOOK_S)
         page = await self._page(state, address)
-        if (
-            page.status == NOT_FOUND
-        ):  # a message may link to an incident that is newer than the look
+        # A message may link to an incident that is newer than the last look.
+        if page.status == NOT_FOUND:
             state = await self.looker(LOOK_S, self._pause_s())
             page = await self._page(state, address)
         return page, _at(state, page)
@@ -105,9 +104,8 @@ class Hub:
         """Have a job read that ended long ago. Returns whether it was not read yet."""
         if address.name is None or not self.fleet.idle:
             return False
-        found = await self.lane.run(
-            LOOK_S, meant, [row.run_dir for row in state.others.rows], address
-        )
+        others = [row.run_dir for row in state.others.rows]
+        found = await self.lane.run(LOOK_S, meant, others, address)
         unread = False
         for path in self.fleet.idle_paths(found):
             self.fleet.want(path)

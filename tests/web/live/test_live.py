@@ -209,7 +209,8 @@ def test_a_new_incident_is_found_although_the_last_look_is_older(tmp_path: Path)
         served.hold_s = 0.5  # longer than a page waits for a new look
         lines = b"".join(map(to_line, journal(recovered())))
         run_dir.journal.write_bytes(lines)
-        await asyncio.sleep(0.1)
+        while served.hub.looker.age_s <= served.hub._pause_s():
+            await asyncio.sleep(0.01)
         async with session.get(f"{base}/job/quickstart/incident/1") as page:
             assert page.status == 200
 
@@ -224,7 +225,7 @@ def test_a_page_says_of_which_time_the_job_is(run_dir: RunDir, monkeypatch: Any)
     async def use(session: aiohttp.ClientSession, base: str) -> None:
         async with session.get(f"{base}/job/quickstart") as page:
             assert "as of 2023-11-14 22:15:00" in await page.text()
-        served.fleet.crew._slow_s = 0.01
+        served.fleet.crew.slow_s = 0.01
         hang = lambda reader, now: back.wait(60) and look(reader, now)  # noqa: E731
         monkeypatch.setattr(JobReader, "look", hang)
         served.clock.at += 10
