@@ -118,9 +118,9 @@ async def _serve(
     listening = Listening(
         bind=wanted.bind, port=wanted.port, socket=wanted.socket, tls=_tls(wanted)
     )
-    writing = None
+    tasks = [asyncio.create_task(_look_first(looker))]
     if wanted.textfile is not None:
-        writing = asyncio.create_task(keep_textfile(looker, exposition, wanted.textfile))
+        tasks.append(asyncio.create_task(keep_textfile(looker, exposition, wanted.textfile)))
     try:
         async with serving(app, listening) as port:
             started(_address(wanted, port))
@@ -131,8 +131,14 @@ async def _serve(
             f"cannot listen at {where}: {exc.strerror or exc}", fix="choose another with --port"
         ) from exc
     finally:
-        if writing is not None:
-            writing.cancel()
+        for task in tasks:
+            task.cancel()
+
+
+async def _look_first(looker: Looker) -> None:
+    """Read the jobs before the first request, whose answer has the error if there is one."""
+    with suppress(OSError, NdctlError):
+        await looker(LIST_WAIT_S)
 
 
 def pages_of(

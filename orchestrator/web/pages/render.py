@@ -97,7 +97,7 @@ class Renderer:
         run_dirs = state.run_dirs()
         found = meant(run_dirs, address)
         if len(found) != 1:
-            return _choice(rows_of(state), found, address)
+            return _choice(state, found, address)
         job = state.job(found[0])
         if job is None or isinstance(lines, str):
             row = next(one for one in rows_of(state) if one.run_dir == found[0])
@@ -162,13 +162,15 @@ class Kept(Generic[Key, Value]):
                 self._kept.pop(next(iter(self._kept)))
 
 
-def _choice(rows: list[JobRow], found: list[str], address: Address) -> Page:
+def _choice(state: FleetState, found: list[str], address: Address) -> Page:
     if not found:
         said = f"No job {address.name} is known here: it was removed, or its name is another."
+        if state.others.problem:
+            said = f"No job {address.name} is known here yet: {state.others.problem}."
         return notice("no such job", said, 404, ("/", "all jobs"))
     links = {
         f"c{number}": row("p", f"c{number}", _link(one, address.incident), f" of {one.user}")
-        for number, one in enumerate(one for one in rows if one.run_dir in found)
+        for number, one in enumerate(one for one in rows_of(state) if one.run_dir in found)
     }
     said = row("p", "said", f"{len(found)} jobs have the name {address.name}:")
     return _of_rows(f"{address.name}: which one?", {"said": said, **links}, 300)
