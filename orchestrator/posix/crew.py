@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 SIZE = 8
 """Threads that work at the same time."""
-SLOW_S = 2.0
+SLOW_S = 3.0
 """A call that takes longer no longer counts among the `SIZE`, and is not waited for."""
 MOST_HANGING = 8
 """When so many calls about one file system take long, it seems to be lost, and no more begin."""

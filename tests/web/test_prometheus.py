@@ -25,7 +25,7 @@ from orchestrator.web.server import Listening, Looker, application, serving
 from tests.dashboard.dashboard_story import broken, finished, started
 from tests.manifests.monitoring import FOLDER
 from tests.manifests.test_monitoring import dashboard
-from tests.web.served_jobs import HOSTILE, written
+from tests.web.served_jobs import HOSTILE, patient, written
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 TOKEN = "s3cret"
@@ -59,7 +59,7 @@ def test_promtool_accepts_the_rules_and_the_metrics(tmp_path: Path) -> None:
     checked = told(PROMTOOL, "check", "rules", str(FOLDER / "rules.yaml"))
     assert checked.returncode == 0, checked.stderr
     run_dir = written(tmp_path / HOSTILE.replace("/", ""), finished(), range(1, 30))
-    state = Fleet(lambda: [Place(run_dir=run_dir)], SystemClock()).look()
+    state = patient(Fleet(lambda: [Place(run_dir=run_dir)], SystemClock())).look()
     checked = told(PROMTOOL, "check", "metrics", text=Exposition().text(state, "")[0])
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
@@ -118,7 +118,7 @@ def test_a_failed_job_fires_its_alert(tmp_path: Path) -> None:
     move_to(jobs, clock.now())
 
     async def run() -> None:
-        fleet = Fleet(lambda: [Place(run_dir=one) for one in jobs], clock)
+        fleet = patient(Fleet(lambda: [Place(run_dir=one) for one in jobs], clock))
         app = application(Looker(fleet.look), Access(token=TOKEN), Exposition())
         async with serving(app, Listening()) as port, aiohttp.ClientSession() as session:
             with prometheus(tmp_path, port) as api:

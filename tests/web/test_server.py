@@ -23,7 +23,7 @@ from orchestrator.web.metrics.exposition import Exposition, quantiles
 from orchestrator.web.of_leader import MOST_STREAMS, LeaderWeb, serving_job
 from orchestrator.web.server import Listening, Looker, application, keep_textfile, serving
 from tests.dashboard.dashboard_story import StoryClock, started
-from tests.web.served_jobs import written
+from tests.web.served_jobs import patient, written
 
 TOKEN = "s3cret-t0ken"
 
@@ -34,7 +34,7 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 
 def fleet(run_dir: RunDir) -> Fleet:
-    return Fleet(lambda: [Place(run_dir=run_dir)], StoryClock())
+    return patient(Fleet(lambda: [Place(run_dir=run_dir)], StoryClock()))
 
 
 def asked(

@@ -3,17 +3,24 @@
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
+from orchestrator.app.fleet import known_jobs as known_jobs_module
+from orchestrator.app.fleet.known_jobs import HANGS, Scope, known_jobs
 from orchestrator.app.fleet.summaries import Reader
 from orchestrator.contract.files import env, exit_codes
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import CancelRequested
+from orchestrator.posix.crew import Crew
 from orchestrator.registry.store import own_entries
 from tests.agent.world import TurnedClock
 from tests.cli.test_verbs import another_user, ndctl, ndctl_json
+from tests.dashboard.dashboard_story import StoryClock, finished
 from tests.jobs_on_disk import JOB, SPEC, NoCluster, cluster, lead
+from tests.web.served_jobs import renamed, written
 
 __all__ = ["cluster"]
 
@@ -208,3 +215,24 @@ def test_hosts_of_all_jobs_are_shown_from_any_folder(elsewhere: Path) -> None:
     assert [job["name"] for job in hosts[0]["jobs"]] == [JOB]
     assert f"used by {JOB}" in ndctl("hosts", "show", "host-1").output
     assert ndctl("hosts", "show", "host-7").exit_code == exit_codes.BAD_JOB_STATE
+
+
+def test_a_run_directory_that_hangs_delays_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, back, owner = tmp_path / "runs", threading.Event(), known_jobs_module._owner
+    for name in ("hangs", "works"):
+        written(root / name, renamed(finished(), name))
+
+    def slow_owner(run_dir: RunDir) -> str:
+        if run_dir.path.name == "hangs":
+            back.wait(60)
+        return owner(run_dir)
+
+    monkeypatch.setattr(known_jobs_module, "_owner", slow_owner)
+    crew, scope = Crew(slow_s=0.05), Scope(run_root=str(root))
+    for _ in range(3):
+        found = known_jobs(scope, {}, StoryClock(), crew)
+        assert {job.path.name: job.problem for job in found} == {"hangs": HANGS, "works": ""}
+    assert len(crew.unfinished()) == 1
+    back.set()

@@ -16,7 +16,7 @@ from tests.agent.world import TurnedClock
 from tests.cli.test_verbs import ndctl
 from tests.dashboard.dashboard_story import finished
 from tests.jobs_on_disk import JOB, SPEC, NoCluster, cluster
-from tests.web.served_jobs import PATIENT_S, renamed, written
+from tests.web.served_jobs import patient, renamed, written
 
 __all__ = ["cluster"]
 
@@ -38,7 +38,7 @@ class Served:
         self.fleet = Fleet(
             self.jobs.places, self.clock, self.jobs.statuses, self.jobs.strikes, self.jobs.others
         )
-        self.fleet.limit_s = PATIENT_S
+        patient(self.fleet)
 
     def look(self, later_s: float = 0.0) -> FleetState:
         self.clock.sleep(later_s)

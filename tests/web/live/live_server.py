@@ -18,7 +18,7 @@ from orchestrator.web.metrics.exposition import Exposition
 from orchestrator.web.pages.render import Renderer
 from orchestrator.web.server import Listening, Looker, application, serving
 from tests.dashboard.dashboard_story import START, StoryClock
-from tests.web.served_jobs import PATIENT_S
+from tests.web.served_jobs import patient
 
 Use = Callable[[aiohttp.ClientSession, str], Awaitable[None]]
 
@@ -36,7 +36,7 @@ class Served:
         self.places = [Place(run_dir=one, idle=idle) for one in run_dirs]
         self.clock = StoryClock(START + 100)
         self.fleet = Fleet(lambda: self.places, self.clock, led=True)
-        self.fleet.limit_s = PATIENT_S
+        patient(self.fleet)
         self.looks = 0
         self.most, self.access = most, access
         self.hold_s = 0.0

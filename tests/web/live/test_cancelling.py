@@ -22,6 +22,7 @@ from tests.cli.test_verbs import ndctl
 from tests.jobs_on_disk import JOB, SPEC, NoCluster, cluster
 from tests.web.browser import CHROMIUM, WHY_NOT, chromium, tab
 from tests.web.pages.html_page import parsed
+from tests.web.served_jobs import patient
 
 __all__ = ["cluster"]
 
@@ -41,7 +42,7 @@ async def served(run_dir: RunDir, *, allow_cancel: bool) -> AsyncIterator[str]:
     """As `ndctl serve --no-token`."""
     clock = SystemClock()
     jobs = ServedJobs((run_dir.path.parent,), os.environ, clock)
-    fleet = Fleet(jobs.places, clock, jobs.statuses, jobs.strikes, jobs.others)
+    fleet = patient(Fleet(jobs.places, clock, jobs.statuses, jobs.strikes, jobs.others))
     looker = Looker(fleet.look)
     names = frozenset({"127.0.0.1"})
     more = pages_of(jobs, fleet, looker, allow_cancel=allow_cancel)

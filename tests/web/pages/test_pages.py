@@ -45,7 +45,7 @@ from tests.dashboard.dashboard_story import (
     started,
 )
 from tests.web.pages.html_page import Found, parsed, parsed_page
-from tests.web.served_jobs import HOSTILE, PATIENT_S, renamed, state_of, written
+from tests.web.served_jobs import HOSTILE, patient, renamed, state_of, written
 
 SCRIPTS = (
     "<script>alert(1)</script>",
@@ -63,9 +63,7 @@ MOST_BYTES = 150_000
 def led(run_dirs: Sequence[RunDir], at: float = START + 100) -> FleetState:
     """The jobs while they have a leader."""
     places = [Place(run_dir=one) for one in run_dirs]
-    fleet = Fleet(lambda: places, StoryClock(at), led=True)
-    fleet.limit_s = PATIENT_S
-    return fleet.look()
+    return patient(Fleet(lambda: places, StoryClock(at), led=True)).look()
 
 
 def page_of(state: FleetState, address: Address, renderer: Renderer | None = None) -> Page:
@@ -393,7 +391,7 @@ def test_a_change_makes_the_new_page_of_the_old_one(
 def test_a_step_changes_a_few_rows_of_a_large_job(tmp_path: Path) -> None:
     run_dir = written(tmp_path / "large", renamed(started(2000, 8), "large"), range(1, 5))
     fleet = Fleet(lambda: [Place(run_dir=run_dir)], StoryClock(START + 100), led=True)
-    fleet.limit_s = PATIENT_S
+    patient(fleet)
     renderer = Renderer()
     before = page_of(fleet.look(), job("large"), renderer)
     assert len(before.blocks["hosts"]) == 2000
