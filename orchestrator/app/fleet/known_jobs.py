@@ -3,6 +3,7 @@
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -141,9 +142,10 @@ def _looked(crew: Crew, calls: Calls) -> list[KnownJob]:
 def _here(root: Path) -> Calls:
     def look(path: Path) -> KnownJob | None:
         run_dir = RunDir(path)
-        if not run_dir.journal.exists():
-            return None
-        return KnownJob(path=path, user=_owner(run_dir), found=Found(run_dir))
+        with suppress(OSError):  # a folder of another user
+            if run_dir.journal.exists():
+                return KnownJob(path=path, user=_owner(run_dir), found=Found(run_dir))
+        return None
 
     paths = folders(root)
     return [(KnownJob(path=one, user="", problem=HANGS), partial(look, one)) for one in paths]
