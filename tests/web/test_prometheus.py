@@ -98,7 +98,8 @@ async def until(session: aiohttp.ClientSession, path: str, key: str) -> list[Any
     """The list that this answer has at `key`, once it is not empty."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
-        with contextlib.suppress(aiohttp.ClientError):
+        # While Prometheus starts it answers in words that are no JSON.
+        with contextlib.suppress(aiohttp.ClientError, json.JSONDecodeError):
             found = (await get(session, path))["data"][key]
             if found:
                 return list(found)
