@@ -10,7 +10,8 @@ new source is off by as much as known sources differ.
     spread   root of the mean square distance to the center, each source with the same weight, with
              two sources more that are spread as all sources are
     range    center +- width x spread; `width` is the smallest for which 90 % of the runs of sources
-             that were left out are inside
+             that were left out are inside. Runs whose axes no other source has are off by more, so
+             the group of all runs has a width of its own, from such runs alone
 """
 
 import math
@@ -33,9 +34,22 @@ LEVELS: Sequence[Callable[[Compared], Key]] = (
     lambda one: (one.architecture, one.axes, one.length),
     lambda one: (one.architecture, one.axes, 0),
     lambda one: ("any", one.axes, 0),
-    lambda one: ("any", "any", 0),
+    lambda one: EVERYTHING,
 )
 """What runs of a group have in common, the most first."""
+
+
+EVERYTHING: Key = ("any", "any", 0)
+
+
+class Widths(NamedTuple):
+    like: float
+    """For groups that have the axes of a plan."""
+    alone: float
+    """For the group of all runs, whose ranges are for axes that no two sources have."""
+
+    def of(self, key: Key) -> float:
+        return self.alone if key == EVERYTHING else self.like
 
 
 class Group(NamedTuple):
@@ -87,22 +101,33 @@ def _by_source(group: Iterable[Compared]) -> dict[str, list[Compared]]:
     return found
 
 
-def group_for(groups: dict[Key, Group], one: Compared) -> Group:
-    return next(groups[level(one)] for level in LEVELS if level(one) in groups)
+def key_for(groups: dict[Key, Group], one: Compared) -> Key:
+    return next(level(one) for level in LEVELS if level(one) in groups)
 
 
-def width_of(found: Sequence[Compared]) -> float:
-    """Spreads by which a range must reach out. Rows and sources both get the share `INSIDE`."""
-    scores: dict[str, list[float]] = {}
+def widths_of(found: Sequence[Compared]) -> Widths:
+    """Spreads by which ranges must reach out. Rows and sources both get the share `INSIDE`."""
+    scores: dict[str, list[tuple[bool, float]]] = {}
     for name, own in _by_source(found).items():
         groups = groups_of([one for one in found if one.source != name])
-        scores[name] = [
-            abs(math.log(one.ratio) - group.center) / group.spread
-            for one in own
-            for group in (group_for(groups, one),)
-        ]
-    by_run = [(score, 1.0) for own in scores.values() for score in own]
-    by_source = [(score, 1 / len(own)) for own in scores.values() for score in own]
+        scores[name] = [_score(groups, one) for one in own]
+    near = [[score for alone, score in own if not alone] for own in scores.values()]
+    like = _width([own for own in near if own])
+    far = [[score for alone, score in own if alone] for own in scores.values()]
+    # Less is known of such runs, so few of them must not make their range narrower.
+    return Widths(like, max(like, _width([own for own in far if own]) if any(far) else like))
+
+
+def _score(groups: dict[Key, Group], one: Compared) -> tuple[bool, float]:
+    """Whether no run with these axes is in a group, and spreads between the run and the center."""
+    key = key_for(groups, one)
+    group = groups[key]
+    return key == EVERYTHING, abs(math.log(one.ratio) - group.center) / group.spread
+
+
+def _width(scores: Sequence[Sequence[float]]) -> float:
+    by_run = [(score, 1.0) for own in scores for score in own]
+    by_source = [(score, 1 / len(own)) for own in scores for score in own]
     return max(_quantile(by_run), _quantile(by_source))
 
 
@@ -118,32 +143,31 @@ def _quantile(weighted: Iterable[tuple[float, float]]) -> float:
 
 def ranges_of(found: Sequence[Compared]) -> list[ErrorRange]:
     """The ranges of runs that have something in common, the most similar runs first."""
-    width = width_of(found)
+    widths = widths_of(found)
     return [
         ErrorRange(
-            architecture=architecture,
-            axes=axes,
-            tokens=tokens,
-            low=round(math.exp(group.center - width * group.spread), 3),
-            high=round(math.exp(group.center + width * group.spread), 3),
+            architecture=key[0],
+            axes=key[1],
+            tokens=key[2],
+            low=round(math.exp(group.center - widths.of(key) * group.spread), 3),
+            high=round(math.exp(group.center + widths.of(key) * group.spread), 3),
             runs=group.runs,
             sources=group.sources,
         )
-        for (architecture, axes, tokens), group in groups_of(found).items()
+        for key, group in groups_of(found).items()
     ]
 
 
 def left_out(found: Sequence[Compared]) -> dict[str, list[bool]]:
-    """For each source whether its published speeds are inside ranges, and a width, that only the
+    """For each source whether its published speeds are inside ranges, and widths, that only the
     other sources gave."""
     result = {}
     for name, own in _by_source(found).items():
         others = [one for one in found if one.source != name]
-        groups, width = groups_of(others), width_of(others)
+        groups, widths = groups_of(others), widths_of(others)
+        scores = [_score(groups, one) for one in own]
         result[name] = [
-            abs(math.log(one.ratio) - group.center) <= width * group.spread
-            for one in own
-            for group in (group_for(groups, one),)
+            score <= (widths.alone if alone else widths.like) for alone, score in scores
         ]
     return result
 

@@ -40,6 +40,8 @@ class Source(Struct, frozen=True, kw_only=True):
     use: Literal["calibration", "checked", "held out"]
     reads: str
     stack: Stack = "torch"
+    network: Literal["infiniband", "ethernet"] = "infiniband"
+    """Kind of the links between hosts. RoCE is `ethernet`."""
 
 
 class Run(NamedTuple):
@@ -67,6 +69,7 @@ class Hardware(NamedTuple):
     hosts_per_nvlink_block: int
     """0: NVLink ends with the host."""
     stack: Stack
+    network: str
 
 
 @cache
@@ -108,6 +111,7 @@ def _hardware(source: Source, row: Mapping[str, str]) -> Hardware:
         inter_host_bytes_per_s=row["inter_host_bytes_per_s"],
         hosts_per_nvlink_block=int(row.get("hosts_per_nvlink_block") or 0),
         stack=source.stack,
+        network=source.network,
     )
 
 
@@ -148,10 +152,11 @@ def _models() -> Mapping[str, Mapping[str, Any]]:
 @cache
 def _fabric(given: Hardware) -> Fabric:
     overrides: dict[str, Any] = {
-        "calibration": {"attention": given.attention, **STACKS[given.stack]}
+        "calibration": {"attention": given.attention, **STACKS[given.stack]},
+        "inter_host": {"kind": given.network},
     }
     if given.inter_host_bytes_per_s:
-        overrides["inter_host"] = {"bytes_per_s": float(given.inter_host_bytes_per_s)}
+        overrides["inter_host"]["bytes_per_s"] = float(given.inter_host_bytes_per_s)
     hosts, block = given.hosts, given.hosts_per_nvlink_block
     blocks = [block] * (hosts // block) + [hosts % block] if block else []
     return Fabric(

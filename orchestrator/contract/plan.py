@@ -25,6 +25,8 @@ class Memory(Struct, frozen=True, kw_only=True):
     items: Mapping[str, int]
     peak_bytes_range: tuple[int, int] | None = None
     """10th and 90th percentile; None: unknown."""
+    basis: str | None = None
+    """What the range rests on."""
     fits: float | None = None
     """Likelihood that the peak fits the device, from the spread of published allocators; None:
     unknown."""

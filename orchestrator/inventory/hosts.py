@@ -78,7 +78,8 @@ class Inventory(Struct, frozen=True, kw_only=True):
             used, count = kinds.most_common(1)[0]
             for host in able:
                 if _kind(host) != used:
-                    reasons[host.name] = f"is {_kind(host)}, and {count} others are {used}"
+                    others = f"{count} others are" if count > 1 else "another one is"
+                    reasons[host.name] = f"is {_kind(host)}, and {others} {used}"
         return reasons
 
     def fabric(self, devices: int | None = None) -> Fabric | None:

@@ -11,7 +11,8 @@ SPLITTING = ("tp", "cp", "pp")
 LENGTHS = (8192, 32768, 10**9)
 """Longest sequences of each class of lengths. The last class has no limit."""
 GUESSED = (0.5, 1.5)
-"""Share of the predicted speed, if the constants of the device are guesses. An estimate."""
+"""Share of the predicted speed, if the constants of the device are guesses, or the model has
+experts. An estimate."""
 
 CALIBRATED = (0.6, 1.4)
 """The same, if `ndctl calibrate` measured a device of which no run is published. An estimate."""
@@ -46,6 +47,12 @@ def speed_range(setup: Setup, calibration: Calibration) -> SpeedRange:
         return SpeedRange(
             low, high, "no run like this is published; `ndctl calibrate` measured the device"
         )
+    if setup.shape.num_experts:
+        return SpeedRange(*GUESSED, "no run of a model with experts is published")
+    if setup.lora is not None:
+        every = calibration.ranges[-1]
+        basis = f"no run with adapters is published; range of all {every.runs} published runs"
+        return SpeedRange(every.low, every.high, basis)
     axes = axes_of(setup.mesh)
     for found in calibration.ranges:
         if found.axes in (axes, "any") and found.tokens in (length_of(setup.tokens), 0):

@@ -17,8 +17,7 @@ from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.planner import space_of_hosts
 from orchestrator.plan.search.admitted import checkpointings, first_mesh, likely_mesh, micro_sizes
-from orchestrator.plan.search.best import search
-from orchestrator.plan.search.hosts import with_hosts
+from orchestrator.plan.search.hosts import find, with_hosts
 from orchestrator.plan.search.rule import Hosts, Request
 from orchestrator.plan.search.rules import refusals, wished_pipelines
 from orchestrator.plan.search.search_space import Option, Space
@@ -49,8 +48,9 @@ def beside(made: Plan, spec: JobSpec, inventory: Inventory, config: Mapping[str,
     reasons = [str(one) for one in refusals(request, mesh)]
     option: Option | None = None
     if not reasons:
-        options = search(space, "memory" if spec.objective == "memory" else "throughput").options
-        option = options[0] if options else None
+        aim = "memory" if spec.objective == "memory" else "throughput"
+        space, found = find(space, aim)
+        option = found.options[0] if found.options else None
     if option is None:
         option = _smallest(space, mesh)
         if option is not None and space.is_too_large(option.memory.peak_bytes):

@@ -24,9 +24,9 @@ from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.placement.arrange import arrange
 from orchestrator.plan.search.admitted import first_mesh, likely_mesh
 from orchestrator.plan.search.alternatives import nearest_plans
-from orchestrator.plan.search.best import Found, search
+from orchestrator.plan.search.best import Found
 from orchestrator.plan.search.edits import show_value, value_at
-from orchestrator.plan.search.hosts import fabric_of, with_fewest_hosts, with_hosts
+from orchestrator.plan.search.hosts import fabric_of, find, with_hosts
 from orchestrator.plan.search.prices import FixedKeys, price_list
 from orchestrator.plan.search.rule import Hosts, Refusal, Request
 from orchestrator.plan.search.rules import refusals
@@ -34,7 +34,13 @@ from orchestrator.plan.search.search_space import Option, Space
 from orchestrator.plan.search.smallest_change import SpecChange, smallest_changes
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.show.methods import methods_of
-from orchestrator.plan.show.notes import comparison_of, dtype_notes, idle_note, notes_of
+from orchestrator.plan.show.notes import (
+    comparison_of,
+    dtype_notes,
+    idle_note,
+    margin_note,
+    notes_of,
+)
 from orchestrator.plan.sizes import COMPUTE_BYTES
 
 
@@ -54,16 +60,13 @@ def plan(
         PlanError: no plan; it lists every broken rule and the nearest specs that have a plan.
     """
     shape = shape_of(config)
-    space = _space(spec, inventory, shape)
-    if spec.objective == "fewest_hosts":
-        space, found = with_fewest_hosts(space)
-    else:
-        found = search(space, spec.objective)
+    wished = _space(spec, inventory, shape)
+    space, found = find(wished, spec.objective)
     if not found.options:
-        raise _too_large(space, inventory, found)
+        raise _too_large(wished, space.limit, inventory, found)
     made = _plan_of(space, inventory, found)
     made = corrected(made, found.options[0].setup, space.fabric, earlier)
-    return replace(made, notes=(*made.notes, *dtype_notes(spec, space)))
+    return replace(made, notes=(*made.notes, *margin_note(spec, space), *dtype_notes(spec, space)))
 
 
 def with_prices(made: Plan, spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Plan:
@@ -154,14 +157,14 @@ def _refusal(
     return PlanError("\n  ".join([_head(spec), *map(str, broken)]), fix=fix)
 
 
-def _too_large(space: Space, inventory: Inventory, found: Found) -> PlanError:
-    """Some mesh breaks no rule, but none fits the memory of a device."""
+def _too_large(space: Space, limit: int, inventory: Inventory, found: Found) -> PlanError:
+    """Some mesh breaks no rule, but none fits the `limit` bytes of a device."""
     assert found.least is not None
     items = sorted(found.least.items.items(), key=lambda pair: -pair[1])
     most = ", ".join(f"{item} {show_bytes(size)}" for item, size in items[:4])
     reason = (
         f"memory: the smallest plan needs {show_bytes(found.least.peak_bytes)} on its fullest rank"
-        f" ({most}, …), a device has {show_bytes(space.limit)}"
+        f" ({most}, …), a device has {show_bytes(limit)}"
     )
     families = [f"{one.family}: {one.constraint} ({one.count})" for one in found.rejected]
     fixes = smallest_changes(space, inventory)

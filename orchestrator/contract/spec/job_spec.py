@@ -41,9 +41,10 @@ class ClusterSpec(Struct, frozen=True, kw_only=True):
     the ones given here. null: the hosts report their devices."""
     spare_hosts: Annotated[int, AtLeast(0), AtMost(MOST_HOSTS)] = 0
     """Hosts that register and wait, to replace a host that fails."""
-    memory_margin: Annotated[float, AtLeast(0), AtMost(0.5)] = 0.0
+    memory_margin: Annotated[float, AtLeast(0), AtMost(0.5)] | Auto = "auto"
     """Share of a device's memory that a plan leaves free, besides what the allocator is expected to
-    lose to fragmentation. 0.04 lets a plan fit with 9 of 10 published allocators."""
+    lose to fragmentation. `auto`: 0.04 on GPUs, with which a plan fits with 9 of 10 published
+    allocators; if no plan leaves that much free, plans may fill the device, with a note."""
     slurm: SlurmSpec = field(default_factory=SlurmSpec)
     """Used by `backend: slurm`."""
     kubernetes: KubernetesSpec = field(default_factory=KubernetesSpec)

@@ -194,7 +194,7 @@ def _time(time: StepTime, found: Posterior, correction: SpeedCorrection) -> Step
 
 
 def _scaled(plan: Plan, time: StepTime, factor: float) -> Plan:
-    """All times of a plan change alike, because nobody knows which part of a step was wrong."""
+    """All times of a plan change alike, because it is unknown which part of a step was wrong."""
     return replace(
         plan,
         time=time,

@@ -15,7 +15,7 @@ from orchestrator.contract.plan import Memory
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.inventory.profile import Fabric
 from orchestrator.plan.memory.activations import layer_of
-from orchestrator.plan.memory.peak_range import fits_share, peak_range
+from orchestrator.plan.memory.peak_range import basis_of, fits_share, peak_range
 from orchestrator.plan.memory.reserve import reserve_bytes
 from orchestrator.plan.memory.states import (
     MASTER_BYTES,
@@ -57,7 +57,8 @@ class Peak(NamedTuple):
             device_bytes=fabric.profile.memory_bytes if fabric else None,
             worst_rank=f"pp stage {rank.number}" if setup.mesh.pp > 1 else "every rank",
             items={**_items(rank), **self.reserve},
-            peak_bytes_range=peak_range(rank.peak, self.reserve),
+            peak_bytes_range=peak_range(setup, rank.peak, self.reserve),
+            basis=basis_of(setup),
             fits=fits_share(rank.peak, self.reserve, fabric.profile.memory_bytes)
             if fabric
             else None,

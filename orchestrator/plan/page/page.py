@@ -14,7 +14,6 @@ from orchestrator.plan.figures import (
     three_digits,
 )
 from orchestrator.plan.memory.over_step import MemoryOverStep
-from orchestrator.plan.memory.peak_range import BASIS
 from orchestrator.plan.page.markup import Markup, element, grid_table
 from orchestrator.plan.page.memory_chart import legend, memory_chart
 from orchestrator.plan.page.rank_map import map_rules, rank_map
@@ -222,7 +221,8 @@ def _basis(page: Page) -> Iterator[Markup]:
         if time.correction is not None:
             rows.append(["", "", history_of(time.correction)])
     if memory is not None and memory.peak_bytes_range is not None:
-        rows.append(["peak memory", " to ".join(map(show_bytes, memory.peak_bytes_range)), BASIS])
+        peaks = " to ".join(map(show_bytes, memory.peak_bytes_range))
+        rows.append(["peak memory", peaks, memory.basis or ""])
     if rows:
         yield grid_table(["number", "10th to 90th percentile", "rests on"], rows, left=3)
     if page.hardware:

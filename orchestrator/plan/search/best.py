@@ -139,7 +139,7 @@ def search(space: Space, objective: str) -> Found:
     slower = sum(map(len, families)) - len(too_large) - len(options)
     return Found(
         options=options,
-        rejected=rejected_families(barred, too_large, slower, objective),
+        rejected=rejected_families(barred, too_large, space.limit, slower, objective),
         least=min(too_large.values(), key=lambda memory: memory.peak_bytes, default=None),
     )
 

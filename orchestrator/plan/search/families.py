@@ -16,13 +16,15 @@ MANY = 4
 def rejected_families(
     barred: Mapping[Bar, Sequence[Mesh]],
     too_large: Mapping[Mesh, Memory],
+    limit: int,
     others: int,
     objective: str,
 ) -> tuple[Rejected, ...]:
-    """Counts every mesh that is not shown once. `others` fit but rank below those shown."""
+    """Counts every mesh that is not shown once. Plans may use `limit` bytes of a device. `others`
+    fit but rank below those shown."""
     return (
         *(_of_rule(*bar, found) for bar, found in barred.items()),
-        *_of_memory(too_large),
+        *_of_memory(too_large, limit),
         *_of_rank(others, objective),
     )
 
@@ -35,7 +37,7 @@ def _of_rule(axis: str, limit: str, found: Sequence[Mesh]) -> Rejected:
     return Rejected(family=f"{axis}={_shown(degrees)}", constraint=limit, count=len(found))
 
 
-def _of_memory(too_large: Mapping[Mesh, Memory]) -> Iterator[Rejected]:
+def _of_memory(too_large: Mapping[Mesh, Memory], limit: int) -> Iterator[Rejected]:
     groups: dict[str, list[Mesh]] = defaultdict(list)
     for mesh, memory in too_large.items():
         groups[max(memory.items, key=lambda item: memory.items[item])].append(mesh)
@@ -44,9 +46,14 @@ def _of_memory(too_large: Mapping[Mesh, Memory]) -> Iterator[Rejected]:
         yield Rejected(
             family=_axes(found),
             constraint=f"need {show_bytes(least.peak_bytes)} or more of"
-            f" {show_bytes(least.device_bytes or 0)}, most for {item}",
+            f" {_room(limit, least.device_bytes or 0)}, most for {item}",
             count=len(found),
         )
+
+
+def _room(limit: int, device: int) -> str:
+    margin = "" if limit == device else f" ({show_bytes(device)} less the margin)"
+    return f"{show_bytes(limit)}{margin}"
 
 
 def _of_rank(others: int, objective: str) -> Iterator[Rejected]:

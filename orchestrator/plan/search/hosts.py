@@ -30,6 +30,18 @@ def with_hosts(space: Space, hosts: int) -> Space:
     return replace(space, spec=spec, fabric=replace(space.fabric, hosts=hosts))
 
 
+def find(space: Space, objective: str) -> tuple[Space, Found]:
+    """The best plans, and the space that has them. An automatic margin must not refuse a job that
+    may run, so if no plan leaves it free, plans may fill the memory of a device."""
+    if objective == "fewest_hosts":
+        searched, found = with_fewest_hosts(space)
+    else:
+        searched, found = space, search(space, objective)
+    if found.options or space.spec.cluster.memory_margin != "auto":
+        return searched, found
+    return find(space.filled(), objective)
+
+
 def with_fewest_hosts(space: Space) -> tuple[Space, Found]:
     """The smallest number of hosts on which a plan fits, and the fastest plans on them."""
     for hosts in range(min(least_hosts(space), space.fabric.hosts), space.fabric.hosts):

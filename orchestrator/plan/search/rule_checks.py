@@ -80,7 +80,10 @@ def long_sequence(case: Case) -> Broken | None:
     most = case.shape.max_positions
     if case.spec.data.sequence_length <= most:
         return None
-    return Broken(f"the model's max_position_embeddings is {most}")
+    return Broken(
+        f"the model's max_position_embeddings is {most}, and a longer sequence needs a model.config"
+        " with more"
+    )
 
 
 def sliding_window(case: Case) -> Broken | None:

@@ -52,6 +52,8 @@ def smallest_changes(space: Space, inventory: Inventory) -> tuple[SpecChange, ..
     if not found:
         fitting = (one for one in _many(space, inventory) if _fits(space, inventory, one.edits))
         found += islice(fitting, SHOWN)
+    if not found and space.spec.cluster.memory_margin == "auto":
+        return smallest_changes(space.filled(), inventory)
     return tuple(found)
 
 

@@ -22,7 +22,6 @@ from orchestrator.plan.figures import (
     show_traffic,
     three_digits,
 )
-from orchestrator.plan.memory.peak_range import BASIS
 from orchestrator.plan.show.bars import bars
 from orchestrator.plan.show.decision import decision_json, describe_decision
 from orchestrator.plan.show.grid import grid
@@ -107,9 +106,10 @@ def _split(plan: Plan) -> list[str]:
     )
     assert micro is not None
     assert times is not None
+    total = parallel * micro * times
     batch = (
-        f"{parallel * micro * times:,} sequences per step = {parallel:,} data-parallel ranks x"
-        f" micro batch {micro} x {times} accumulated"
+        f"{total:,} sequence{'s' * (total > 1)} per step = {parallel:,} data-parallel"
+        f" rank{'s' * (parallel > 1)} x micro batch {micro} x {times} accumulated"
     )
     return [
         *labelled("mesh", f"{plan.mesh}{ranks} on {hosts}{of}"),
@@ -193,7 +193,7 @@ def _memory(plan: Plan) -> list[str]:
     )
     if memory.peak_bytes_range:
         low, high = map(show_bytes, memory.peak_bytes_range)
-        lines += labelled("", f"{low} to {high}: {BASIS}")
+        lines += labelled("", f"{low} to {high}: {memory.basis}")
     if memory.fits is not None:
         lines += labelled("", _fits(memory.fits))
     lines += bars(plan.memory_along_pp or [memory])

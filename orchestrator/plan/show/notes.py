@@ -8,7 +8,7 @@ from orchestrator.contract.plan import StepTime
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.inventory.hosts import Inventory
 from orchestrator.plan.figures import show_bytes
-from orchestrator.plan.search.search_space import MODEST_BYTES, Option, Space
+from orchestrator.plan.search.search_space import AUTO_MARGIN, MODEST_BYTES, Option, Space
 from orchestrator.plan.setup import Setup
 
 SHOWN = 4
@@ -54,6 +54,15 @@ def comparison_of(space: Space, options: Sequence[Option]) -> str | None:
         f" Up to {by.typical:.1%} count as equal: the planned ratio of two speeds was off by more"
         f" for half of {by.pairs} pairs of published runs of one model on the same hosts"
     )
+
+
+def margin_note(spec: JobSpec, space: Space) -> Iterator[str]:
+    """`spec` is as the user wrote it; `space` has the plan."""
+    if spec.cluster.memory_margin != space.spec.cluster.memory_margin:
+        yield (
+            f"no plan leaves {AUTO_MARGIN:.0%} of a device's memory free (cluster.memory_margin="
+            "auto), so this one may run out of memory"
+        )
 
 
 def dtype_notes(spec: JobSpec, space: Space) -> Iterator[str]:

@@ -97,7 +97,7 @@ cluster:
   hosts: 2
   gpus_per_host: 2
   spare_hosts: 1
-  memory_margin: 0.0
+  memory_margin: auto
   slurm:
     partition: train
     time: 1-00:00:00
