@@ -85,11 +85,23 @@ def read_written(
     path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
 ) -> Written:
     """The spec with the places of its values."""
+    return written_in(read_document(path, overrides, environ), path, overrides)
+
+
+def read_document(
+    path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Document:
+    """The values of the spec in the file `path`, which `written_in` checks."""
     text = read_text(path, "examples/ has specs")
     if path.suffix == ".py":
         message = f"{path}: this is a Python script, not a job spec"
         raise SpecError(message, fix=f"ndctl run -- {path}, or a spec with run: {{script: {path}}}")
-    spec, document = _load(text, str(path), overrides, environ)
+    return _document(text, str(path), overrides, environ)
+
+
+def written_in(document: Document, path: Path, overrides: Sequence[str]) -> Written:
+    """The spec in `document`, which was read from `path` with `overrides`."""
+    spec = decode_document(_class_of(document), document, _advised)
     return Written(spec=spec, path=path.absolute(), overrides=tuple(overrides), document=document)
 
 
@@ -124,12 +136,13 @@ def load_spec(
         SpecError: with all problems, each with its place, value, limit and fix. Its cause is an
             `Invalid` with the same problems as values.
     """
-    return _load(text, source, overrides, environ)[0]
+    document = _document(text, source, overrides, environ)
+    return decode_document(_class_of(document), document, _advised)
 
 
-def _load(
+def _document(
     text: str, source: str, overrides: Sequence[str], environ: Mapping[str, str] | None
-) -> tuple[CommonSpec, Document]:
+) -> Document:
     document = parse(text, source)
     if not isinstance(document.data, dict):
         empty = document.data is None
@@ -155,7 +168,7 @@ def _load(
         expand(document, environ)
     _use_settings(document, environ)
     _check_patterns(document)
-    return decode_document(_class_of(document), document, _advised), document
+    return document
 
 
 def _use_settings(document: Document, environ: Mapping[str, str] | None) -> None:

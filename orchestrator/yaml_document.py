@@ -317,12 +317,23 @@ def spec_error(
     source: str, problems: Sequence[tuple[str, Problem]], also: Sequence[NdctlError] = ()
 ) -> SpecError:
     """All problems in one, each with its place; those in `also` have none."""
-    lines = [*(_line(place, problem) for place, problem in problems), *map(str, also)]
+    lines = _lines(problems, also)
     if len(lines) > 1:
         lines = [f"{source} has {len(lines)} problems", *lines]
     error = SpecError("\n".join(lines), placed=problems, also=also)
     error.__cause__ = Invalid(problem for _, problem in problems)
     return error
+
+
+def texts_of(error: NdctlError) -> list[str]:
+    """The text of each problem in `error`."""
+    if isinstance(error, SpecError) and len(error.placed) + len(error.also) > 1:
+        return _lines(error.placed, error.also)
+    return [str(error)]
+
+
+def _lines(problems: Sequence[tuple[str, Problem]], also: Sequence[NdctlError]) -> list[str]:
+    return [*(_line(place, problem) for place, problem in problems), *map(str, also)]
 
 
 def _line(place: str, problem: Problem) -> str:

@@ -200,7 +200,7 @@ def _read_union(kinds: tuple[Any, ...], data: Any, path: str, problems: list[Pro
         # Only one member of the union is an object, so report the mistakes inside that object.
         return _read(objects[0], data, path, problems)
     found: list[Problem] = []
-    # The first member that accepts the value wins. Their problems are reported only if none does.
+    # The first member that accepts the value wins. If none does, one problem lists what all accept.
     for kind in kinds:
         tried: list[Problem] = []
         value = _read(kind, data, path, tried)
@@ -215,7 +215,6 @@ def _read_union(kinds: tuple[Any, ...], data: Any, path: str, problems: list[Pro
     fix = guesses[0] if guesses else f"set {path} to {limit}"
     problems.append(Problem(path=path, value=data, limit=limit, fix=fix))
     return None
-    # No member fits. One problem lists what all members accept.
 
 
 def _read_tagged(kinds: Mapping[str, Any], data: Any, path: str, problems: list[Problem]) -> Any:

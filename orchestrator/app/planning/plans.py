@@ -64,9 +64,12 @@ def plan_spec(
         SpecError, PlanError: with everything that is wrong.
         BackendError: the cluster is unreachable.
     """
-    from orchestrator.load import read_written
+    from orchestrator.app.planning.reading import read_and_judge
 
-    return _planned(read_written(path, overrides, environ), environ, inventory, run_root, purpose)
+    def planned(written: "Written") -> Planned:
+        return _planned(written, environ, inventory, run_root, purpose)
+
+    return planned(read_and_judge(path, overrides, environ, planned))
 
 
 def plan_and_look(
@@ -81,12 +84,16 @@ def plan_and_look(
 
     With `Given`, plan for those nodes of Slurm. The SpecError also lists missing inputs.
     """
+    from orchestrator.app.planning.reading import read_and_judge
     from orchestrator.load import read_written
 
-    written = read_written(path, overrides, environ)
+    def planned(written: "Written") -> Planned:
+        return _looked_and_planned(written, environ, inventory, run_root, purpose)
+
     if isinstance(purpose, Given):
-        written = read_written(path, (*overrides, *_as_given(written, purpose)), environ)
-    return _looked_and_planned(written, environ, inventory, run_root, purpose)
+        written = read_written(path, overrides, environ)
+        overrides = (*overrides, *_as_given(written, purpose))
+    return planned(read_and_judge(path, overrides, environ, planned))
 
 
 def plan_and_look_back(
@@ -103,9 +110,13 @@ def plan_and_look_back(
         SpecError: the checkpoint has another model or other data than the spec.
         JobError: the job cannot resume with any spec.
     """
-    from orchestrator.load import read_written
+    from orchestrator.app.planning.reading import read_and_judge
 
-    written = read_written(path, overrides, environ)
+    def planned(written: "Written") -> Planned:
+        # Whether a job can resume depends on nearly all keys, so a wrong one leaves it open.
+        return _looked_and_planned(written, environ, inventory, run_root, purpose)
+
+    written = read_and_judge(path, overrides, environ, planned)
     return _looked_and_planned(written, environ, inventory, run_root, purpose, resume=True)
 
 

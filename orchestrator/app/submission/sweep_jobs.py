@@ -154,10 +154,13 @@ def _name(base: str, values: Sequence[str], *, kubernetes: bool) -> str:
 
 
 def _refusal(refused: Sequence[tuple[str, NdctlError]], total: int) -> NdctlError:
-    """One error for all combinations. Equal messages are printed once."""
+    """One error for all combinations. Equal problems are printed once."""
+    from orchestrator.yaml_document import texts_of
+
     alike: dict[str, list[str]] = {}
     for values, exc in refused:
-        alike.setdefault(str(exc), []).append(values)
+        for text in texts_of(exc):
+            alike.setdefault(text, []).append(values)
     told = [
         f"{'all combinations' if len(ones) == total else ', '.join(ones)}: {said}"
         for said, ones in alike.items()
