@@ -98,7 +98,7 @@ def exec_(
 
     The command shares the devices of the ranks, and has NDCTL_RUN_DIR and NDCTL_HOST. On Slurm it
     is a step of the job (srun --overlap), which only the job's user may add; on Kubernetes it runs
-    in the pod, for which you need the right to create pods/exec, and gets no standard input.
+    in the pod, for which you need the right to create pods/exec, and has no terminal.
     """
     import sys
 

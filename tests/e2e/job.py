@@ -57,7 +57,10 @@ class Ndctl:
     def environ(self) -> dict[str, str]:
         return {**os.environ, "NDCTL_RUN_ROOT": str(self.run_root), "COLUMNS": "100"}
 
-    def __call__(self, *words: str, timeout: float = WAIT_S) -> CommandResult:
+    def __call__(
+        self, *words: str, timeout: float = WAIT_S, given: str | None = None
+    ) -> CommandResult:
+        """Run a command to its end. `given` is its standard input; None: that of the tests."""
         done = subprocess.run(
             [sys.executable, "-m", "orchestrator", *words],
             env=self.environ,
@@ -66,6 +69,7 @@ class Ndctl:
             text=True,
             timeout=timeout,
             check=False,
+            input=given,
         )
         return CommandResult(done.returncode, done.stdout, done.stderr)
 

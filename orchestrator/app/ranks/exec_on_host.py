@@ -35,7 +35,8 @@ def exec_on_host(
         # A pod has its own variables, so the shell's `env` sets these.
         named = [f"{name}={text}" for name, text in _names(run.job.launch, chosen).items()]
         argv = ["env", *named, *argv]
-        return found.copy.exec_on(chosen, argv, _to(sys.stdout.fileno()), _to(sys.stderr.fileno()))
+        outputs = _to(sys.stdout.fileno()), _to(sys.stderr.fileno())
+        return found.copy.exec_on(chosen, argv, *outputs, _standard_input())
     if run.job.backend == "slurm":
         return _on_slurm(run.job.launch, name, chosen, argv, environ)
     from orchestrator.system import run_attached
@@ -83,6 +84,17 @@ def srun_command(job_id: str, host: str, argv: Sequence[str], *, terminal: bool)
         *(["--pty"] if terminal else []),
         *argv,
     ]
+
+
+def _standard_input() -> int | None:
+    """The descriptor of the standard input; None if it is closed, or a terminal that another
+    program reads: the kernel stops a background process that reads its terminal."""
+    if sys.stdin is None:
+        return None
+    descriptor = sys.stdin.fileno()
+    if os.isatty(descriptor) and os.tcgetpgrp(descriptor) != os.getpgrp():
+        return None
+    return descriptor
 
 
 def _to(descriptor: int) -> Callable[[bytes], object]:

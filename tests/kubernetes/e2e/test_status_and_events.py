@@ -60,6 +60,14 @@ def test_a_job_is_shown_as_last_known_while_the_api_server_is_down(
     words = ("sh", "-c", "echo $NDCTL_HOST; echo wrong >&2; sleep 1; exit 7")
     done = other_machine("exec", JOB, "--host", host, "--", *words)
     assert (done.code, done.out.split(), "wrong" in done.err) == (7, [host], True)
+    # A megabyte goes in and out at once, and `sort` only writes when its input has ended.
+    lines = "".join(f"{number:07d}\n" for number in range(131_072, 0, -1))
+    done = other_machine(
+        "exec", JOB, "--host", host, "--", "sh", "-c", "tee /dev/stderr | sort", given=lines
+    )
+    assert done.code == 0
+    assert done.out.splitlines() == sorted(lines.splitlines())
+    assert done.err == lines
 
     job.testbed.stop_control_plane()
     done = other_machine("status", JOB)

@@ -4,6 +4,7 @@ Exec works over WebSocket only.
 """
 
 import asyncio
+import contextlib
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -69,35 +70,45 @@ class _Server:
             raise web.HTTPBadRequest(text="the container is not running")
         socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
         await socket.prepare(request)
-        process = await asyncio.create_subprocess_exec(
-            *container.command(request.query.getall("command")),
-            env=dict(container.environ),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        assert process.stdout is not None
-        assert process.stderr is not None
-        reading = asyncio.create_task(_feed(socket, process))
-        await asyncio.gather(
-            _pump(socket, STDOUT, process.stdout), _pump(socket, STDERR, process.stderr)
-        )
-        status = json.dumps(_verdict(await process.wait())).encode()
-        await socket.send_bytes(bytes([ERROR]) + status)
-        reading.cancel()
-        await socket.close()
+        command = container.command(request.query.getall("command"))
+        takes_input = request.query.get("stdin") == "true"
+        await run_command(socket, command, dict(container.environ), takes_input=takes_input)
         return socket
+
+
+async def run_command(
+    socket: web.WebSocketResponse, argv: list[str], environ: dict[str, str], *, takes_input: bool
+) -> None:
+    """Runs a command with its streams on the channels of `socket`, which it closes."""
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        env=environ,
+        stdin=asyncio.subprocess.PIPE if takes_input else asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    reading = asyncio.create_task(_feed(socket, process))
+    await asyncio.gather(
+        _pump(socket, STDOUT, process.stdout), _pump(socket, STDERR, process.stderr)
+    )
+    status = json.dumps(_verdict(await process.wait())).encode()
+    await socket.send_bytes(bytes([ERROR]) + status)
+    reading.cancel()
+    await socket.close()
 
 
 async def _feed(socket: web.WebSocketResponse, process: asyncio.subprocess.Process) -> None:
     """Copies the client's input to the command; kills the command when the client disconnects."""
-    assert process.stdin is not None
     async for message in socket:
         data = message.data if isinstance(message.data, bytes) else message.data.encode()
-        if data[:1] == b"\0":
+        if data[:1] == b"\0" and process.stdin is not None:
             process.stdin.write(data[1:])
-            await process.stdin.drain()
-    process.kill()
+            with contextlib.suppress(ConnectionError):  # The command reads no more.
+                await process.stdin.drain()
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
 
 
 async def _pump(socket: web.WebSocketResponse, channel: int, stream: asyncio.StreamReader) -> None:

@@ -19,7 +19,7 @@ from orchestrator.backends.kubernetes.api.api_errors import (
     Missing,
     refusal,
 )
-from orchestrator.backends.kubernetes.api.pod_exec import Output, execute, stream
+from orchestrator.backends.kubernetes.api.pod_exec import Streams, execute, stream
 from orchestrator.backends.kubernetes.api.requests import APPLY, METADATA, READ_S, Requests
 from orchestrator.backends.kubernetes.resources import Object, Resource, lookup, resource_of
 from orchestrator.contract.read_json import read_json
@@ -292,7 +292,7 @@ class Api:
         pod: str,
         container: str,
         argv: Sequence[str],
-        outputs: tuple[Output, Output],
+        streams: Streams,
     ) -> int:
         """Run a command in a pod until it ends, and pass its output on; returns the exit code."""
-        return stream(self.access, namespace, pod, container, argv, outputs)
+        return stream(self.access, namespace, pod, container, argv, streams)

@@ -23,6 +23,7 @@ from msgspec.structs import asdict, replace
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
 from orchestrator.backends.kubernetes.api.client import Api
+from orchestrator.backends.kubernetes.api.pod_exec import Input, Streams
 from orchestrator.backends.kubernetes.mirror.fetch import read_news
 from orchestrator.backends.kubernetes.mirror.mirror_paths import IN_CLUSTER, REMOTE, is_mirror
 from orchestrator.backends.kubernetes.mirror.pod_logs import (
@@ -459,10 +460,10 @@ class Mirror:
 
     # Its end
 
-    def cancel(self) -> Completed | None:
+    def cancel(self, by: str) -> Completed | None:
         """Run `ndctl cancel` in a pod; None if no pod runs, answers, or may be asked. The caller
         then suspends the job, which also makes the ranks save and exit."""
-        return self._run(["cancel", self.remote.job, "--no-wait"], CANCEL_S)
+        return self._run(["cancel", self.remote.job, "--no-wait", "--by", by], CANCEL_S)
 
     def snapshot(self) -> Completed | None:
         """Run `ndctl snapshot` in a pod; None as for `cancel`."""
@@ -480,6 +481,7 @@ class Mirror:
         argv: Sequence[str],
         out: Callable[[bytes], object],
         err: Callable[[bytes], object],
+        given: int | None,
     ) -> int:
         remote = self.remote
         pods = [pod for pod in self.pods(remote) if object_fields.node_of(pod) == host]
@@ -491,7 +493,9 @@ class Mirror:
             )
         container = names.CONTAINERS[remote.kind]
         pod = name_of(running[0])
-        return self.api.stream_exec(remote.namespace, pod, container, argv, (out, err))
+        source = None if given is None else Input(given, remote.python)
+        streams = Streams(out=out, err=err, given=source)
+        return self.api.stream_exec(remote.namespace, pod, container, argv, streams)
 
     def _run(self, words: Sequence[str], timeout_s: float) -> Completed | None:
         """Run a command of ndctl in the first pod that answers."""
