@@ -323,8 +323,9 @@ class JobCopy(Protocol):
         """Fetch logs of ranks, of some hosts or of all, and return which could not be fetched.
         `follow`: keep fetching new lines."""
 
-    def cancel(self) -> Completed | None:
-        """Ask the leader to end the job; None if none of its processes can be asked."""
+    def cancel(self, by: str) -> Completed | None:
+        """Ask the leader to end the job for the person `by`; None if none of its processes can be
+        asked."""
 
     def snapshot(self) -> Completed | None:
         """The JSON of `ndctl snapshot`, run in the job's cluster; None if none of the job's
@@ -339,9 +340,13 @@ class JobCopy(Protocol):
         argv: Sequence[str],
         out: Callable[[bytes], object],
         err: Callable[[bytes], object],
+        given: int | None,
     ) -> int:
         """Run a command beside the ranks of a host until it ends, pass its output on, and return
         its exit code.
+
+        Args:
+            given: descriptor of its standard input; None: it has none.
 
         Raises:
             JobError: the job does not run on this host.

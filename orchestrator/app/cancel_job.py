@@ -40,13 +40,19 @@ def _what_ranks_do(job: JobSubmitted) -> str:
 
 
 def cancel(
-    run_dir: RunDir, environ: Mapping[str, str], clock: Clock, found: Found | None = None
+    run_dir: RunDir,
+    environ: Mapping[str, str],
+    clock: Clock,
+    found: Found | None = None,
+    by: str | None = None,
 ) -> str:
     """Ask the leader to stop; without a leader, end what is left. Returns what was done, as text.
 
     Args:
         found: how the job was found. Its run directory may be on another machine.
+        by: who cancels it, for the journal; None: this user.
     """
+    by = by or user()
     run = replay(run_dir)
     name = run_dir.path.name
     if run.job is None:
@@ -57,22 +63,22 @@ def cancel(
             raise _has_ended(name, run)
         return _end_what_is_left(run, run_dir, environ, clock)
     if found is not None and found.copy is not None:
-        return _cancel_there(found.here(run), found.copy, environ, clock)
+        return _cancel_there(found.here(run), found.copy, environ, clock, by)
     led = has_writer(run_dir.journal)
-    if led and _ask_to_cancel(run_dir, run.job.launch.launch, environ):
+    if led and _ask_to_cancel(run_dir, run.job.launch.launch, environ, by):
         return f"cancelling {name}: {_what_ranks_do(run.job)}"
     refuse_while_submitting(run_dir)
     if not led:
         # InUse: a leader started after `has_writer` was asked. It did not get the order, so the
         # job is ended below, as if the leader could not be reached.
         with suppress(InUse):
-            return _cancel_without_leader(run, run_dir, environ, clock)
+            return _cancel_without_leader(run, run_dir, environ, clock, by)
     clear(run, environ, clock)
     if replay(run_dir).ending is not None:
         return (
             f"{name} was ended by its scheduler, because its leader could not be reached from here"
         )
-    if record_cancel(run_dir, user(), clock):
+    if record_cancel(run_dir, by, clock):
         return f"{name} was cancelled {NOT_BEGUN}"
     return f"{name} was cancelled: its leader could not be reached, so its processes were ended"
 
@@ -95,7 +101,7 @@ def _end_what_is_left(run: Run, run_dir: RunDir, environ: Mapping[str, str], clo
 
 
 def _cancel_without_leader(
-    run: Run, run_dir: RunDir, environ: Mapping[str, str], clock: Clock
+    run: Run, run_dir: RunDir, environ: Mapping[str, str], clock: Clock, by: str
 ) -> str:
     """Record the end first, so that a queued job exits at once if it starts.
 
@@ -103,7 +109,7 @@ def _cancel_without_leader(
         InUse: a leader has the journal.
         BackendError: the end is recorded, but the scheduler was not reached.
     """
-    waiting = record_cancel(run_dir, user(), clock)
+    waiting = record_cancel(run_dir, by, clock)
     try:
         left = standing(run, environ, clock)
         clear(run, environ, clock)
@@ -130,10 +136,12 @@ def _not_reached(
     )
 
 
-def _cancel_there(run: Run, copy: JobCopy, environ: Mapping[str, str], clock: Clock) -> str:
+def _cancel_there(
+    run: Run, copy: JobCopy, environ: Mapping[str, str], clock: Clock, by: str
+) -> str:
     """Cancel in one of the job's pods; if no pod runs, end what the scheduler has of the job."""
     name = copy.run_dir.path.name
-    done = copy.cancel()
+    done = copy.cancel(by)
     if done is not None and done.code == 0:
         return done.out or f"cancelling {name}"
     with suppress(BackendError):
@@ -142,18 +150,18 @@ def _cancel_there(run: Run, copy: JobCopy, environ: Mapping[str, str], clock: Cl
         raise JobError(f"job {name} has already ended: {ended.state}", fix="nothing to cancel")
     clear(run, environ, clock)
     copy.let_go()
-    record_cancel(copy.run_dir, user(), clock)
+    record_cancel(copy.run_dir, by, clock)
     return f"{name} had no running pod to ask; what was left of it was ended"
 
 
-def _ask_to_cancel(run_dir: RunDir, launch: int, environ: Mapping[str, str]) -> bool:
+def _ask_to_cancel(run_dir: RunDir, launch: int, environ: Mapping[str, str], by: str) -> bool:
     """Whether the leader accepted the order.
 
     Raises:
         BackendError: the leader refused the order.
     """
     request = Request(
-        path=CANCEL_PATH, purpose="cancel", body={"by": user()}, timeout_s=CANCEL_TIMEOUT_S
+        path=CANCEL_PATH, purpose="cancel", body={"by": by}, timeout_s=CANCEL_TIMEOUT_S
     )
     answer = ask_leader(run_dir, launch, environ, request)
     if answer is None:

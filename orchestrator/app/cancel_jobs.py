@@ -38,8 +38,10 @@ def cancel_all(
     say: Callable[[str], object],
     *,
     wait: bool,
+    by: str | None = None,
 ) -> Cancelled:
-    """Cancel each job that has not ended. If one fails, the others are cancelled all the same."""
+    """Cancel each job that has not ended. If one fails, the others are cancelled all the same.
+    `by`: who cancels them; None: this user."""
     with ThreadPoolExecutor(MAX_PARALLEL) as pool:
 
         def each(work: Callable[[Found], _Outcome], found: Sequence[Found]) -> list[_Outcome]:
@@ -50,7 +52,7 @@ def cancel_all(
                 outcomes.append(outcome)
             return outcomes
 
-        outcomes = each(lambda found: _ask(found, environ, clock), jobs)
+        outcomes = each(lambda found: _ask(found, environ, clock, by), jobs)
         if wait:
             asked = [one.found for one in outcomes if not one.ended and one.error is None]
             rest = [one for one in outcomes if one.ended or one.error is not None]
@@ -58,12 +60,12 @@ def cancel_all(
     return _summary(outcomes, wait=wait)
 
 
-def _ask(found: Found, environ: Mapping[str, str], clock: Clock) -> _Outcome:
+def _ask(found: Found, environ: Mapping[str, str], clock: Clock, by: str | None) -> _Outcome:
     try:
         run = replay(found.run_dir)
         if run.ending is not None:
             return _Outcome(found, ended=run.ending)
-        return _Outcome(found, told=cancel(found.run_dir, environ, clock, found))
+        return _Outcome(found, told=cancel(found.run_dir, environ, clock, found, by))
     except NdctlError as exc:
         return _Outcome(found, error=exc)
 

@@ -97,6 +97,8 @@ class Found(Struct, frozen=True, kw_only=True):
     attempt: int
     decided: str = ""
     """What ndctl did about the hang."""
+    other_cause: str = ""
+    """Why the attempt failed, if it did not hang and its dumps do not show why; else empty."""
     in_order: str = ""
     """Says that the job is healthy or succeeded, even if this attempt failed; else empty."""
 
@@ -143,8 +145,15 @@ def diagnose_job(run_dir: RunDir, attempt: int | None, now: float) -> Found:
         )
     ended = {*unfit, *(ended_by_class(folder, CLASS) if there else ())}
     shown, verdict = judge(with_facts(scene, facts), last, ended)
-    did_then = decided(snapshot, chosen)
-    return Found(scene=shown, diagnosis=verdict, attempt=chosen, decided=did_then, in_order=healthy)
+    unexplained = verdict.kind == "not-known" and chosen not in story.hung
+    return Found(
+        scene=shown,
+        diagnosis=verdict,
+        attempt=chosen,
+        decided=decided(snapshot, chosen),
+        other_cause=_cause_of(snapshot, chosen) if unexplained else "",
+        in_order=healthy,
+    )
 
 
 def in_order(snapshot: Snapshot) -> str:
@@ -161,6 +170,15 @@ def in_order(snapshot: Snapshot) -> str:
         return ""
     ago = format.duration(shown.quiet_s)
     return f"{shown.name} is healthy: {at}, last step {ago} ago; no late ranks"
+
+
+def _cause_of(snapshot: Snapshot | None, attempt: int) -> str:
+    """Cause and culprit of the last incident of an attempt; empty without one."""
+    incidents = snapshot.seen.run.history.incidents if snapshot else ()
+    broke = [one for one in incidents if one.attempt == attempt]
+    if not broke:
+        return ""
+    return f"{format.one_line(broke[-1].cause)}; {format.culprit_text(broke[-1].culprit)}"
 
 
 def decided(snapshot: Snapshot | None, attempt: int) -> str:
@@ -240,8 +258,13 @@ def _stack(scene: HangEvidence, rank: int) -> tuple[str, ...]:
 def _newest_with_evidence(run_dir: RunDir, story: Story) -> int:
     if story.hung:
         return story.hung[-1]
-    with_files = [n for n in range(story.newest, 0, -1) if any(run_dir.traces(n).glob("*"))]
-    return with_files[0] if with_files else story.newest
+    with_files = (n for n in range(story.newest, 0, -1) if _has_evidence(run_dir.traces(n)))
+    return next(with_files, story.newest)
+
+
+def _has_evidence(folder: Path) -> bool:
+    """Whether something was written there: each rank opens its file of stacks when it starts."""
+    return any(file.stat().st_size for file in folder.glob("*"))
 
 
 def _on_hosts(
@@ -260,7 +283,11 @@ def job_text(found: Found) -> str:
     """Says first if the job is healthy, and nothing more if no attempt failed."""
     if found.diagnosis.kind == "healthy":
         return found.in_order
-    told = diagnosis_text(found.diagnosis, found.scene, found.attempt, found.decided)
+    if found.other_cause:
+        told = f"attempt {found.attempt} did not hang: {found.other_cause}"
+        told += f"\nndctl did   {found.decided}" if found.decided else ""
+    else:
+        told = diagnosis_text(found.diagnosis, found.scene, found.attempt, found.decided)
     before = f"{found.in_order}\nan earlier attempt failed:\n" if found.in_order else ""
     return before + told
 

@@ -305,12 +305,12 @@ class ServedJobs:
             self.told = dict(zip(unsure, answers, strict=True))
         return {path: self.told[path] for path in unsure}
 
-    def cancel(self, path: Path) -> str:
+    def cancel(self, path: Path, sender: str) -> str:
         """As `ndctl cancel --no-wait`. Raises NdctlError."""
-        from orchestrator.app.cancel_job import cancel
+        from orchestrator.app.cancel_job import cancel, user
 
-        found = self.found[path]
-        return cancel(found.run_dir, self.environ, self.clock, found)
+        found, by = self.found[path], f"{sender} on the web page of {user()}"
+        return cancel(found.run_dir, self.environ, self.clock, found, by)
 
     def strikes(self) -> Strikes:
         return tuple(self._strikes())

@@ -331,8 +331,13 @@ def _plain_dashboard(job: str, run_root: str | None, place: "Place | None") -> N
 @root_option
 @place_options
 @click.option("--no-wait", is_flag=True, help="Return without waiting for the jobs to end.")
+@click.option("--by", metavar="NAME", help="Who cancels them, for the journal.  [you]")
 def cancel(
-    jobs: tuple[str, ...], run_root: str | None, place: "Place | None", no_wait: bool
+    jobs: tuple[str, ...],
+    run_root: str | None,
+    place: "Place | None",
+    no_wait: bool,
+    by: str | None,
 ) -> None:
     """Cancel jobs. Their ranks write a checkpoint and exit."""
     from orchestrator.app import cancel_job
@@ -344,13 +349,13 @@ def cancel(
     named = find_all(jobs, run_root, place)
     found = [one for one, _ in named]
     if not _is_one(jobs, named):
-        outcome = cancel_all(found, os.environ, clock, say, wait=not no_wait)
+        outcome = cancel_all(found, os.environ, clock, say, wait=not no_wait, by=by)
         say(outcome.words)
         if outcome.error is not None:
             raise outcome.error
         return
     (one,) = found
-    say(cancel_job.cancel(one.run_dir, os.environ, clock, one))
+    say(cancel_job.cancel(one.run_dir, os.environ, clock, one, by))
     if not no_wait:
         with kept_fresh(one):
             say(cancel_job.wait_until_ended(one.run_dir, os.environ, clock, one))

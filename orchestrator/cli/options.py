@@ -390,7 +390,7 @@ def print_as(
         say(text(value))
 
 
-OFFLINE = "or plan without the cluster, for the hosts in a file: --inventory FILE"
+OFFLINE = "plan without the cluster, for the hosts in a file: --inventory FILE"
 """Fix of a command that plans, if the cluster cannot be asked."""
 Looks = Literal["not", "at-inputs", "at-checkpoint-too"]
 
@@ -421,7 +421,7 @@ def plan_for(
         planned = plan(Path(spec), overrides, os.environ, hosts, root, purpose)
     except BackendError as exc:
         if inventory is None and "--inventory" not in exc.fix:
-            exc.fix = "; ".join(filter(None, (exc.fix, OFFLINE)))
+            exc.fix = f"{exc.fix}; or {OFFLINE}" if exc.fix else OFFLINE
         raise
     warn_of_settings(planned.spec, planned.plan)
     return planned

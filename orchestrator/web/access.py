@@ -23,6 +23,8 @@ AGAIN = """\
 HOW = """\
 open the address that `ndctl serve` printed, or send the header Authorization: Bearer TOKEN
 """
+MOST_SAID = 100
+"""Characters of a header that are kept."""
 LOCAL_NAMES = ("localhost",)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -56,6 +58,24 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def sender(request: web.Request) -> str:
+    """Who sent a request, as far as it is known: the address, and what a proxy says. Only a proxy
+    on this machine is believed, because anybody else may send its headers too."""
+    address = request.remote or ""
+    if address and not is_loopback(address):
+        return f"someone at {address}"
+    user, before = (_said(request, name) for name in ("X-Forwarded-User", "X-Forwarded-For"))
+    if user or before:
+        at = f" at {before}" if before else ""
+        return f"{user or 'someone'}{at}, as the proxy says,"
+    return "someone on this machine"
+
+
+def _said(request: web.Request, header: str) -> str:
+    text = request.headers.get(header, "")[:MOST_SAID]
+    return "".join(one for one in text if one.isprintable())
 
 
 def guarded(access: Access) -> Middleware:

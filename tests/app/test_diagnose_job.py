@@ -276,3 +276,26 @@ def test_a_decision_replaces_the_advice(tmp_path: Path, cluster: NoCluster) -> N
     assert "exclude the host" not in said
     assert "ndctl did   " in said
     assert "restart" in said.partition("ndctl did")[2].splitlines()[0]
+
+
+def test_of_a_rank_that_was_killed_the_incident_is_told_and_no_hang_is_looked_for(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    led(tmp_path, *attempt_fails(1), stepped(NOW + 190, attempt=2))
+    reached(tmp_path, 8, NOW + 190)
+    run_dir = RunDir(tmp_path / JOB)
+    for attempt in (1, 2):
+        run_dir.traces(attempt).mkdir(parents=True)
+        (run_dir.traces(attempt) / "rank-0.stacks").touch()  # as each rank does when it starts
+    with leading(tmp_path):
+        assert said_at(tmp_path, NOW + 195).splitlines() == [
+            f"{JOB} is healthy: step 8 of 24, last step 5.0 s ago; no late ranks"
+        ]
+        ended_in(run_dir.traces(1), {1: USUAL})
+        told = said_at(tmp_path, NOW + 195).splitlines()
+    assert told[1:3] == [
+        "an earlier attempt failed:",
+        "attempt 1 did not hang: rank 0 was killed by SIGKILL; culprit rank 0 on host-0",
+    ]
+    assert told[3].startswith("ndctl did   restart as attempt 2")
+    assert len(told) == 4

@@ -69,7 +69,7 @@ class FakeMirror:
         self.logs_of.append(tuple(hosts))
         return ()
 
-    def cancel(self) -> Completed | None:
+    def cancel(self, by: str) -> Completed | None:
         return None
 
     def snapshot(self) -> Completed | None:
@@ -84,6 +84,7 @@ class FakeMirror:
         argv: Sequence[str],
         out: Callable[[bytes], object],
         err: Callable[[bytes], object],
+        given: int | None,
     ) -> int:
         out(f"{host}: {' '.join(argv)}".encode())
         return 3

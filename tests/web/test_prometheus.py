@@ -90,7 +90,7 @@ def prometheus(folder: Path, port: int) -> Iterator[str]:
 
 
 async def get(session: aiohttp.ClientSession, path: str, **query: str) -> Any:
-    async with session.get(f"{path}?{urlencode(query)}") as said:
+    async with session.get(f"{path}?{urlencode(query)}" if query else path) as said:
         return json.loads(await said.text())
 
 
@@ -98,13 +98,28 @@ async def until(session: aiohttp.ClientSession, path: str, key: str) -> list[Any
     """The list that this answer has at `key`, once it is not empty."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
-        # While Prometheus starts it answers in words that are no JSON.
+        # Until it is ready, Prometheus answers with text.
         with contextlib.suppress(aiohttp.ClientError, json.JSONDecodeError):
             found = (await get(session, path))["data"][key]
             if found:
                 return list(found)
         await asyncio.sleep(0.2)
     raise AssertionError(f"no {key} at {path}")
+
+
+ABSENT = {
+    *("MFU", "Ranks that are not ok", "Struck hosts"),
+    # From the leader alone.
+    *("Heartbeat age of ranks", "Own work per step of ranks"),
+}
+"""Panels without data for the jobs here: no known device, no rank in trouble, no strike."""
+
+
+def concrete(expression: str) -> str:
+    """A query of the dashboard, for all jobs."""
+    for variable, value in (("$job", ".*"), ("$run_root", ".*"), ("$__rate_interval", "1m")):
+        expression = expression.replace(variable, value)
+    return expression
 
 
 def test_a_failed_job_fires_its_alert(tmp_path: Path) -> None:
@@ -138,14 +153,17 @@ def test_a_failed_job_fires_its_alert(tmp_path: Path) -> None:
                 assert types["ndctl_lost_seconds"][0]["type"] == "counter"
                 for panel in dashboard()["panels"]:
                     for target in panel["targets"]:
-                        query = (
-                            target["expr"]
-                            .replace("$job", ".*")
-                            .replace("$run_root", ".*")
-                            .replace("$__rate_interval", "1m")
-                        )
-                        answer = await get(session, f"{api}/query", query=query)
-                        assert answer["status"] == "success", (query, answer)
+                        query = urlencode({"query": concrete(target["expr"])})
+                        if panel["title"] in ABSENT:
+                            answer = await get(session, f"{api}/query?{query}")
+                            assert answer["status"] == "success", (query, answer)
+                        else:
+                            await until(session, f"{api}/query?{query}", "result")
+                # A counter whose first value is 1 has no increase, but the panel counts it.
+                (title,) = [p for p in dashboard()["panels"] if p["title"].startswith("Incidents")]
+                counted = concrete(title["targets"][0]["expr"])
+                answer = await get(session, f"{api}/query", query=counted)
+                assert answer["data"]["result"][0]["value"][1] == "1"
                 steps = await get(session, f"{api}/query", query="ndctl_step")
                 names = {one["metric"]["job_name"] for one in steps["data"]["result"]}
                 assert len(names) == 3

@@ -18,6 +18,7 @@ from orchestrator.errors import NdctlError
 from orchestrator.job.stage import ENDED
 from orchestrator.plan.page.markup import element
 from orchestrator.posix.run_with_timeout import within
+from orchestrator.web.access import sender
 from orchestrator.web.live.hub import Hub
 from orchestrator.web.live.routes import address_of, answer, still_reading
 from orchestrator.web.live.static import StaticFiles
@@ -30,8 +31,9 @@ CANCEL_S = 60.0
 """Limit for asking a leader or a scheduler. What was asked goes on after that."""
 FIELD = "token"
 
-Cancel = Callable[[Path], str]
-"""Cancels the job in this run directory, as `ndctl cancel --no-wait`. Returns what was done."""
+Cancel = Callable[[Path, str], str]
+"""Cancels the job in this run directory, as `ndctl cancel --no-wait`, for the person in the second
+argument. Returns what was done."""
 
 
 class CancelForms:
@@ -92,7 +94,7 @@ async def _cancelled(request: web.Request, hub: Hub, forms: CancelForms, cancel:
         said = "Nothing was cancelled: the page is older than the server or the job. Open it again."
         return notice("not cancelled", said, 403, back)
     try:
-        said = await within(CANCEL_S, cancel, job.path)
+        said = await within(CANCEL_S, cancel, job.path, sender(request))
     except TimeoutError:
         said = f"There was no answer for {CANCEL_S:.0f} s. The job's page shows whether it ends."
         return notice("no answer", said, 504, back)

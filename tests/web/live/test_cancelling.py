@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import getpass
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -9,12 +10,15 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from orchestrator.app.serve import ServedJobs, pages_of
 from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.events import CancelRequested
+from orchestrator.journal.journal import read
 from orchestrator.journal.snapshot import replay
 from orchestrator.system import SystemClock
-from orchestrator.web.access import Access
+from orchestrator.web.access import Access, sender
 from orchestrator.web.fleet import Fleet
 from orchestrator.web.metrics.exposition import Exposition
 from orchestrator.web.server import Listening, Looker, application, serving
@@ -88,6 +92,40 @@ def test_the_button_cancels_as_the_command_does(run_dir: RunDir) -> None:
 
     run(run_dir, use)
     assert replay(run_dir).ending == "CANCELLED"
+
+
+@pytest.mark.parametrize(
+    ("headers", "sender"),
+    [
+        ({}, "someone on this machine"),
+        ({"X-Forwarded-User": "ada"}, "ada, as the proxy says,"),
+        (
+            {"X-Forwarded-For": "10.1.2.3", "X-Forwarded-User": "a\x1fda" + 200 * "!"},
+            f"ada{96 * '!'} at 10.1.2.3, as the proxy says,",
+        ),
+    ],
+)
+def test_the_journal_says_who_pressed_the_button(
+    run_dir: RunDir, headers: Mapping[str, str], sender: str
+) -> None:
+    async def use(session: aiohttp.ClientSession, base: str) -> None:
+        action, fields = await form(session, base)
+        sent = {"Origin": base, **headers}
+        async with session.post(action, data=fields, headers=sent) as said:
+            assert said.status == 200
+
+    run(run_dir, use)
+    (asked,) = [
+        one.event for one in read(run_dir.journal) if isinstance(one.event, CancelRequested)
+    ]
+    assert asked.by == f"{sender} on the web page of {getpass.getuser()}"
+
+
+def test_headers_of_another_machine_are_not_believed() -> None:
+    headers = {"X-Forwarded-User": "ada", "X-Forwarded-For": "10.1.2.3"}
+    request = make_mocked_request("POST", "/", headers=headers).clone(remote="192.0.2.7")
+    assert sender(request) == "someone at 192.0.2.7"
+    assert sender(request.clone(remote="::1")) == "ada at 10.1.2.3, as the proxy says,"
 
 
 @pytest.mark.parametrize(
