@@ -10,6 +10,9 @@ from orchestrator.contract.files.run_dir import DEFAULT_RUN_ROOT, RunDir
 from orchestrator.errors import JobError
 from orchestrator.posix.denied import denied, owner_of
 
+MOST_NAME = 255
+"""Bytes of a file name on Linux's file systems; the system refuses to look for a longer one."""
+
 
 def run_root_of(option: str | None, environ: Mapping[str, str], spec_root: str = "") -> Path:
     """`--run-root`, else NDCTL_RUN_ROOT, else the spec's, else the user's, else the default."""
@@ -63,6 +66,8 @@ def is_pattern(name: str) -> bool:
 
 def has_run(run_root: Path, name: str) -> bool:
     """Raises JobError if the run directory belongs to another user."""
+    if len(os.fsencode(name)) > MOST_NAME:
+        return False
     path = run_root / name
     try:
         journal = path / "journal.jsonl"

@@ -6,6 +6,7 @@ codec interprets the values.
 """
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -309,6 +310,9 @@ class _Reader:
             tag = node.tag.replace("tag:yaml.org,2002:", "!!")
             limit = f"what its tag says ({tag})" if node.tag in SCALARS else "without a tag"
             fix = f"remove {tag} and keep only the value"
+            if len(node.value) > sys.get_int_max_str_digits() > 0 and tag == "!!int":
+                limit = f"a number of at most {sys.get_int_max_str_digits():,} digits"
+                fix = "write a smaller number"
             self.document.report(Problem(path=path, value=node.value, limit=limit, fix=fix))
             return None
 

@@ -4,7 +4,9 @@ This module and the modules of the commands import only click at the top. Each c
 the rest when it runs, so that `ndctl --help` stays fast.
 """
 
+import os
 import sys
+from errno import ENOSPC
 
 import click
 
@@ -101,6 +103,7 @@ for _command in (one for commands in SECTIONS.values() for one in commands):
 
 def main() -> None:
     """Entry point. Prints an NdctlError as one message and exits with its exit code."""
+    _open_streams()
     # `say` escapes control characters. This does the same for text that `say` does not print:
     # errors of click, log lines, tracebacks.
     sys.stderr = VisibleStream(sys.stderr)
@@ -113,7 +116,24 @@ def main() -> None:
         # A file that the user may not read is a mistake to explain, not a crash of ndctl.
         if isinstance(exc, PermissionError) and exc.filename is not None:
             exc = denied(exc)
+        if isinstance(exc, OSError) and exc.errno == ENOSPC and exc.filename is None:
+            exc = NdctlError(f"cannot write: {exc.strerror}", fix="free space there")
+            # Python would try to write the rest when it exits.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(exc, NdctlError):
             raise
         say_error(str(exc))
         sys.exit(exc.exit_code)
+
+
+def _open_streams() -> None:
+    """Open /dev/null in place of standard streams that are closed (`ndctl list >&-`). The next file
+    would get the descriptor, and text for the terminal would be written to it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - a descriptor, for the whole process
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115

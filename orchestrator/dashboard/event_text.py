@@ -223,7 +223,7 @@ def describe_event(event: Event) -> str:  # noqa: C901, PLR0915 - one line for e
         case HostStopped(host=host, finished=finished, why=why, killed=killed):
             how = "finished" if finished else "stopped"
             left = f"; {format.rank_list(killed)} did not end after SIGTERM" if killed else ""
-            return f"all ranks on {host} {how}{left}{f': {why}' if why else ''}"
+            return f"all ranks on {host} {how}{left}{f': {_torchrun_end(why)}' if why else ''}"
         case CancelRequested(by=by):
             return f"cancel requested by {by}"
         case LeaveAsked(cause=cause, words=said):
@@ -254,6 +254,15 @@ def describe_event(event: Event) -> str:  # noqa: C901, PLR0915 - one line for e
             return "a deadline passed"
         case _:
             assert_never(event)
+
+
+def _torchrun_end(why: str) -> str:
+    """How torchrun ended, with the last line of its output if that says more than the event of the
+    rank that failed."""
+    first, *output = [line for line in why.splitlines() if line.strip()]
+    if not output or any("ChildFailedError" in line for line in output):
+        return first
+    return f"{first}: {format.shorten(output[-1])}"
 
 
 def _no_plan(event: ReplanRefused) -> str:

@@ -150,7 +150,7 @@ class TrainSpec(Struct, frozen=True, kw_only=True):
 
     steps: Count
     """Optimizer steps of the whole job."""
-    global_batch_size: Count
+    global_batch_size: Annotated[int, AtLeast(1), AtMost(1 << 24)]
     """Sequences per optimizer step. It does not depend on the number of hosts: gradients are
     accumulated until the batch is complete."""
     base_batch_size: Count | None = None
