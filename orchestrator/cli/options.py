@@ -104,7 +104,11 @@ jobs_argument = click.argument(
     "jobs", metavar="JOB|PATTERN...", nargs=-1, required=True, shell_complete=complete_job
 )
 set_option = click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the spec."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override a key of the spec, such as parallel.tp=2.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 inventory_option = click.option(

@@ -13,8 +13,10 @@ from orchestrator.contract.messages.events import (
     CancelRequested,
     Event,
     HealthChanged,
+    HostStopped,
     StepReached,
 )
+from orchestrator.dashboard.event_text import describe_event
 from orchestrator.dashboard.follow.events import event_batches, event_lines
 from orchestrator.dashboard.follow.log_filter import LogFilter, wanted
 from orchestrator.dashboard.follow.logs import LogFile, LogLine
@@ -151,3 +153,24 @@ def test_the_last_hours_around_new_year() -> None:
     assert [line.text[-1] for line in wanted(lines, given)] == ["b", "c"]
     old = LogFilter(now=new_year + 86_400 * 9, since=new_year + 86_400 * 8, zone=UTC)
     assert list(wanted(lines, old)) == []
+
+
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        ("", ""),
+        ("torchrun ended with code -9", ": torchrun ended with code -9"),
+        # The event of the rank that failed says why.
+        (
+            "torchrun ended with code 1\n  raise ChildFailedError(\nx.ChildFailedError:\n=====\n",
+            ": torchrun ended with code 1",
+        ),
+        (
+            "torchrun ended with code 1\n  import x\nModuleNotFoundError: No module named 'x'\n",
+            ": torchrun ended with code 1: ModuleNotFoundError: No module named 'x'",
+        ),
+    ],
+)
+def test_how_torchrun_ended_is_told_without_its_frames(why: str, said: str) -> None:
+    stopped = HostStopped(at=1.0, attempt=1, host="node1", finished=False, why=why)
+    assert describe_event(stopped) == f"all ranks on node1 stopped{said}"
