@@ -116,10 +116,10 @@ def stream(
         outputs = ((client.STDOUT_CHANNEL, streams.out), (client.STDERR_CHANNEL, streams.err))
         while True:
             is_open = socket.is_open()
-            if is_open and given is None:
-                socket.update(timeout=LISTEN_S)
-            elif is_open:
+            if is_open and given is not None:
                 given.exchange(socket)
+            elif is_open:
+                socket.update(timeout=LISTEN_S)
             for channel, write in outputs:
                 if data := socket.read_channel(channel):
                     write(data)
