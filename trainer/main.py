@@ -16,8 +16,8 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.spec.train_spec import SKIP_ON_DEVICE
-from trainer.checkpoint.memory.find import digest_of
-from trainer.checkpoint.memory.saves import open_memory, start_saving
+from trainer.checkpoint.memory.opened import digests_of, open_memory
+from trainer.checkpoint.memory.saves import start_saving
 from trainer.checkpoint.resume import find_checkpoint, resume
 from trainer.checkpoint.save import Checkpoints
 from trainer.checkpoint.state import Origin, Stream, TrainingState, trained_parameters
@@ -101,7 +101,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Tr
     torch.manual_seed(config.train.seed + ranks.env.rank)
     run = RunDir(Path(config.out))
     batches = open_data(config, ranks, runtime)
-    memory = open_memory(config.checkpoint.memory, ranks, digest_of(config))
+    memory = open_memory(config.checkpoint.memory, ranks, digests_of(config))
     found = find_checkpoint(
         run.checkpoints,
         ranks,

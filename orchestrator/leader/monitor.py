@@ -70,6 +70,7 @@ class Monitor:
             "own_step": list(self.stragglers.own_s.values()),
             "memory_bytes": [float(one.num_bytes) for one in memory],
             "memory_held": [float(one.held) for one in memory],
+            "memory_damaged": [float(one.damaged) for one in memory],
             "memory_copy_age": [one.copied_s for one in memory if one.copied_s is not None],
         }
 

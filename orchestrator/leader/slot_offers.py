@@ -81,12 +81,18 @@ def copy_plans(
         for host, offered in offers.items()
         if offered.port
     }
-    where = _newest_complete(layout, offers, lineage, resumed)
+    where = _newest_complete(offers, lineage, resumed)
+    count = len(layout.hosts) * layout.ranks_per_host
+    if where and next(iter(where.values()))[0].ranks == count:
+        fetched = _by_rank(layout, where)
+    else:
+        fetched = _by_host(layout, where)
     holds: dict[int, list[int]] = defaultdict(list)
     for node, partners in enumerate(layout.partners):
         for partner in partners:
             holds[partner] += layout.ranks_of(node)
     plans = []
+    restored = where[0][0].made if fetched else None
     for node, host in enumerate(layout.hosts):
         wanted = [
             Wanted(
@@ -95,14 +101,13 @@ def copy_plans(
                 # A copy on this host itself is the nearest.
                 peers=tuple(peers[one] for one in sorted(where[rank][1], key=lambda h: h != host)),
             )
-            for rank in layout.ranks_of(node)
-            if rank in where
+            for rank in fetched.get(node, ())
         ]
         keepers = [layout.hosts[partner] for partner in layout.partners[node]]
         plans.append(
             CopyPlan(
                 resumed=resumed,
-                restored=wanted[0].label.made if wanted else None,
+                restored=restored,
                 wanted=tuple(wanted),
                 partners=tuple(peers[one] for one in keepers if one in peers),
                 holds=tuple(holds[node]),
@@ -112,29 +117,43 @@ def copy_plans(
     return tuple(plans)
 
 
+Where = Mapping[int, tuple[Label, Sequence[str]]]
+"""Rank -> its slot of a checkpoint, and the hosts that have it."""
+
+
 def _newest_complete(
-    layout: Layout,
-    offers: Mapping[str, SlotsOffered],
-    lineage: int,
-    resumed: Sequence[Made],
-) -> Mapping[int, tuple[Label, Sequence[str]]]:
-    """Rank -> its slot of the newest checkpoint that all ranks have anywhere, and the hosts that
-    have it. Empty if there is none, or if each host has all slots of its ranks itself."""
+    offers: Mapping[str, SlotsOffered], lineage: int, resumed: Sequence[Made]
+) -> Where:
+    """The newest checkpoint that all its ranks have anywhere; empty if there is none."""
     found: dict[tuple[Made, str], dict[int, tuple[Label, list[str]]]] = defaultdict(dict)
+    sizes: dict[tuple[Made, str], int] = {}
     for host, offered in offers.items():
         for label in offered.slots if offered.port else ():
             if label.lineage == lineage and is_history(label.made, resumed):
-                ranks = found[label.made, label.config]
-                ranks.setdefault(label.rank, (label, []))[1].append(host)
-    # Hosts may also have slots of another plan, with more ranks or fewer.
-    all_ranks = set(range(len(layout.hosts) * layout.ranks_per_host))
-    whole = [key for key, ranks in found.items() if ranks.keys() == all_ranks]
-    if not whole:
-        return {}
-    where = found[max(whole)]
+                key = label.made, label.config
+                sizes[key] = label.ranks
+                found[key].setdefault(label.rank, (label, []))[1].append(host)
+    whole = [key for key, ranks in found.items() if ranks.keys() == set(range(sizes[key]))]
+    return found[max(whole)] if whole else {}
+
+
+def _by_rank(layout: Layout, where: Where) -> Mapping[int, Sequence[int]]:
+    """Node rank -> the ranks whose slots must be there, all of the host. Empty if each host has
+    all slots of its ranks itself."""
+    fetched = {node: layout.ranks_of(node) for node in range(len(layout.hosts))}
     missing = any(
-        host not in where[rank][1]
-        for node, host in enumerate(layout.hosts)
-        for rank in layout.ranks_of(node)
+        layout.hosts[node] not in where[rank][1]
+        for node, ranks in fetched.items()
+        for rank in ranks
     )
-    return where if missing else {}
+    return fetched if missing else {}
+
+
+def _by_host(layout: Layout, where: Where) -> Mapping[int, Sequence[int]]:
+    """Node rank -> the ranks whose slots must be there. Another number of ranks made them, so each
+    may be on any host of the attempt."""
+    fetched: dict[int, list[int]] = defaultdict(list)
+    missing = (rank for rank, (_, hosts) in where.items() if not set(hosts) & {*layout.hosts})
+    for number, rank in enumerate(missing):
+        fetched[number % len(layout.hosts)].append(rank)
+    return fetched

@@ -61,10 +61,10 @@ class CheckpointReader:
         return unreadable(self._folder, exc)
 
 
-def unreadable(folder: Path, exc: BaseException) -> TrainingError:
+def unreadable(name: object, exc: BaseException) -> TrainingError:
     last = str(exc).strip().splitlines()[-1:]
     return TrainingError(
-        f"failed to load {folder}: {type(exc).__name__}: {''.join(last)}",
+        f"failed to load {name}: {type(exc).__name__}: {''.join(last)}",
         fix="set checkpoint.verify to true to skip damaged checkpoints, or move this one away",
     )
 

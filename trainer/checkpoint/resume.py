@@ -1,7 +1,7 @@
 """Finds the newest usable checkpoint, and loads it resharded for the mesh of this attempt."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint, newe
 from orchestrator.contract.skipped_batches import Window, already_read, batch_of, merge_windows
 from orchestrator.errors import TrainingError
 from trainer.checkpoint.memory.find import InMemory, newest_in_memory
-from trainer.checkpoint.memory.saves import OpenMemory
+from trainer.checkpoint.memory.opened import OpenMemory
 from trainer.checkpoint.read import CheckpointReader, unreadable
 from trainer.checkpoint.state import (
     MODEL,
@@ -93,9 +93,7 @@ def find_checkpoint(
         return Found(None, broadcast_from_rank0(partial(_of_another_run, checkpoints)), skip)
     remembered: tuple[SkippedCheckpoint, ...] = ()
     if memory is not None:
-        found, remembered = newest_in_memory(
-            memory.slots, memory.memory, memory.config, ranks.env.rank, skip
-        )
+        found, remembered = newest_in_memory(memory, ranks, skip)
         newest, _ = broadcast_from_rank0(lambda: newest_complete(checkpoints))
         if found is not None and (
             newest is None or (step_of(newest.name) or 0) <= found.header.made.step
@@ -169,7 +167,12 @@ def resume(
 
 
 def _load_from_memory(found: InMemory, state: TrainingState) -> tuple[int, tuple[Window, ...]]:
+    if found.other is not None:
+        name, other = f"step-{found.header.made.step} in memory", found.other
+        source = Source(name, found.progress, other.world_size, other.shapes)
+        return _load(source, state, partial(load_shards, storage_reader=other))
     # The trainer's configuration is the same, so the tensors are.
+    assert found.slot is not None
     progress, random = found.progress, state.random()
     found.slot.read(found.header.table, {**state.tensors(), **random})
     state.set_random(random)
@@ -185,33 +188,51 @@ def load(folder: Path, state: TrainingState) -> tuple[int, tuple[Window, ...]]:
         TrainingError: on every rank, if reading failed or if the checkpoint belongs to another
             model, optimizer or data.
     """
-    progress, world_size, saved = broadcast_from_rank0(lambda: _contents(folder))
-    check_model(folder, progress.origin, state.origin)
-    check_stream(folder, progress.stream, state.stream)
+    source = broadcast_from_rank0(lambda: _contents(folder))
+    return _load(source, state, partial(load_shards, checkpoint_id=folder))
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is known of a checkpoint before it is loaded."""
+
+    name: str
+    progress: Progress
+    world_size: int
+    shapes: Mapping[str, torch.Size]
+
+
+def _load(
+    source: Source, state: TrainingState, read: Callable[[dict[str, Any]], None]
+) -> tuple[int, tuple[Window, ...]]:
+    name, progress = source.name, source.progress
+    check_model(name, progress.origin, state.origin)
+    check_stream(name, progress.stream, state.stream)
     tensors = state.tensors()
-    here = {name: tensor.shape for name, tensor in tensors.items()}
+    here = {key: tensor.shape for key, tensor in tensors.items()}
     # Each pipeline stage has other tensors, so every rank checks its own.
-    on_all_ranks(lambda: check_tensors(folder, here, saved))
+    on_all_ranks(lambda: check_tensors(name, here, source.shapes))
     # Random states belong to ranks; with another number of ranks they have no meaning.
-    random = state.random() if world_size == state.ranks.env.world_size else {}
+    random = state.random() if source.world_size == state.ranks.env.world_size else {}
     values: dict[str, Any] = {**tensors, **random}
     try:
-        load_shards(values, checkpoint_id=folder)
+        read(values)
     except CheckpointException as exc:
         # It is not an Exception, so no `except Exception` further up would report it.
-        raise unreadable(folder, exc) from exc
+        raise unreadable(name, exc) from exc
     state.set_random({name: values[name] for name in random})
     state.skips.restore(progress.skips)
     state.spikes.restore(progress.spikes)
     return progress.step, progress.skipped
 
 
-def _contents(folder: Path) -> tuple[Progress, int, dict[str, torch.Size]]:
+def _contents(folder: Path) -> Source:
     reader = CheckpointReader(folder)
-    return reader.progress(), read_marker(folder)["world_size"], reader.shapes
+    world_size = read_marker(folder)["world_size"]
+    return Source(str(folder), reader.progress(), world_size, reader.shapes)
 
 
-def check_model(folder: Path, saved: Origin, here: Origin) -> None:
+def check_model(name: str, saved: Origin, here: Origin) -> None:
     """Raises TrainingError if the models differ in a way that the shapes of tensors do not show."""
     was, now = saved.config, here.config
     changed = [
@@ -220,25 +241,25 @@ def check_model(folder: Path, saved: Origin, here: Origin) -> None:
         if key in was and key in now and was[key] != now[key]
     ]
     if changed:
-        raise TrainingError(f"{folder} belongs to another model: {', '.join(changed)}", fix=FIX)
+        raise TrainingError(f"{name} belongs to another model: {', '.join(changed)}", fix=FIX)
 
 
 def check_tensors(
-    folder: Path, here: Mapping[str, torch.Size], saved: Mapping[str, torch.Size]
+    name: str, here: Mapping[str, torch.Size], saved: Mapping[str, torch.Size]
 ) -> None:
-    """Raises TrainingError with all tensors of this rank that are missing in `folder` or have
+    """Raises TrainingError with all tensors of this rank that are missing in the checkpoint or have
     another shape, and all saved moments that the optimizer does not have."""
-    wrong = [name for name, size in here.items() if size != saved.get(name)]
-    unknown = [name for name in saved if name not in here and _weight_of(name) in here]
+    wrong = [key for key, size in here.items() if size != saved.get(key)]
+    unknown = [key for key in saved if key not in here and _weight_of(key) in here]
     if not wrong and not unknown:
         return
     differences = [
-        f"{name} is {_shape_text(saved.get(name))} in the checkpoint and"
-        f" {_shape_text(here.get(name))} in the job"
-        for name in (*wrong, *unknown)
+        f"{key} is {_shape_text(saved.get(key))} in the checkpoint and"
+        f" {_shape_text(here.get(key))} in the job"
+        for key in (*wrong, *unknown)
     ]
     raise TrainingError(
-        f"{folder} belongs to {_kind(wrong, here, saved)}: {listed(differences)}",
+        f"{name} belongs to {_kind(wrong, here, saved)}: {listed(differences)}",
         fix=FIX,
     )
 
@@ -266,7 +287,7 @@ def _shape_text(size: torch.Size | None) -> str:
     return "missing" if size is None else f"of shape {tuple(size)}"
 
 
-def check_stream(folder: Path, saved: Stream, here: Stream) -> None:
+def check_stream(name: str, saved: Stream, here: Stream) -> None:
     """Raises TrainingError if the data changed: the job would skip samples or read some twice."""
     was = asdict(saved)
     changed = [
@@ -274,6 +295,6 @@ def check_stream(folder: Path, saved: Stream, here: Stream) -> None:
     ]
     if changed:
         raise TrainingError(
-            f"{folder} belongs to a run with a different {', '.join(changed)}",
+            f"{name} belongs to a run with a different {', '.join(changed)}",
             fix="restore the old value or the old files, or start in another directory",
         )

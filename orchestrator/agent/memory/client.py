@@ -18,6 +18,10 @@ from orchestrator.contract.messages.agent_protocol import Claim
 from orchestrator.job_secret import JobSecret
 
 
+class Damaged(Broken):
+    """The partner's copy is not what it was given."""
+
+
 class Stopped(Exception):
     """The attempt is over, so nothing is sent any more."""
 
@@ -46,9 +50,9 @@ class PeerClient:
         try:
             line.send(request)
             _accepted(line.receive(Answer))
-            line.send_file(file, size, self._rest)
+            checksum = line.send_file(file, size, self._rest, skip=BEGIN.size)
             torn = "" if label_of(file) == label else "it was overwritten"
-            line.send(Answer(why=torn))
+            line.send(Answer(why=torn, checksum=checksum))
             _accepted(line.receive(Answer))
         except BaseException:
             self._drop(line)
@@ -66,8 +70,11 @@ class PeerClient:
             if os.fstat(file).st_size != found.num_bytes:
                 os.ftruncate(file, 0)
                 os.posix_fallocate(file, 0, found.num_bytes)
-            line.receive_file(file, found.num_bytes, skip=BEGIN.size)
-            _accepted(line.receive(Answer))
+            received = line.receive_file(file, found.num_bytes, skip=BEGIN.size)
+            end = line.receive(Answer)
+            _accepted(end)
+            if end.checksum not in (None, received):
+                raise Damaged(f"the copy of rank {wanted.rank} has changed since it was made")
             complete(file, found.header_bytes)
             if label_of(file) != wanted.label:
                 clear(file)

@@ -5,17 +5,18 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orchestrator.agent.memory.client import PeerClient, Stopped
+from orchestrator.agent.memory.client import Damaged, PeerClient, Stopped
 from orchestrator.agent.memory.held import HeldCopies
 from orchestrator.agent.memory.server import PeerServer
-from orchestrator.agent.memory.slots import MemorySlots
-from orchestrator.contract.files.checkpoint_names import Made
+from orchestrator.agent.memory.slots import MemorySlots, paths
+from orchestrator.contract.files.checkpoint_names import Made, SkippedCheckpoint
 from orchestrator.contract.memory.peers import CopyPlan, HostMemory, Peer, SlotsOffered, Wanted
 from orchestrator.contract.memory.slot_file import (
     NOT_SENT,
@@ -61,6 +62,8 @@ class HostCopies:
         self.copied_at: float | None = None
         """When partners last got a slot (monotonic)."""
         self.complained = -COMPLAIN_S
+        self.damaged: list[SkippedCheckpoint] = []
+        """Copies on partners that had changed."""
         self._lock = threading.Lock()
         self._still = threading.Condition(self._lock)
 
@@ -84,14 +87,12 @@ class HostCopies:
         self.client.forget(copies.partners)
         self.client.limit.bytes_per_s = copies.bytes_per_s
         self.held.allow(copies.holds, start.attempt)
-        memory = replace(self.slots.of_attempt(start, copies), held_bytes=self.held.num_bytes)
-        if copies.wanted:
-            first = start.node_rank * start.ranks_per_host
-            fetches = (
-                asyncio.to_thread(self._fetch, one, one.rank - first) for one in copies.wanted
-            )
-            await asyncio.gather(*fetches)
-        return memory
+        memory, known = self.slots.of_attempt(start, copies), len(self.damaged)
+        await asyncio.gather(*(asyncio.to_thread(self._fetch, one, start) for one in copies.wanted))
+        held = [file for file, _ in self.held.labels()]
+        others = paths((*self.slots.others, *held))
+        damaged = tuple(self.damaged[known:])
+        return replace(memory, others=others, damaged=damaged, held_bytes=self.held.num_bytes)
 
     def ready(self, ready: CopyReady) -> None:
         """A rank has completed a slot of which its partners must have copies. The rank repeats the
@@ -118,6 +119,7 @@ class HostCopies:
             num_bytes=self.slots.num_bytes + self.held.num_bytes,
             held=sum(1 for _ in self.held.labels()),
             copied_s=None if copied is None else time.monotonic() - copied,
+            damaged=len(self.damaged),
         )
 
     def close(self) -> None:
@@ -141,7 +143,12 @@ class HostCopies:
             self.server = server
 
     def _labels(self) -> tuple[Label, ...]:
-        return tuple(label for _, label in (*self.slots.labels(), *self.held.labels()))
+        return tuple(label for _, label in self._all())
+
+    def _all(self) -> Iterator[tuple[int, Label]]:
+        """The complete slots and copies on this host."""
+        yield from self.slots.labels()
+        yield from self.held.labels()
 
     def _stop_sending(self) -> None:
         self.client.stop()
@@ -187,14 +194,21 @@ class HostCopies:
                 label.made.step, label.rank, peer.host, exc or type(exc).__name__,
             )  # fmt: skip
 
-    def _fetch(self, wanted: Wanted, local_rank: int) -> None:
+    def _fetch(self, wanted: Wanted, start: Start) -> None:
         if any(label == wanted.label for _, label in self.slots.labels()):
             return
-        file = self.slots.to_overwrite(local_rank, wanted.label.made)
+        if wanted.label.ranks == start.nodes * start.ranks_per_host:
+            local_rank = wanted.rank - start.node_rank * start.ranks_per_host
+            file = self.slots.to_overwrite(local_rank, wanted.label.made)
+        else:
+            file = self.slots.another()
         for peer in wanted.peers:
             try:
                 self.client.get(wanted, peer, file)
             except OSError as exc:
+                if isinstance(exc, Damaged):
+                    name = f"step-{wanted.label.made.step} in memory on {peer.host}"
+                    self.damaged.append(SkippedCheckpoint(name, str(exc)))
                 log.warning(
                     "failed to fetch step %d of rank %d from %s: %s",
                     wanted.label.made.step, wanted.rank, peer.host, exc or type(exc).__name__,
@@ -209,7 +223,7 @@ class HostCopies:
     # As the server's store
 
     def find(self, label: Label) -> int | None:
-        for file, found in (*self.slots.labels(), *self.held.labels()):
+        for file, found in self._all():
             if found == label:
                 return os.dup(file)
         return None
@@ -217,8 +231,12 @@ class HostCopies:
     def begin(self, label: Label, num_bytes: int) -> int:
         return self.held.begin(label, num_bytes)
 
-    def commit(self, file: int, header_bytes: int) -> None:
-        self.held.commit(file, header_bytes)
+    def commit(self, file: int, header_bytes: int, checksum: int) -> None:
+        if self.held.commit(file, header_bytes, checksum):
+            self.slots.drop_others()
+
+    def checksum(self, label: Label) -> int | None:
+        return self.held.checksum(label)
 
     def end(self, file: int) -> None:
         self.held.end(file)

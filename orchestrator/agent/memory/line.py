@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Literal, TypeVar
+from zlib import crc32
 
 import msgspec
 from msgspec import Struct
@@ -43,6 +44,8 @@ class Request(Struct, frozen=True, kw_only=True):
 class Answer(Struct, frozen=True, kw_only=True):
     why: str = ""
     """Why the request is refused, or why the bytes that were sent are not a slot."""
+    checksum: int | None = None
+    """Sent after the bytes of a slot: as its own host computed it when the copy was made."""
     num_bytes: int = 0
     """Size of the slot of a `get`."""
     header_bytes: int = 0
@@ -111,22 +114,27 @@ class Line:
                 raise Broken("the other side closed the connection")
             view = view[count:]
 
-    def send_file(self, file: int, num_bytes: int, rest: Callable[[int], None]) -> None:
-        """Send the first bytes of `file`.
+    def send_file(self, file: int, num_bytes: int, rest: Callable[[int], None], skip: int) -> int:
+        """Send the first bytes of `file`. Returns their checksum without the first `skip` ones.
 
         Args:
             rest: called with the bytes of each chunk after it was sent; it waits, or raises.
         """
+        checksum = 0
         # Not mapped: if a rank made the file shorter, touching a map would kill this process.
         for at in range(0, num_bytes, CHUNK_BYTES):
             data = os.pread(file, min(CHUNK_BYTES, num_bytes - at), at)
             if not data:
                 raise Broken("the slot became shorter while it was sent")
             self.sock.sendall(data)
+            checksum = crc32(memoryview(data)[max(0, skip - at) :], checksum)
             rest(len(data))
+        return checksum
 
-    def receive_file(self, file: int, num_bytes: int, skip: int) -> None:
-        """Write what comes into `file`, except for the first `skip` bytes."""
+    def receive_file(self, file: int, num_bytes: int, skip: int) -> int:
+        """Write what comes into `file`, except for the first `skip` bytes. Returns the checksum of
+        the others."""
+        checksum = 0
         buffer = bytearray(min(CHUNK_BYTES, num_bytes))
         at = 0
         while at < num_bytes:
@@ -134,7 +142,9 @@ class Line:
             self._fill(view)
             begin = max(0, skip - at)
             os.pwrite(file, view[begin:], at + begin)
+            checksum = crc32(view[begin:], checksum)
             at += len(view)
+        return checksum
 
     def interrupt(self) -> None:
         """Have the thread that uses this connection fail at once."""

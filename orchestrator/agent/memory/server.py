@@ -38,7 +38,10 @@ class Store(Protocol):
     def begin(self, label: Label, num_bytes: int) -> int:
         """As in `HeldCopies`."""
 
-    def commit(self, file: int, header_bytes: int) -> None: ...
+    def commit(self, file: int, header_bytes: int, checksum: int) -> None: ...
+
+    def checksum(self, label: Label) -> int | None:
+        """Of the slot as another host sent it; None: it is of a rank of this host."""
 
     def end(self, file: int) -> None: ...
 
@@ -141,10 +144,11 @@ class PeerServer:
             return
         try:
             line.send(Answer())
-            line.receive_file(file, request.num_bytes, skip=BEGIN.size)
+            received = line.receive_file(file, request.num_bytes, skip=BEGIN.size)
             # The sender looks whether the slot has changed meanwhile.
-            if not line.receive(Answer).why:
-                self.store.commit(file, request.header_bytes)
+            end = line.receive(Answer)
+            if not end.why and end.checksum == received:
+                self.store.commit(file, request.header_bytes, received)
             line.send(Answer(why="" if label_of(file) == request.label else "it is another slot"))
         finally:
             self.store.end(file)
@@ -157,7 +161,9 @@ class PeerServer:
         try:
             size, header = os.fstat(file).st_size, header_of(file) or b""
             line.send(Answer(num_bytes=size, header_bytes=len(header)))
-            line.send_file(file, size, lambda _: None)
-            line.send(Answer(why="" if label_of(file) == label else "it was overwritten"))
+            checksum = self.store.checksum(label)
+            line.send_file(file, size, lambda _: None, skip=BEGIN.size)
+            torn = "" if label_of(file) == label else "it was overwritten"
+            line.send(Answer(why=torn, checksum=checksum))
         finally:
             os.close(file)

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from orchestrator.contract.files.checkpoint_names import Made
+from orchestrator.contract.files.checkpoint_names import Made, SkippedCheckpoint
 from orchestrator.contract.memory.slot_file import Label
 
 
@@ -20,6 +20,11 @@ class HostMemory(Struct, frozen=True, kw_only=True):
     """The checkpoint that hosts without it have fetched from partners."""
     copies: int = 0
     """Partner hosts to which the agent sends copies."""
+    others: tuple[str, ...] = ()
+    """Paths of the other complete slots on this host: copies of those of other hosts, and slots of
+    ranks that this attempt does not have. Ranks of another mesh read parts of them."""
+    damaged: tuple[SkippedCheckpoint, ...] = ()
+    """Copies on partners that were not fetched because they had changed."""
     held_bytes: int = 0
     """What the agent has reserved for copies of other hosts' slots."""
 
@@ -49,7 +54,8 @@ class CopyPlan(Struct, frozen=True, kw_only=True):
     """The checkpoint that all hosts fetch which do not have it; None: each rank has one itself, or
     no complete one exists."""
     wanted: tuple[Wanted, ...] = ()
-    """The slots of `restored` for the ranks of this host."""
+    """The slots of `restored` for the ranks of this host. If that is of another number of ranks:
+    those which no host of the attempt has."""
     partners: tuple[Peer, ...] = ()
     """Where this host sends copies of its slots."""
     holds: tuple[int, ...] = ()

@@ -30,6 +30,8 @@ class Label(Struct, frozen=True, kw_only=True):
     """The attempt in which training last started from the disk or at step 0."""
     made: Made
     rank: int
+    ranks: int
+    """Number of ranks of its attempt. With the slots of all of them the checkpoint is complete."""
     config: str
     """Digest of the trainer's configuration. With another one the shards may be others."""
     shared: Made | None = None

@@ -149,6 +149,8 @@ class MemoryUse(Struct, frozen=True, kw_only=True):
     """Complete copies of slots of other hosts."""
     copied_s: float | None
     """Seconds since partners got the last slot of one of its ranks; None: they have none."""
+    damaged: int = 0
+    """Copies that it fetched from partners and that had changed, since its agent began."""
 
 
 class Digest(Struct, frozen=True, kw_only=True):

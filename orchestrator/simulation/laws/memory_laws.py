@@ -6,6 +6,8 @@ What was trained is known from the simulated ranks, and what the leader heard fr
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from orchestrator.contract.messages.events import TrainingResumed
 from orchestrator.simulation.laws.law import require
 
@@ -37,11 +39,17 @@ class MemoryLaws:
             all(copy.content == first.content for copy in copies),
             f"attempt {attempt} resumes from several checkpoints in memory at once",
         )
-        own = all(
-            (copy.place.config, copy.place.node_rank) == (config, node)
-            for node, copy in enumerate(copies)
+        places = [copy.place for copy in copies]
+        whole = [replace(first.place, node_rank=node) for node in range(first.place.nodes)]
+        require(
+            places == whole,
+            f"attempt {attempt} resumes from slots of other ranks, or not from those of all",
         )
-        require(own, f"attempt {attempt} resumes from slots of other ranks or another plan")
+        hosts = len(self.world.trainings[attempt].members)
+        require(
+            first.place.config != config or first.place.nodes == hosts,
+            f"attempt {attempt} takes slots of {first.place.nodes} hosts for those of its {hosts}",
+        )
         trained = self.world.trainings[made.attempt].batches
         require(
             first.content.batches == trained[: made.step],

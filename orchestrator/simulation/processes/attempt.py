@@ -73,15 +73,18 @@ class SimulatedAttempt:
         copy, which ranks pass over."""
         process, world = self.process, self.process.world
         await asyncio.sleep(FETCH_S * world.random.random())
-        label, memory = copies.wanted[0].label, process.memory
-        if self._copy(memory.complete, label) is not None:
-            return
-        for peer in copies.wanted[0].peers:
-            there = world.memory_reached_from(process.host.name, peer.host)
-            found = None if there is None else self._copy(there.all(), label)
-            if found is not None and world.random.random() >= DAMAGED:
-                memory.put(found)
-                return
+        memory = process.memory
+        same = copies.wanted[0].label.ranks == self.start.nodes * self.start.ranks_per_host
+        # The slots of a host are one copy here, which comes once.
+        for wanted in copies.wanted[:1] if same else copies.wanted:
+            if self._copy(memory.complete if same else memory.all(), wanted.label) is not None:
+                continue
+            for peer in wanted.peers:
+                there = world.memory_reached_from(process.host.name, peer.host)
+                found = None if there is None else self._copy(there.all(), wanted.label)
+                if found is not None and world.random.random() >= DAMAGED:
+                    memory.put(found) if same else memory.others.append(found)
+                    break
 
     def _copy(self, copies: Sequence[Copy], label: Label) -> Copy | None:
         """The slots of a host whose ranks include that of this label."""

@@ -5,6 +5,7 @@ next copy before all have completed the last one. With partners, agents send one
 other hosts, and each host ends that at its own time.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -26,6 +27,8 @@ class Place(Struct, frozen=True):
 
     config: str
     node_rank: int
+    nodes: int
+    """Hosts of its attempt."""
 
 
 class Copy(Struct, frozen=True):
@@ -47,6 +50,7 @@ class Copy(Struct, frozen=True):
                 lineage=self.lineage,
                 made=self.made,
                 rank=rank,
+                ranks=self.place.nodes * ranks_per_host,
                 config=self.place.config,
                 shared=self.shared,
             )
@@ -62,6 +66,8 @@ class HostMemory:
     sending: Copy | None = None
     """Not overwritten: partners are getting it."""
     num_slots: int = ALONE
+    others: list[Copy] = field(default_factory=list)
+    """Fetched because an attempt with another number of hosts made them."""
     held: dict[int, list[Copy]] = field(default_factory=dict)
     """Node rank of another host -> copies of its slots."""
     holds: frozenset[int] = frozenset()
@@ -86,6 +92,11 @@ class HostMemory:
         self.complete = [] if kept is None else [kept]
         self.pending = self.sending = None
 
+    def keep(self, made: Made) -> None:
+        """Another plan made what the ranks loaded. It stays until all have copies of their own."""
+        kept = (copy for copy in self.complete if copy.made == made)
+        self.keep_only(next(kept, None))
+
     def usable(self, lineage: int, place: Place, resumed: Sequence[Made]) -> dict[Made, Copy]:
         """The complete ones that ranks may resume from."""
         return {
@@ -109,11 +120,13 @@ class HostMemory:
         self.held[node] = [*held, copy]
         if copy.shared is not None and copy.shared.attempt == self.attempt:
             self.held = {node: held for node, held in self.held.items() if node in self.holds}
+            self.others.clear()
         return True
 
     def all(self) -> list[Copy]:
         """What an agent offers: all complete slots and copies."""
-        return [*self.complete, *(copy for held in self.held.values() for copy in held)]
+        held = (copy for held in self.held.values() for copy in held)
+        return [*self.complete, *self.others, *held]
 
     def put(self, copy: Copy) -> None:
         """Fetched from a partner before ranks start."""
@@ -139,21 +152,41 @@ class Memories:
         if not self.lineage:
             return ()
         found = [
-            host.usable(self.lineage, Place(self.config, number), self.resumed)
+            host.usable(self.lineage, self._place(number), self.resumed)
             for number, host in enumerate(self.hosts)
         ]
-        common = sorted(set(found[0]).intersection(*found[1:]), reverse=True)
-        copies = (tuple(own[made] for own in found) for made in common)
-        for one in copies:
+        common = set(found[0]).intersection(*found[1:])
+        whole = self._of_other_plans() | {made: [own[made] for own in found] for made in common}
+        for _, one in sorted(whole.items(), reverse=True):
             content = one[0].content
             if not already_read(content.step, content.skipped, skip):
-                return one
+                return tuple(one)
         return ()
+
+    def _place(self, number: int) -> Place:
+        return Place(self.config, number, len(self.hosts))
+
+    def _of_other_plans(self) -> dict[Made, Sequence[Copy]]:
+        """Checkpoints of other plans that are complete on the hosts of this attempt, as a copy of
+        each host of theirs."""
+        parts: dict[Made, dict[int, Copy]] = defaultdict(dict)
+        for copy in (copy for host in self.hosts for copy in host.all()):
+            is_known = copy.lineage == self.lineage and is_history(copy.made, self.resumed)
+            if is_known and copy.place.config != self.config:
+                parts[copy.made][copy.place.node_rank] = copy
+        return {
+            made: [copies[number] for number in sorted(copies)]
+            for made, copies in parts.items()
+            if len(copies) == next(iter(copies.values())).place.nodes
+        }
 
     def resume(self, found: Sequence[Copy], num_slots: int) -> None:
         """Training starts from `found`, or from the disk, and this attempt has a new lineage."""
         for number, host in enumerate(self.hosts):
-            host.keep_only(found[number] if found else None)
+            if found and found[0].place.config != self.config:
+                host.keep(found[0].made)
+            else:
+                host.keep_only(found[number] if found else None)
             host.num_slots = num_slots
         if not found:
             self.lineage = self.attempt
@@ -166,7 +199,7 @@ class Memories:
         if unstable:
             return False
         for number, host in enumerate(self.hosts):
-            host.begin(Copy(self.lineage, Place(self.config, number), content, shared))
+            host.begin(Copy(self.lineage, self._place(number), content, shared))
         self._finish(host for host in self.hosts if self.random.random() >= LATE)
         return True
 

@@ -196,7 +196,8 @@ class Training:
         shared = None
         if newest:
             made = newest[0].made
-            shared = made if made == plan.restored else newest[0].shared
+            fetched = made == plan.restored or newest[0].place.config != self.work.config
+            shared = made if fetched else newest[0].shared
         self.partners = Partners(
             self.random, [one.host for one in ranks], hosts, names, self.partner_of, shared
         )

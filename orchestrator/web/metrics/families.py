@@ -266,6 +266,13 @@ FAMILIES: tuple[Family, ...] = (
         ("quantile",),
     ),
     Family(
+        "ndctl_host_memory_checkpoint_damaged_copies",
+        "Copies that hosts fetched from partners and that had changed, by quantile."
+        " From the leader alone.",
+        _quantiles("memory_damaged"),
+        ("quantile",),
+    ),
+    Family(
         "ndctl_host_memory_checkpoint_copy_age_seconds",
         "Seconds since partners last got a copy of hosts' checkpoints in memory, by quantile."
         " From the leader alone.",

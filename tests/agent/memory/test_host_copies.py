@@ -43,6 +43,7 @@ from tests.agent.memory.two_hosts import (
     steps,
     wanted,
 )
+from tests.agent.processes.test_torchrun import START
 from tests.agent.world import SECRET
 
 STRANGER = secret_from(draw())
@@ -188,6 +189,55 @@ async def test_a_partner_that_takes_nothing_does_not_delay_the_next_attempt(
 
 
 @in_loop
+async def test_a_partner_whose_copy_has_changed_is_named_and_another_one_asked(
+    hosts: TwoHosts, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await hosts.start()
+    lying, honest, replaced = (host(name, tmp_path / name) for name in ("lying", "honest", "new"))
+    try:
+        peers = (await peer_of(lying), await peer_of(honest))
+        for node, one in enumerate((lying, honest), 2):
+            await begin(one, node, CopyPlan(holds=(0,)))
+        await begin(hosts.first, 0, CopyPlan(partners=peers))
+        assert await send(hosts.first, 0, label(0, 5), copies=2) == SENT
+        held, _ = next(iter(lying.held.labels()))
+        os.pwrite(held, b"\xff", SLOT_BYTES - 1000)
+        await begin(replaced, 0, CopyPlan(wanted=(wanted(label(0, 5), *peers),)), attempt=2)
+        assert read(slot_of(replaced, 0)) == (label(0, 5), content(0, 5))
+        assert "from lying: the copy of rank 0 has changed since it was made" in caplog.text
+        assert replaced.use().damaged == 1
+    finally:
+        for one in (lying, honest, replaced):
+            one.close()
+
+
+@in_loop
+async def test_a_slot_of_another_number_of_ranks_is_fetched_beside_the_own_ones(
+    hosts: TwoHosts, tmp_path: Path
+) -> None:
+    await hosts.start()
+    assert await send(hosts.second, 0, label(1, 5)) == SENT
+    fill(slot_of(hosts.first, 0), label(0, 5))
+    alone = host("c", tmp_path / "c")
+    try:
+        peer = await peer_of(hosts.first)
+        plan = CopyPlan(wanted=(wanted(label(0, 5), peer), wanted(label(1, 5), peer)))
+        start = replace(START, attempt=2, nodes=1, ranks_per_host=1, lineage=1, copies=plan)
+        memory = await alone.prepare(start, plan)
+        assert [Path(path).is_file() for path in memory.others] == [True, True]
+        offered = await alone.offer(3)
+        assert [steps(offered, rank) for rank in (0, 1)] == [[5], [5]]
+        assert len(memory.slots[0]) == 2
+        assert all(label_of(slot_of(alone, one)) is None for one in (0, 1))
+        # Two hosts again: rank 0's slot is of its own number of ranks.
+        await begin(alone, 0, CopyPlan(), attempt=3)
+        alone.slots.drop_others()
+        assert alone.use().num_bytes == 0
+    finally:
+        alone.close()
+
+
+@in_loop
 async def test_a_damaged_or_missing_copy_is_passed_over_for_another_one(
     hosts: TwoHosts, tmp_path: Path
 ) -> None:
@@ -264,3 +314,33 @@ async def test_a_copy_that_the_kernel_refuses_is_refused(
     with pytest.raises(Refused, match="Cannot allocate memory"):
         hosts.second.held.begin(label(0, 5), SLOT_BYTES)
     assert hosts.second.held.num_bytes == 0
+
+
+@in_loop
+async def test_two_jobs_on_one_machine_do_not_see_each_others_slots(
+    hosts: TwoHosts, tmp_path: Path
+) -> None:
+    await hosts.start()
+    assert await send(hosts.first, 0, label(0, 5)) == SENT
+    other = host("a", tmp_path / "other job", secret=STRANGER)
+    try:
+        plan = CopyPlan(wanted=(wanted(label(0, 5), await peer_of(hosts.second)),))
+        await begin(other, 0, plan, attempt=2)
+        assert label_of(slot_of(other, 0)) is None, "the other job's agent has another secret"
+        assert (await other.offer(3)).slots == ()
+        assert steps(await hosts.second.offer(2), rank=0) == [5]
+    finally:
+        other.close()
+
+
+@in_loop
+async def test_a_wall_clock_that_jumps_changes_nothing(
+    hosts: TwoHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await hosts.start(bytes_per_s=SLOT_BYTES * 4)
+    clock, jumps = time.time, [0.0, 86_400.0, -86_400.0]
+    monkeypatch.setattr(time, "time", lambda: clock() + jumps[int(clock() * 50) % 3])
+    assert await send(hosts.first, 0, label(0, 5)) == SENT
+    copied_s = hosts.first.use().copied_s
+    assert copied_s is not None
+    assert 0 <= copied_s < 60

@@ -55,6 +55,7 @@ def label(rank: int, step: int, attempt: int = 1, shared: int | None = None) -> 
         lineage=1,
         made=Made(step=step, attempt=attempt),
         rank=rank,
+        ranks=2,
         config="c",
         shared=None if shared is None else Made(step=shared, attempt=attempt),
     )
@@ -117,12 +118,14 @@ def slot_of(one: HostCopies, slot: int) -> int:
     return file
 
 
-async def send(one: HostCopies, slot: int, whose: Label) -> int:
+async def send(one: HostCopies, slot: int, whose: Label, copies: int = 1) -> int:
     """Have a complete slot copied to the partners. Returns its mark."""
     file = slot_of(one, slot)
     fill(file, whose)
     made = whose.made
-    ready = CopyReady(attempt=made.attempt, rank=whose.rank, step=made.step, slot=slot, copies=1)
+    ready = CopyReady(
+        attempt=made.attempt, rank=whose.rank, step=made.step, slot=slot, copies=copies
+    )
     async with asyncio.timeout(LIMIT_S):
         while mark_of(file) == SENDING:
             one.ready(ready)

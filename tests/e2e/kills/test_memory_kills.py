@@ -18,7 +18,7 @@ KILLS, SEED = 20, 20261128
 
 
 def test_after_random_kills_all_losses_are_equal_and_few_steps_are_lost(tmp_path: Path) -> None:
-    recoveries = check(tmp_path, KILLS, SEED)
+    recoveries = check(tmp_path, KILLS, SEED).recoveries
     assert sum(one.in_memory for one in recoveries) > KILLS / 2
     # A step takes milliseconds here, and copies arrive some steps later.
     assert sum(one.lost_steps for one in recoveries if one.in_memory) < 10 * KILLS

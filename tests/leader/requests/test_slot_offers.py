@@ -11,9 +11,11 @@ LAYOUT = Layout(hosts=("a", "b", "c"), ranks_per_host=2, partners=((1,), (2,), (
 """Ranks 0 and 1 on a, whose copies are on b, and so on."""
 
 
-def label(rank: int, step: int, attempt: int = 1, config: str = "p", lineage: int = 1) -> Label:
+def label(
+    rank: int, step: int, attempt: int = 1, config: str = "p", lineage: int = 1, ranks: int = 6
+) -> Label:
     made = Made(step=step, attempt=attempt)
-    return Label(lineage=lineage, made=made, rank=rank, config=config)
+    return Label(lineage=lineage, made=made, rank=rank, ranks=ranks, config=config)
 
 
 def offer(host: str, slots: Sequence[Label], port: int = 9) -> tuple[str, SlotsOffered]:
@@ -102,3 +104,16 @@ def test_each_host_learns_its_partners_and_whose_copies_it_keeps() -> None:
     found = plans(offers)
     assert [[peer.host for peer in plan.partners] for plan in found] == [[], ["c"], ["a"]]
     assert [plan.holds for plan in found] == [(4, 5), (0, 1), (2, 3)]
+
+
+def test_slots_of_another_number_of_ranks_come_to_any_host_of_the_attempt() -> None:
+    """Two of four hosts are lost, and the job goes on with one rank on each of the others."""
+    four = [label(rank, 7, ranks=4) for rank in range(4)]
+    offers = dict([offer("a", four[:1]), offer("b", [four[1], four[0]]), offer("spare", four[2:])])
+    two = Layout(hosts=("a", "b"), ranks_per_host=1, partners=((1,), (0,)))
+    found = plans(offers, layout=two)
+    assert restored(found) == {Made(step=7, attempt=1)}
+    assert [[one.rank for one in plan.wanted] for plan in found] == [[2], [3]]
+    assert found[0].wanted[0].peers[0].host == "spare"
+    del offers["spare"]
+    assert all(not plan.wanted for plan in plans(offers, layout=two)), "not complete anywhere"

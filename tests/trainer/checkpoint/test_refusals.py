@@ -1,7 +1,5 @@
 """Checkpoints of another model, optimizer or data stream are refused, with the differences."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -9,7 +7,7 @@ from orchestrator.errors import TrainingError
 from trainer.checkpoint.resume import check_model, check_stream, check_tensors
 from trainer.checkpoint.state import Origin, Progress, Stream
 
-FOLDER = Path("/runs/a/checkpoints/step-5")
+FOLDER = "/runs/a/checkpoints/step-5"
 STREAM = Stream(seed=1, global_batch_size=8, sequence_length=32, data="abc")
 WEIGHTS = {"model.q.weight": torch.Size([4, 4]), "model.norm.weight": torch.Size([4])}
 MOMENTS = {f"optimizer.{n.removeprefix('model.')}.exp_avg": s for n, s in WEIGHTS.items()}

@@ -18,13 +18,9 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 import torch
-import torch.distributed as dist
 
-from orchestrator.contract.codec import decode
 from orchestrator.contract.files.checkpoint_names import Made
 from orchestrator.contract.memory.peers import HostMemory
-from orchestrator.contract.read_json import read_json
-from orchestrator.contract.spec.job_spec import MemoryCheckpointSpec
 from trainer.checkpoint.memory.agreement import (
     GIB,
     HELD,
@@ -33,8 +29,9 @@ from trainer.checkpoint.memory.agreement import (
     rooms_of,
 )
 from trainer.checkpoint.memory.find import InMemory
+from trainer.checkpoint.memory.opened import OpenMemory, said
 from trainer.checkpoint.memory.partners import Partners
-from trainer.checkpoint.memory.slot import Header, Layout, Slot, layout_of, slots_of
+from trainer.checkpoint.memory.slot import Header, Layout, Slot, layout_of
 from trainer.checkpoint.state import TrainingState
 from trainer.rank.ranks import Ranks
 from trainer.rank.reporter import Reporter
@@ -45,49 +42,6 @@ LOG = logging.getLogger("trainer")
 SHARE_ON_CPU, SHARE_ON_GPU = 0.02, 0.007
 """Part of the training time that copies may take with `every: auto`. On a CPU they compete with the
 step for the bandwidth of the memory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenMemory:
-    """The slots that the agent of this host gave to this rank."""
-
-    memory: HostMemory
-    slots: Sequence[Slot]
-    spec: MemoryCheckpointSpec
-    config: str
-    """Digest of the trainer's configuration."""
-
-
-def open_memory(spec: MemoryCheckpointSpec, ranks: Ranks, config: str) -> OpenMemory | None:
-    """None on all ranks if the spec says `off`, or if one of them cannot have it."""
-    if spec.every == "off":
-        return None
-    opened, why = None, ""
-    try:
-        opened = _open(spec, ranks, config)
-    except OSError as exc:
-        why = f"rank {ranks.env.rank} cannot open its memory on {ranks.env.host}: {exc}"
-    if _said(why, ranks):
-        return None
-    return opened
-
-
-def _open(spec: MemoryCheckpointSpec, ranks: Ranks, config: str) -> OpenMemory:
-    if not ranks.env.memory:
-        raise OSError("no agent of ndctl runs there")
-    memory: HostMemory = decode(HostMemory, read_json(ranks.env.memory))
-    slots = slots_of(memory, ranks.env.local_rank)
-    return OpenMemory(memory=memory, slots=slots, spec=spec, config=config)
-
-
-def _said(why: str, ranks: Ranks) -> bool:
-    """Whether any rank gives a reason not to use the memory. Rank 0 logs the first one."""
-    reasons: list[str] = [""] * ranks.env.world_size
-    dist.all_gather_object(reasons, why)
-    first = next((reason for reason in reasons if reason), "")
-    if first and ranks.env.rank == 0:
-        LOG.warning("no checkpoints in memory: %s", first)
-    return bool(first)
 
 
 @dataclass(slots=True)
@@ -151,12 +105,21 @@ class MemoryCheckpoints:
         """Handle what the totals of a step said."""
         every = totals.remember_every
         self.agreed = totals.remembered
+        if self.agreed and self.newest is not None and not self.partners.copies:
+            self._free_others()
         self.partners.after_step(all_ended=totals.share_ended, failed=totals.share_failed)
         self.step_times = [*self.step_times[-31:], step_s]
         if every and every != self.every:
             if self.state.ranks.env.rank == 0:
                 LOG.info("checkpoints in memory every %d steps, before every %d", every, self.every)
             self.every = every
+
+    def _free_others(self) -> None:
+        """All ranks have a copy of this attempt, so what other meshes left here is of no use. With
+        partners the agent frees it, once they have copies too."""
+        for slot in self.opened.others:
+            slot.free()
+        self.opened.others.clear()
 
     def due(self, step: int) -> bool:
         return self.agreed and (self.newest is None or step - self.newest >= self.every)
@@ -166,6 +129,12 @@ class MemoryCheckpoints:
         begun = time.perf_counter()
         tensors = {**self.state.tensors(), **self.state.random()}
         slot = self._to_overwrite()
+        try:
+            slot.reserve(self.layout)  # it may hold what another mesh made
+        except OSError as exc:
+            LOG.warning("no more checkpoints in memory: the kernel refuses the slot: %s", exc)
+            self.newest = step  # no rank copies again, because this copy is never done
+            return
         slot.write(self.layout, tensors)
         if self.state.ranks.device.type == "cuda":
             torch.cuda.synchronize()
@@ -194,7 +163,9 @@ class MemoryCheckpoints:
             lineage=self.lineage,
             made=Made(step=step, attempt=self.state.ranks.env.attempt),
             rank=self.state.ranks.env.rank,
-            config=self.opened.config,
+            ranks=self.state.ranks.env.world_size,
+            config=self.opened.digests.config,
+            history=self.opened.digests.history,
             shared=shared,
             digest=slot.digest(table),
             progress=progress,
@@ -274,7 +245,8 @@ def _reserved(
     if why and ranks.env.rank == 0:
         LOG.warning("%s", why)
     used = slots[-num_slots(copies) :] if copies >= 0 else []
-    if used and _said(_refused(used, layout), ranks):
+    # What another mesh made stays until all ranks have a copy of this attempt.
+    if used and said(_refused([slot for slot in used if slot is not kept], layout), ranks):
         used = []
     for slot in opened.slots:
         if slot not in used:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 import torch
+from torch.distributed.checkpoint.default_planner import create_default_local_save_plan
 from torch.distributed.tensor import DTensor
 
 from orchestrator.contract.memory import slot_file
@@ -31,6 +32,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     shape: tuple[int, ...]
     """Of this rank's shard."""
+    whole: tuple[int, ...]
+    """Shape of the whole tensor."""
+    at: tuple[int, ...]
+    """Where the shard begins in the whole tensor."""
     offset: int
 
     @property
@@ -43,6 +48,8 @@ class Header(slot_file.Label, frozen=True, kw_only=True):
     """Of the bytes of all tensors (`Slot.digest`)."""
     progress: str
     """JSON of the job's `Progress`."""
+    history: str
+    """Digest of what must not change if another mesh reads the slot."""
     table: tuple[Entry, ...]
 
 
@@ -58,12 +65,23 @@ class Layout:
 def layout_of(tensors: Mapping[str, torch.Tensor]) -> Layout:
     """`tensors` may be distributed; each rank keeps its own shards."""
     shards = {name: shard_of(tensor) for name, tensor in tensors.items()}
+    items = create_default_local_save_plan(dict(tensors), is_coordinator=True).items
+    data = {item.index.fqn: item.tensor_data for item in items}
     header = HEADER_ROOM + sum(ENTRY_ROOM + len(name.encode()) for name in shards)
     offset = _pages(slot_file.BEGIN.size + header)
     table = []
     for name, shard in shards.items():
         dtype = str(shard.dtype).removeprefix("torch.")
-        entry = Entry(name=name, dtype=dtype, shape=tuple(shard.shape), offset=offset)
+        whole = data[name]
+        assert whole is not None  # it is a tensor
+        entry = Entry(
+            name=name,
+            dtype=dtype,
+            shape=tuple(shard.shape),
+            whole=tuple(whole.size),
+            at=tuple(whole.chunk.offsets),
+            offset=offset,
+        )
         table.append(entry)
         offset = _pages(offset + entry.num_bytes)
     return Layout(tuple(table), offset)
@@ -101,6 +119,9 @@ class Slot:
     def size(self) -> int:
         return os.fstat(self._file).st_size
 
+    def close(self) -> None:
+        os.close(self._file)
+
     def header(self) -> Header | None:
         """None if the slot holds no complete checkpoint."""
         text = slot_file.header_of(self._file)
@@ -134,7 +155,7 @@ class Slot:
         """Copy `tensors` into the slot; it is not complete before `complete`."""
         self.clear()
         for entry in layout.table:
-            self._view(entry).copy_(shard_of(tensors[entry.name]))
+            self.view(entry).copy_(shard_of(tensors[entry.name]))
 
     def complete(self, header: Header) -> None:
         """Declare the slot complete.
@@ -156,7 +177,7 @@ class Slot:
     def read(self, table: Sequence[Entry], tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy the slot's tensors into those of the same name."""
         for entry in table:
-            shard_of(tensors[entry.name]).copy_(self._view(entry))
+            shard_of(tensors[entry.name]).copy_(self.view(entry))
 
     def digest(self, table: Sequence[Entry]) -> int:
         """A sum over the bytes of all tensors. A flipped bit changes it, and so does a page that
@@ -165,7 +186,13 @@ class Slot:
         # int64 wraps around, so the order in which threads add does not matter.
         return int(words.sum())
 
-    def _view(self, entry: Entry) -> torch.Tensor:
+    def is_sound(self, header: Header) -> bool:
+        """The tensors are as they were when the slot was made."""
+        end = max(entry.offset + entry.num_bytes for entry in header.table)
+        return self.size >= end and self.digest(header.table) == header.digest
+
+    def view(self, entry: Entry) -> torch.Tensor:
+        """The tensor in the slot itself."""
         end = entry.offset + entry.num_bytes
         return self._bytes()[entry.offset : end].view(dtype_of(entry.dtype)).view(entry.shape)
 

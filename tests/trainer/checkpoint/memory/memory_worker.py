@@ -16,9 +16,13 @@ from orchestrator.agent.memory.slots import MemorySlots
 from orchestrator.contract.files.checkpoint_names import Made
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.memory.peers import CopyPlan, HostMemory
+from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.messages.agent_protocol import Start
 from orchestrator.contract.skipped_batches import Window
+from orchestrator.contract.spec.job_spec import MemoryCheckpointSpec
+from tests.trainer.launch.training_worker import arranged
 from trainer.checkpoint.memory.find import newest_in_memory
+from trainer.checkpoint.memory.opened import Digests, OpenMemory
 from trainer.checkpoint.memory.slot import Header, Slot, layout_of, slots_of
 from trainer.checkpoint.state import Progress, Stream
 
@@ -53,7 +57,10 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
         slots=memory.slots,
         resumed=(Made(*case["resumed"]),) if "resumed" in case else (),
     )
-    found, skipped = newest_in_memory(slots, asked, case.get("config", "c"), env.rank, skip)
+    digests = Digests(case.get("config", "c"), case.get("history", "h"))
+    spec = MemoryCheckpointSpec()
+    opened = OpenMemory(memory=asked, slots=slots, spec=spec, digests=digests, others=[])
+    found, skipped = newest_in_memory(opened, arranged(Mesh(dp_shard=2), env), skip)
     owner.close()
     step = None if found is None else found.header.made.step
     return {"step": step, "skipped": [f"{one.name}: {one.why}" for one in skipped]}
@@ -68,7 +75,9 @@ def write(slot: Slot, step: int, rank: int, attempt: int) -> None:
         lineage=1,
         made=Made(step=step, attempt=attempt),
         rank=rank,
+        ranks=2,
         config="c",
+        history="h",
         digest=slot.digest(layout.table),
         progress=Progress(step=step, stream=STREAM).to_json(),
         table=layout.table,

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.contract.files.env import HOST
 from tests.trainer.launch.tiny_runs import work
 
 pytestmark = pytest.mark.process
@@ -25,7 +26,7 @@ def test_the_newest_step_that_all_ranks_have_is_used(tmp_path: Path) -> None:
         (
             {"steps": BOTH, "flipped": 1},
             6,
-            ["step-7 in memory: the copy of rank 1 has changed since it was made"],
+            ["step-7 in memory: the copy of rank 1 on a has changed since it was made"],
         ),
         (
             {"steps": BOTH, "skip": [7, 9]},
@@ -35,15 +36,28 @@ def test_the_newest_step_that_all_ranks_have_is_used(tmp_path: Path) -> None:
         # Training started from the disk since, or follows another plan.
         ({"steps": BOTH, "lineage": 3}, None, []),
         ({"steps": BOTH, "lineage": 0}, None, []),
+        # Another plan of the same job.
+        ({"steps": BOTH, "config": "other"}, 7, []),
+        ({"steps": [[6, 7], [6]], "config": "other"}, 6, []),
         (
-            {"steps": BOTH, "config": "other"},
+            {"steps": BOTH, "config": "other", "flipped": 1},
+            6,
+            ["step-7 in memory: the copy of rank 1 on a has changed since it was made"],
+        ),
+        (
+            {"steps": BOTH, "config": "other", "skip": [7, 9]},
+            6,
+            ["step-7 in memory: it has read batches up to 7, but batches 7 to 9 must be skipped"],
+        ),
+        (
+            {"steps": BOTH, "config": "other", "history": "other"},
             None,
-            ["step-7 in memory: it was made with another plan, configuration or version"],
+            ["step-7 in memory: it was made with another configuration or version"],
         ),
         # Attempt 3 resumed from step 6 while a host was unreachable, and trained step 7 again.
         ({"steps": BOTH, "resumed": [6, 3]}, 6, []),
         # The same step of two attempts is not one checkpoint.
         ({"steps": BOTH, "attempts": [1, 2]}, None, []),
     ]
-    answers = work(tmp_path, 2, [case for case, _, _ in asked], worker=WORKER)
+    answers = work(tmp_path, 2, [case for case, _, _ in asked], worker=WORKER, env={HOST: "a"})
     assert answers == [{"step": step, "skipped": skipped} for _, step, skipped in asked]

@@ -1,6 +1,8 @@
 """A slot holds a complete checkpoint or none, whatever ends the process that writes it."""
 
+import errno
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from orchestrator.agent.memory.slots import MemorySlots
+from orchestrator.agent.memory.slots import MemorySlots, paths
 from orchestrator.contract.files.checkpoint_names import Made
 from orchestrator.contract.memory.peers import CopyPlan
 from tests.agent.processes.test_torchrun import START
@@ -43,7 +45,9 @@ def header_of(slot: Slot, layout: Layout, step: int = 4, progress: str = "{}") -
         lineage=1,
         made=Made(step=step, attempt=1),
         rank=0,
+        ranks=1,
         config="c",
+        history="h",
         digest=slot.digest(layout.table),
         progress=progress,
         table=layout.table,
@@ -119,6 +123,20 @@ def test_a_header_without_room_is_refused(slot: Slot) -> None:
     assert slot.header() is None
 
 
+def test_memory_that_a_limit_refuses_is_no_slot(slot: Slot) -> None:
+    layout = layout_of(STATE)
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        try:
+            slot.reserve(layout)
+        except OSError as exc:
+            os._exit(exc.errno or 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == errno.EFBIG
+    assert slot.header() is None
+
+
 def test_another_layout_takes_the_place_of_the_old_one(slot: Slot) -> None:
     old = written(slot)
     other = layout_of({"model.weight": torch.zeros(3)})
@@ -132,8 +150,14 @@ def test_memory_is_freed_with_its_owner() -> None:
     two = memory.of_attempt(msgspec.structs.replace(START, ranks_per_host=2), CopyPlan())
     slot = Slot(two.slots[1][1])
     written(slot)
-    one = memory.of_attempt(msgspec.structs.replace(START, ranks_per_host=1), CopyPlan())
+    alone = msgspec.structs.replace(START, ranks_per_host=1)
+    one = memory.of_attempt(alone, CopyPlan())
     assert one.slots == two.slots[:1], "the rank that stays keeps its slots"
+    with pytest.raises(FileNotFoundError):
+        Slot(two.slots[1][0])
+    assert paths(memory.others) == (two.slots[1][1],), "ranks of the other mesh read it"
+    memory.drop_others()
+    assert slot.size == 0
     with pytest.raises(FileNotFoundError):
         Slot(two.slots[1][1])
     memory.close()
