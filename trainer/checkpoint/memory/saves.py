@@ -148,7 +148,7 @@ class MemoryCheckpoints:
     def close(self) -> None:
         """Called when the rank leaves its attempt: nothing writes to the slots after it."""
         self.thread.shutdown()
-        for slot in self.opened.slots:
+        for slot in (*self.opened.slots, *self.opened.others):
             slot.close()
 
     def _to_overwrite(self) -> Slot:

@@ -119,9 +119,6 @@ class Slot:
     def size(self) -> int:
         return os.fstat(self._file).st_size
 
-    def close(self) -> None:
-        os.close(self._file)
-
     def header(self) -> Header | None:
         """None if the slot holds no complete checkpoint."""
         text = slot_file.header_of(self._file)
