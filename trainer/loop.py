@@ -38,8 +38,6 @@ class Training:
     skips: Skips
     spikes: Spikes
     checkpoints: Checkpoints
-    memory: MemoryCheckpoints | None
-    """None: no checkpoints in the memory of the hosts."""
     evaluator: Evaluator | None
     profiling: Profiling
     fullest: Fullest
@@ -48,6 +46,11 @@ class Training:
     peak_tokens_per_second: float | None
     """Tokens per second at the devices' peak FLOPS; None if the peak is unknown."""
     runtime: Runtime
+
+    @property
+    def memory(self) -> MemoryCheckpoints | None:
+        """None: no checkpoints in the memory of the hosts."""
+        return self.checkpoints.memory
 
     @property
     def is_unstable(self) -> bool:

@@ -138,6 +138,21 @@ def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Tr
         update_threads=update_threads_of(config, runtime.processors, runtime.env.local_world_size),
     )
     records = open_records(config, batches, ranks, done) if ranks.env.rank == 0 else None
+    checkpoints = Checkpoints(
+        run.checkpoints,
+        state,
+        config.checkpoint,
+        runtime.reporter,
+        done,
+        before_commit=nothing if records is None else records.sync,
+    )
+    checkpoints.memory = start_saving(
+        memory,
+        state,
+        at_once if records is None else records.written,
+        found.in_memory,
+        runtime.reporter,
+    )
     job = Training(
         config=config,
         ranks=ranks,
@@ -145,21 +160,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Tr
         run_ahead=run_ahead_of(config, ranks.device),
         skips=state.skips,
         spikes=state.spikes,
-        checkpoints=Checkpoints(
-            run.checkpoints,
-            state,
-            config.checkpoint,
-            runtime.reporter,
-            done,
-            before_commit=nothing if records is None else records.sync,
-        ),
-        memory=start_saving(
-            memory,
-            state,
-            at_once if records is None else records.written,
-            found.in_memory,
-            runtime.reporter,
-        ),
+        checkpoints=checkpoints,
         evaluator=evaluator_of(config, batches, passes, stages, runtime),
         profiling=profiling_of(config, ranks, runtime),
         fullest=Fullest(ranks.device, done, config.train.steps),

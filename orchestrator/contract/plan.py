@@ -12,6 +12,9 @@ from orchestrator.contract.spec.types import Auto, Dtype
 
 RESERVE = ("communication", "context", "slack")
 """Items of memory that torch.cuda.max_memory_allocated does not count."""
+IN_MEMORY = "checkpoints in memory"
+"""Item of the host's memory: the slots of `checkpoint.memory`, but the one that takes the place of
+the buffer for saves to the disk."""
 
 
 class Memory(Struct, frozen=True, kw_only=True):

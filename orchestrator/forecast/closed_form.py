@@ -2,8 +2,10 @@
 
 Daly 2006 (A higher order estimate of the optimum checkpoint interval for restart dumps, equation
 20), extended by saves in the background: a failure before a save is complete costs that time too.
-It holds for the time in which the job has its hosts (`short`) and describes the long run, while
-simulations begin with all hosts available.
+With checkpoints in memory it counts those failures after which the disk is read. The others cost
+what was trained since the last copy: half an interval on average. It holds for the time in which
+the job has its hosts (`short`) and describes the long run, while simulations begin with all hosts
+available.
 """
 
 import math
@@ -11,11 +13,13 @@ import math
 from msgspec.structs import replace
 
 from orchestrator.contract.checkpoint_interval import daly_s
-from orchestrator.forecast.setting import Setting
+from orchestrator.forecast.setting import MemoryTier, Setting
 
 
 def effective(setting: Setting) -> float:
     """The share of time in which the job trains and keeps the result."""
+    if setting.memory is not None:
+        return _with_memory(setting, setting.memory)
     mtbf_s, stall_s = setting.mtbf_s, setting.stalled_s
     exposed_s = max(0.0, setting.write_s - stall_s)
     recovery_s = detection_s(setting) + setting.restart_s + exposed_s
@@ -27,6 +31,23 @@ def effective(setting: Setting) -> float:
     planned = sum(hazard.per_s for hazard in setting.hazards if hazard.planned)
     away = planned * (setting.write_s + setting.restart_s)
     return (1 - short(setting)) * setting.interval_s / cycle * max(0.0, 1 - away)
+
+
+def _with_memory(setting: Setting, memory: MemoryTier) -> float:
+    """To first order the two tiers do not affect each other (`contract/checkpoint_interval.py`)."""
+    covered = [hazard for hazard in setting.hazards if hazard.covered]
+    each_s = memory.restart_s + memory.interval_s / 2 + memory.lag_s
+    recovering = sum(hazard.per_s * (hazard.detection_s + each_s) for hazard in covered)
+    disk = _without_covered(setting)
+    # Hosts leave for repair after both kinds of failures.
+    hosts = (1 - short(setting)) / (1 - short(disk))
+    return effective(disk) * hosts * (1 - memory.share) / (1 + recovering)
+
+
+def _without_covered(setting: Setting) -> Setting:
+    """The same job with those failures only after which the disk is read."""
+    hazards = tuple(hazard for hazard in setting.hazards if not hazard.covered)
+    return replace(setting, hazards=hazards, memory=None)
 
 
 def detection_s(setting: Setting) -> float:
@@ -78,7 +99,7 @@ def _binomial(total: int, count: int, share: float) -> float:
 def best_interval_s(setting: Setting) -> float:
     """The interval that maximises `effective`, by golden section in the logarithm. It is close to
     Daly's optimum, which does not consider saves in the background."""
-    guess = daly_s(max(setting.stall_s, 1e-3), setting.mtbf_s)
+    guess = daly_s(max(setting.stall_s, 1e-3), _without_covered(setting).mtbf_s)
     low, high = math.log(guess / 20), math.log(20 * guess)
     ratio = (math.sqrt(5) - 1) / 2
 

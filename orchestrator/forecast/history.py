@@ -40,19 +40,26 @@ class _History:
         self.up_to = list(accumulate(hazard.per_s for hazard in setting.hazards))
         self.per_s = self.up_to[-1]
         self.stall_s = setting.stalled_s
+        self.phase_s = 0.0
+        """Training and stalls since the last save to the disk that a failure did not cut off."""
+        self.unsaved_s = 0.0
+        """Training that is kept in memory only, since the last complete save to the disk."""
+        self.reads_disk = True
+        """The next attempt reads the disk."""
         self.failure_at = random.expovariate(self.per_s)
         self.hosts = _Hosts(setting, random)
         self.whole_at = 0.0
         """Time at which there are as many hosts as the job needs."""
 
     def run(self) -> Account:
-        horizon = self.setting.horizon_s
+        setting, horizon = self.setting, self.setting.horizon_s
         while self.now < horizon:
             ends = min(self.failure_at, horizon)
             broken = self.failure_at < horizon
             hazard = self._hazard() if broken else None
-            self._train(ends - self.now, keeps=hazard is None or hazard.planned)
+            self._train(ends - self.now, hazard)
             self.now = ends
+            self.reads_disk = setting.memory is None
             while hazard is not None:
                 hazard = self._recover(hazard)
         return self.account
@@ -61,24 +68,56 @@ class _History:
         drawn = bisect(self.up_to, self.random.random() * self.per_s)
         return self.setting.hazards[min(drawn, len(self.up_to) - 1)]
 
-    def _train(self, span_s: float, *, keeps: bool) -> None:
-        """Train and save for `span_s`. Without `keeps`, work since the last complete save is
-        lost."""
+    def _train(self, span_s: float, hazard: Hazard | None) -> None:
+        """Train and save for `span_s`, and lose what `hazard` takes."""
         setting, seconds = self.setting, self.account.seconds
         stall_s, cycle_s = self.stall_s, setting.interval_s + self.stall_s
-        cycles, rest_s = divmod(span_s, cycle_s)
-        stalled_s = cycles * stall_s + max(0.0, rest_s - setting.interval_s)
-        trained_s = span_s - stalled_s
-        complete = math.floor((span_s - setting.interval_s - setting.write_s) / cycle_s) + 1
-        kept_s = trained_s if keeps else max(0, complete) * setting.interval_s
-        seconds["training"] += kept_s
-        seconds["lost work"] += trained_s - kept_s
-        seconds["checkpoint stalls"] += stalled_s
+        copying_s = 0.0 if setting.memory is None else setting.memory.share * span_s
+        before_s = max(0.0, self.phase_s - setting.interval_s)
+        since_s = self.phase_s + span_s - copying_s
+        cycles, rest_s = divmod(since_s, cycle_s)
+        stalled_s = cycles * stall_s + max(0.0, rest_s - setting.interval_s) - before_s
+        trained_s = span_s - copying_s - stalled_s
+        complete = math.floor((since_s - setting.interval_s - setting.write_s) / cycle_s) + 1
+        self.unsaved_s += trained_s
+        if complete > 0:
+            self.unsaved_s = (cycles - complete) * setting.interval_s
+            self.unsaved_s += min(rest_s, setting.interval_s)
+        self.phase_s = rest_s
+        seconds["training"] += trained_s
+        seconds["checkpoint stalls"] += copying_s + stalled_s
+        if hazard is not None and hazard.covered:
+            self._lose(trained_s - self._copied_s(span_s))
+
+    def _copied_s(self, span_s: float) -> float:
+        """Training of the last `span_s` that is in the newest complete copy in memory."""
+        memory = self.setting.memory
+        assert memory is not None
+        cycle_s = memory.interval_s + memory.stall_s
+        complete = math.floor((span_s - memory.interval_s - memory.lag_s) / cycle_s) + 1
+        return max(0, complete) * memory.interval_s
+
+    def _lose(self, lost_s: float) -> None:
+        lost_s = min(max(0.0, lost_s), self.unsaved_s)
+        self.unsaved_s -= lost_s
+        self.phase_s = max(0.0, self.phase_s - lost_s)
+        self.account.seconds["training"] -= lost_s
+        self.account.seconds["lost work"] += lost_s
+
+    def _restart_from(self, hazard: Hazard) -> None:
+        """What is lost, and where the next attempt reads."""
+        if hazard.planned:
+            self.unsaved_s = self.phase_s = 0.0
+        elif not hazard.covered:
+            self._lose(self.unsaved_s)
+            self.unsaved_s = self.phase_s = 0.0
+            self.reads_disk = True
 
     def _recover(self, hazard: Hazard) -> Hazard | None:
         """Time from a failure to the next step. Returns a failure during that time, or None."""
         self.failure_at = self.now + self.random.expovariate(self.per_s)
         self.account.failures += not hazard.planned
+        self._restart_from(hazard)
         if hazard.takes_host:
             ready_at = self.hosts.replace(self.now)
             self.account.waits += ready_at > self.now
@@ -87,7 +126,7 @@ class _History:
             first = ("checkpoint stalls", self.setting.write_s)
         else:
             first = ("detection", hazard.detection_s)
-        for part, length_s in (first, ("queue", None), ("restart", self.setting.restart_s)):
+        for part, length_s in (first, ("queue", None), ("restart", self._restart_s)):
             until = self.now + length_s if length_s is not None else max(self.now, self.whole_at)
             ends = min(until, self.failure_at, self.setting.horizon_s)
             self.account.seconds[part] += ends - self.now
@@ -95,6 +134,11 @@ class _History:
             if ends < until:
                 return self._hazard() if ends < self.setting.horizon_s else None
         return None
+
+    @property
+    def _restart_s(self) -> float:
+        memory = self.setting.memory
+        return self.setting.restart_s if self.reads_disk or not memory else memory.restart_s
 
 
 class _Hosts:

@@ -16,6 +16,26 @@ class Hazard(Struct, frozen=True, kw_only=True):
     takes_host: bool
     planned: bool = False
     """Announced, so that a checkpoint is written first and no work is lost."""
+    covered: bool = False
+    """Ranks resume from the memory of hosts, and the disk is not read."""
+
+
+class MemoryTier(Struct, frozen=True, kw_only=True):
+    """Checkpoints in the memory of hosts."""
+
+    interval_s: float
+    """Training between the end of one copy's stall and the next copy."""
+    stall_s: float
+    """Time that a copy stalls training."""
+    lag_s: float
+    """From the start of a copy until the hosts that would restore it have it."""
+    restart_s: float
+    """From the detection of a failure to the next step, with nothing read from the disk."""
+
+    @property
+    def share(self) -> float:
+        """Of the time, that copies stall training."""
+        return self.stall_s / (self.interval_s + self.stall_s)
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -39,6 +59,8 @@ class Setting(Struct, frozen=True, kw_only=True):
     """Mean repair time of a failed host."""
     queue_s: float
     """Mean time until the scheduler grants a host."""
+    memory: MemoryTier | None = None
+    """None: checkpoints are on the disk only, and no hazard is covered."""
 
     @property
     def stalled_s(self) -> float:

@@ -1,18 +1,24 @@
 """Builds the input of a forecast from a spec, its plan and assumptions."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orchestrator.contract.checkpoint_interval import Interval, interval_of
+from orchestrator.contract.checkpoint_interval import (
+    MEMORY_ON_GPU,
+    Interval,
+    interval_of,
+    memory_steps,
+)
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.contract.spec.limits import Above, AtLeast
 from orchestrator.detect.heartbeat_monitor import HANG_SLACK_S, HANG_STEPS
 from orchestrator.forecast.rates import DAY_S, Detected, Rates
-from orchestrator.forecast.setting import Hazard, Setting
+from orchestrator.forecast.setting import Hazard, MemoryTier, Setting
 
 STORAGE_PER_HOST = 1e9
 """Bytes per second and host that storage accepts; an assumption."""
@@ -24,6 +30,11 @@ REPAIR_H = 24.0
 """Mean repair time of a host; assumed."""
 QUEUE_S = 600.0
 """Seconds until the scheduler grants a free host; assumed."""
+SEND_BYTES_PER_S = 4e9
+"""Bytes per second that a host sends to partners: its agent's four threads encrypt 1 GB/s each."""
+UNCOVERED = 0.05
+"""Share of the failures that leave no complete checkpoint in memory, as a lost power supply of
+several hosts or a requeue; assumed."""
 EXIT_S = 2.0
 """Seconds until ndctl detects that a rank ended (benchmarks/results/measurements.md)."""
 
@@ -62,8 +73,11 @@ def basis_of(spec: JobSpec, plan: Plan, around: Assumptions) -> Basis:
     given = around.storage_bytes_per_s
     storage = given or STORAGE_PER_HOST * hosts
     write_s = total / storage
-    copy_s = fullest / COPY_BYTES_PER_S if spec.checkpoint.async_ else write_s
-    stall_s = min(around.stall_s if around.stall_s is not None else copy_s, write_s)
+    copy_s = around.stall_s if around.stall_s is not None else fullest / COPY_BYTES_PER_S
+    memory = _memory_of(spec, plan, around, copy_s, step_s)
+    stall_s = min(copy_s, write_s) if spec.checkpoint.async_ else write_s
+    if memory is not None and spec.checkpoint.async_ and memory.interval_s <= step_s:
+        stall_s = 0.0  # it is written from the copy that this step makes anyway
     loaded_s = total * plan.mesh.dp_replicate / storage
     restart_s = around.restart_s if around.restart_s is not None else START_S + loaded_s
     asked, there = spec.cluster.spare_hosts, around.hosts_there
@@ -74,13 +88,14 @@ def basis_of(spec: JobSpec, plan: Plan, around: Assumptions) -> Basis:
         spares=spares,
         reserve=beside - spares,
         horizon_s=around.days * DAY_S,
-        hazards=_hazards(spec, around.rates, hosts, step_s),
+        hazards=_covered(_hazards(spec, around.rates, hosts, step_s), memory, spec),
         interval_s=spec.checkpoint.every_steps * step_s,
         stall_s=stall_s,
         write_s=write_s,
         restart_s=restart_s,
         repair_s=around.repair_h * 3600,
         queue_s=around.queue_s,
+        memory=memory,
     )
     every = _interval_of(setting) if spec.checkpoint.every == "auto" else None
     if every is not None:
@@ -94,6 +109,7 @@ def basis_of(spec: JobSpec, plan: Plan, around: Assumptions) -> Basis:
         "restart": "given"
         if around.restart_s is not None
         else f"{START_S:.0f} s assumed, plus loading a checkpoint (--restart SECONDS)",
+        **({} if memory is None else {"memory": _memory_words()}),
         "repair": f"{around.repair_h:g} h on average (--repair HOURS)",
         "queue": f"{around.queue_s:g} s on average (--queue SECONDS)",
     }
@@ -102,9 +118,57 @@ def basis_of(spec: JobSpec, plan: Plan, around: Assumptions) -> Basis:
     )
 
 
+def _memory_of(
+    spec: JobSpec, plan: Plan, around: Assumptions, copy_s: float, step_s: float
+) -> MemoryTier | None:
+    wanted = spec.checkpoint.memory
+    if wanted.every == "off":
+        return None
+    steps = wanted.every
+    if steps == "auto":
+        steps = memory_steps(copy_s, step_s, MEMORY_ON_GPU)
+    _, fullest = checkpoint_bytes(plan)
+    sent = fullest * plan.ranks_per_host * wanted.copies
+    limit = SEND_BYTES_PER_S
+    if wanted.copy_mib_per_s is not None:
+        limit = min(limit, wanted.copy_mib_per_s * 2**20)
+    return MemoryTier(
+        # The next copy is sent to partners when the one before has arrived.
+        interval_s=step_s * max(steps, math.ceil(sent / limit / step_s)),
+        stall_s=copy_s,
+        lag_s=copy_s + sent / limit,
+        restart_s=around.restart_s if around.restart_s is not None else START_S,
+    )
+
+
+def _covered(
+    hazards: tuple[Hazard, ...], memory: MemoryTier | None, spec: JobSpec
+) -> tuple[Hazard, ...]:
+    """Each unplanned hazard in two parts: after most failures ranks resume from memory."""
+    if memory is None:
+        return hazards
+    partners = spec.checkpoint.memory.copies > 0
+    split: list[Hazard] = []
+    for hazard in hazards:
+        if hazard.planned or (hazard.takes_host and not partners):
+            split.append(hazard)
+            continue
+        split.append(replace(hazard, per_s=(1 - UNCOVERED) * hazard.per_s, covered=True))
+        split.append(replace(hazard, per_s=UNCOVERED * hazard.per_s))
+    return tuple(split)
+
+
+def _memory_words() -> str:
+    return (
+        f"{UNCOVERED:.0%} of the failures leave no checkpoint in memory, assumed; a host sends at"
+        f" most {SEND_BYTES_PER_S / 1e9:g} GB/s to partners"
+    )
+
+
 def _interval_of(setting: Setting) -> Interval:
     """The interval that `checkpoint.every: auto` reaches when it knows how often the job fails."""
-    return interval_of(setting.stall_s, setting.write_s, setting.mtbf_s)
+    read = sum(hazard.per_s for hazard in setting.unplanned if not hazard.covered)
+    return interval_of(setting.stall_s, setting.write_s, 1 / read)
 
 
 def _interval_words(every: Interval) -> str:

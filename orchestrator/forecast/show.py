@@ -27,7 +27,8 @@ def describe_forecast(found: Forecast, basis: Basis, rates: Rates) -> str:
         f" ({rates.per_1000_host_days:.3g} per 1,000 host-days)",
         *wrapped(rates.source, INDENT, INDENT),
         f"checkpoint {show_bytes(basis.checkpoint_bytes)} in {show_seconds(setting.write_s)},"
-        f" training stalls for {show_seconds(setting.stalled_s)}",
+        f" {_stall(setting.stalled_s)}",
+        *_memory(basis),
         "",
         f"effective  {said.effective:.1%} of the time is training, with the spec's checkpoint every"
         f" {_steps(said, basis)}",
@@ -64,6 +65,26 @@ def describe_forecast(found: Forecast, basis: Basis, rates: Rates) -> str:
 def _lacking(basis: Basis) -> list[str]:
     asked, there = basis.spares_asked, basis.setting.spares
     return [f"{INDENT}{asked} spare hosts requested, {there} available"] if there < asked else []
+
+
+def _stall(seconds: float) -> str:
+    if not seconds:
+        return "written from the memory checkpoint of the same step"
+    return f"training stalls for {show_seconds(seconds)}"
+
+
+def _memory(basis: Basis) -> list[str]:
+    memory = basis.setting.memory
+    if memory is None:
+        return []
+    steps = round(memory.interval_s / basis.step_s)
+    covered = sum(hazard.per_s for hazard in basis.setting.unplanned if hazard.covered)
+    words = (
+        f"a copy every {steps:,} step{'' if steps == 1 else 's'} stalls training for"
+        f" {show_seconds(memory.stall_s)} and is safe after {show_seconds(memory.lag_s)};"
+        f" {covered * basis.setting.mtbf_s:.0%} of the failures resume from it"
+    )
+    return wrapped(words, "memory     ", INDENT)
 
 
 def _held(found: Forecast) -> list[str]:

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from orchestrator.contract.check_results import Finding, Verdict
-from orchestrator.contract.plan import Plan
+from orchestrator.contract.plan import IN_MEMORY, Plan
 from orchestrator.health.mounts import doubt, read_mounts
 from orchestrator.health.package_owners import other_owners
 from orchestrator.posix.fd_limit import OWN, judge_files
@@ -113,8 +113,16 @@ def _memory(plan: Plan | None) -> Finding:
     of_rank = plan.memory.peak_bytes + sum(plan.memory.host.values())
     need = plan.world_size * (of_rank + RANK_BYTES)
     found = f"{_gib(available)} available, {plan.world_size} ranks need about {_gib(need)}"
-    verdict: Verdict = "ok" if need <= available else "stops"
-    fix = "lower train.micro_batch_size, use a smaller model, or fewer ranks"
+    kept = plan.world_size * plan.memory.host.get(IN_MEMORY, 0)
+    if kept:
+        found += f", {_gib(kept)} of that for checkpoints in memory"
+    if need <= available or not kept:
+        verdict: Verdict = "ok" if need <= available else "stops"
+        fix = "lower train.micro_batch_size, use a smaller model, or fewer ranks"
+        return Finding(what="memory", verdict=verdict, found=found, fix=fix)
+    # Ranks keep fewer of them, or none, where the memory is short.
+    verdict = "warns" if need - kept <= available else "stops"
+    fix = "set checkpoint.memory.copies to 0, or checkpoint.memory.every to off"
     return Finding(what="memory", verdict=verdict, found=found, fix=fix)
 
 

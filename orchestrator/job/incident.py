@@ -32,6 +32,8 @@ class Incident(Struct, frozen=True, kw_only=True):
     """Step of the newest complete checkpoint at that time, and of the one that the next attempt
     resumed from once that is known: the steps since are lost. None if no rank ran, so that no step
     was lost."""
+    in_memory: bool = False
+    """The next attempt resumed from the memory of the hosts."""
     signature: str = ""
     """Exception, message and step: two incidents with the same one are a bug of the program."""
     detected_after_s: float

@@ -100,7 +100,11 @@ def pace_of(run: Run) -> SavePace:
     count, and neither do hosts that failed while no rank ran."""
     incidents = run.history.incidents
     broke = [one for one in incidents if one.drill is None and one.saved is not None]
-    exposure = Exposure(failures=len(broke), observed_s=run.progress.trained_s)
+    exposure = Exposure(
+        failures=len(broke),
+        in_memory=sum(one.in_memory for one in broke),
+        observed_s=run.progress.trained_s,
+    )
     return SavePace(exposure=exposure, every_steps=run.progress.save_every)
 
 

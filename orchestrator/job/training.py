@@ -81,7 +81,7 @@ def _with_resumed_step(run: Run, event: TrainingResumed) -> Iterator[Incident]:
     for incident in run.history.incidents:
         open_still = incident.recovered_after_s is None and incident.attempt < event.attempt
         if open_still and incident.saved is not None:
-            yield replace(incident, saved=event.step)
+            yield replace(incident, saved=event.step, in_memory=event.in_memory)
         else:
             yield incident
 

@@ -10,7 +10,7 @@ from orchestrator.forecast import closed_form
 from orchestrator.forecast.history import Account, history
 from orchestrator.forecast.monte_carlo import best_of, expect, forecast
 from orchestrator.forecast.rates import DAY_S
-from orchestrator.forecast.setting import Hazard, Setting
+from orchestrator.forecast.setting import Hazard, MemoryTier, Setting
 from tests.forecast.settings import CRASH, published, setting
 
 
@@ -237,3 +237,97 @@ def test_a_job_that_fails_faster_than_it_recovers_makes_no_progress() -> None:
     chosen = setting(hazards=(replace(CRASH, per_s=1 / 10),), horizon_s=7200.0)
     assert closed_form.effective(chosen) < 1e-6
     assert expect(chosen, range(2)).effective < 1e-3
+
+
+MEMORY = MemoryTier(interval_s=10.0, stall_s=0.0, lag_s=3.0, restart_s=60.0)
+COVERED = replace(CRASH, takes_host=False, covered=True)
+TWO_TIERS = replace(ONE, hazards=(COVERED,), stall_s=0.0, memory=MEMORY)
+"""Copies at 10 s, 20 s, … are safe 3 s later. Saves to the disk at 100 s, 200 s, …"""
+
+
+def test_a_covered_failure_costs_the_work_since_the_last_copy_that_was_safe() -> None:
+    for at, lost in ((90.0, 10.0), (92.0, 12.0), (94.0, 4.0), (12.0, 12.0)):
+        seconds = course(replace(TWO_TIERS, horizon_s=at + 62.0), at).seconds
+        assert seconds["lost work"] == pytest.approx(lost), at
+        assert (seconds["detection"], seconds["restart"]) == (2.0, 60.0)
+        assert sum(seconds.values()) == pytest.approx(at + 62.0)
+
+
+def test_what_only_memory_has_is_lost_with_it() -> None:
+    """A covered failure at 195 s keeps the steps up to 190 s. The next one takes the memory at 40 s
+    of training later, after the save that began at 200 s and was complete at 250 s has not begun
+    again: only the first 100 s are on the disk."""
+    read = replace(COVERED, covered=False)
+    for after_s, lost in ((40.0, 5.0 + 130.0), (65.0, 5.0 + 55.0)):
+        end = 195.0 + 62.0 + after_s + 182.0
+        chosen = replace(TWO_TIERS, hazards=(COVERED, read), horizon_s=end)
+        account = drawn(chosen, [195.0, 62.0 + after_s], [0.0, 1.0])
+        assert account.seconds["lost work"] == pytest.approx(lost), after_s
+        assert account.seconds["restart"] == pytest.approx(60.0 + 180.0)
+
+
+def test_a_failure_that_takes_the_memory_during_a_recovery_loses_what_only_memory_had() -> None:
+    read = replace(COVERED, covered=False)
+    end = 195.0 + 30.0 + 182.0
+    account = drawn(replace(TWO_TIERS, hazards=(COVERED, read), horizon_s=end), [195, 30], [0, 1])
+    assert account.seconds["lost work"] == pytest.approx(95.0)
+    assert account.seconds["training"] == pytest.approx(100.0)
+
+
+class Drawn(Script):
+    """A script that also says which hazard strikes."""
+
+    kinds: list[float]
+
+    def random(self) -> float:
+        return self.kinds.pop(0)
+
+
+def drawn(chosen: Setting, times: list[float], kinds: list[float]) -> Account:
+    from orchestrator.forecast.history import _History
+
+    script = Drawn(*times)
+    script.kinds = kinds
+    return _History(chosen, script).run()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    mtbf=st.floats(300, 1e6),
+    disk=st.floats(1, 1e5),
+    copy=st.floats(1, 1e4),
+    write=st.floats(0.1, 1e4),
+    lag=st.floats(0, 1e3),
+)
+def test_every_second_has_a_category_with_two_tiers_too(
+    seed: int, mtbf: float, disk: float, copy: float, write: float, lag: float
+) -> None:
+    memory = MemoryTier(interval_s=copy, stall_s=0.01 * copy, lag_s=lag, restart_s=60.0)
+    chosen = setting(
+        hazards=(replace(COVERED, per_s=0.9 / mtbf), replace(CRASH, per_s=0.1 / mtbf)),
+        horizon_s=DAY_S,
+        interval_s=disk,
+        stall_s=write / 3,
+        write_s=write,
+        memory=memory,
+    )
+    account = history(chosen, seed)
+    assert sum(account.seconds.values()) == pytest.approx(chosen.horizon_s)
+    assert all(value >= -1e-6 for value in account.seconds.values())
+
+
+@pytest.mark.parametrize("disk", [600.0, 3000.0])
+@pytest.mark.parametrize("uncovered", [0.05, 0.5])
+def test_histories_and_closed_form_agree_with_two_tiers(disk: float, uncovered: float) -> None:
+    hazards = (
+        replace(CRASH, per_s=(1 - uncovered) * CRASH.per_s, covered=True),
+        replace(CRASH, per_s=uncovered * CRASH.per_s),
+    )
+    memory = MemoryTier(interval_s=20.0, stall_s=0.1, lag_s=5.0, restart_s=120.0)
+    chosen = setting(hazards=hazards, interval_s=disk, horizon_s=60 * DAY_S, memory=memory)
+    found = expect(chosen, range(30))
+    assert found.effective == pytest.approx(found.closed, abs=0.008)
+    best = closed_form.best_interval_s(chosen)
+    alone = closed_form.best_interval_s(replace(chosen, memory=None))
+    assert best > alone * 0.9 / uncovered**0.5, "the rate of what memory does not cover decides"

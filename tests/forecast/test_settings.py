@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from orchestrator.cli import cli
 from orchestrator.contract.checkpoint_interval import interval_of
+from orchestrator.forecast.settings import UNCOVERED
 from tests.repository.test_docs import ROOT
 
 SPEC = [str(ROOT / "examples/llama3-8b.yaml")]
@@ -87,3 +88,33 @@ def test_numbers_are_finite(option: str, number: str) -> None:
     told = CliRunner().invoke(cli, ["forecast", *SPEC, *HOSTS, option, number])
     assert told.exit_code == 2
     assert option in told.output
+
+
+@pytest.mark.parametrize(("copies", "hosts_too"), [(1, True), (0, False)])
+def test_memory_covers_most_failures_and_without_partners_none_that_takes_a_host(
+    copies: int, hosts_too: bool
+) -> None:
+    alone = forecast()["setting"]
+    assert alone["memory"] is None
+    asked = ["checkpoint.memory.every=auto", f"checkpoint.memory.copies={copies}"]
+    found = forecast(*(word for one in asked for word in ("--set", one)))["setting"]
+    covered = [hazard for hazard in found["hazards"] if hazard["covered"]]
+    assert not any(hazard["planned"] for hazard in covered)
+    assert any(hazard["takes_host"] for hazard in covered) == hosts_too
+    assert rate(found["hazards"]) == pytest.approx(rate(alone["hazards"])), "the same failures"
+    could = [one for one in alone["hazards"] if not one["planned"]]
+    could = [one for one in could if hosts_too or not one["takes_host"]]
+    assert rate(covered) == pytest.approx((1 - UNCOVERED) * rate(could))
+    assert found["memory"]["restart_s"] < found["restart_s"], "no file is read"
+
+
+def rate(hazards: list[dict[str, Any]]) -> float:
+    return sum(hazard["per_s"] for hazard in hazards)
+
+
+def test_a_slow_network_makes_copies_rarer() -> None:
+    every = ("--set", "checkpoint.memory.every=1")
+    fast = forecast(*every)["setting"]["memory"]
+    slow = forecast(*every, "--set", "checkpoint.memory.copy_mib_per_s=20")["setting"]["memory"]
+    assert slow["interval_s"] > fast["interval_s"]
+    assert slow["interval_s"] >= slow["lag_s"] - slow["stall_s"]

@@ -13,9 +13,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.check_results import Finding
-from orchestrator.contract.plan import Plan
+from orchestrator.contract.plan import IN_MEMORY, Plan
 from orchestrator.health.machine import EARLIEST, NEEDED, describe_findings, examine
 from orchestrator.posix.fd_limit import files_needed
 from orchestrator.seams import Completed
@@ -116,6 +117,18 @@ def test_a_plan_too_large_for_memory_cannot_run(tmp_path: Path) -> None:
     found = look(tmp_path, "memory", a_plan(10_000))
     assert found.verdict == "stops"
     assert "10000 ranks need about" in found.found
+
+
+def test_checkpoints_in_memory_that_do_not_fit_are_no_reason_to_stop(tmp_path: Path) -> None:
+    """Ranks then keep fewer of them."""
+    plan = a_plan(1)
+    assert plan.memory is not None
+    for gib, verdict in ((0.01, "ok"), (100_000, "warns")):
+        host = {**plan.memory.host, IN_MEMORY: int(gib * (1 << 30))}
+        found = look(tmp_path, "memory", replace(plan, memory=replace(plan.memory, host=host)))
+        assert found.verdict == verdict
+        assert "GiB of that for checkpoints in memory" in found.found
+    assert "checkpoint.memory.copies to 0" in found.fix
 
 
 def test_a_disk_must_hold_the_checkpoints_of_the_plan(

@@ -1,8 +1,9 @@
 """`checkpoint.every: auto`: rank 0 computes how many steps to make between two saves.
 
 All ranks run in lockstep, so the cost that rank 0 measures is the cost for all: the time training
-was paused, plus the time that steps lost while the save was written in the background. The totals
-of a step distribute the new interval.
+was paused, plus the time that steps lost while the save was written in the background. With
+checkpoints in memory only those failures count that they do not cover. The totals of a step
+distribute the new interval.
 """
 
 import time
@@ -41,6 +42,8 @@ class AutoInterval:
         write_s: float,
         during: Sequence[float],
         between: Sequence[float],
+        *,
+        remembers: bool,
     ) -> Proposal | None:
         """A better interval than `every` steps for the measured cost of a save, if there is one.
 
@@ -49,20 +52,26 @@ class AutoInterval:
             write_s: seconds until the save was complete.
             during: seconds of each step that ran while the save was written.
             between: seconds of steps without a save.
+            remembers: the job has checkpoints in memory, too.
         """
         step_s = median(between or during) if between or during else 0.0
         if not step_s:
             return None
         cost_s = block_s + max(0.0, sum(during) - len(during) * step_s)
-        mtbf_s = self._exposure.mtbf_s(self._hosts, time.perf_counter() - self._begun)
+        exposure = self._exposure
+        mtbf_s = exposure.mtbf_s(self._hosts, time.perf_counter() - self._begun)
+        failures, seen = "failure", f"failures so far: {exposure.failures}"
+        if remembers:
+            mtbf_s /= exposure.on_disk
+            failures = "failure that memory does not cover"
+            seen += f", {exposure.failures - exposure.in_memory} of them not covered"
         found = interval_of(cost_s, write_s, mtbf_s)
         steps = max(1, round(found.seconds / step_s))
         if abs(steps - every) <= LEAST_CHANGE * every:
             return None
         bound = f", bounded: {found.bound}" if found.bound else ""
         why = (
-            f"a save costs {cost_s:.3g} s, a step takes {step_s:.3g} s, and one failure per"
-            f" {mtbf_s / 3600:.3g} h is expected (failures so far: {self._exposure.failures})"
-            f"{bound}"
+            f"a save costs {cost_s:.3g} s, a step takes {step_s:.3g} s, and one {failures} per"
+            f" {mtbf_s / 3600:.3g} h is expected ({seen}){bound}"
         )
         return Proposal(steps, why)

@@ -6,6 +6,7 @@ a few times.
 """
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from ndctl.rank.checkpoint_files import remove_old
 from orchestrator.contract.spec.job_spec import CheckpointSpec
 from trainer.checkpoint.auto_interval import AutoInterval, Proposal
 from trainer.checkpoint.collective import Outcome, Target, write_on_all_ranks
+from trainer.checkpoint.memory.saves import MemoryCheckpoints
 from trainer.checkpoint.schedule import Schedule
 from trainer.checkpoint.state import TrainingState
 from trainer.rank.reporter import Reporter
@@ -33,6 +35,7 @@ LOG = logging.getLogger("trainer")
 PAUSES_S = (0.5, 1.0, 2.0)
 """Between the tries of the last save. Their sum is well below the grace period of a stopped job."""
 MOST_STEP_TIMES = 32
+LOWEST_PRIORITY = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +82,10 @@ class Checkpoints:
         """
         self.last: SaveReport | None = None
         """The last complete checkpoint."""
+        self.memory: MemoryCheckpoints | None = None
+        """Background saves write from its slots. None: from a buffer of their own."""
         self._folder = folder
-        self._state = state
+        self.state = state
         self._spec = spec
         self._reporter = reporter
         self._env = state.ranks.env
@@ -99,7 +104,7 @@ class Checkpoints:
             before_commit=before_commit,
         )
         self._stager = DefaultStager(_staging(state.ranks.device))
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=_give_way)
         self._pending: Future[Outcome] | None = None
         self._steps_between: deque[float] = deque(maxlen=MOST_STEP_TIMES)
         """Seconds of the last steps that ran while no save was being written."""
@@ -160,6 +165,7 @@ class Checkpoints:
             last.write_s,
             self._steps_during,
             self._steps_between,
+            remembers=self.memory is not None,
         )
 
     def _change(self, step: int, every: int) -> None:
@@ -175,17 +181,26 @@ class Checkpoints:
         self.wait()
         self._schedule = self._schedule.begun(step)
         if self._spec.async_:
-            # Training waits for this copy only. The stager keeps its buffers between saves, because
-            # the first touch of new memory, or pinning it, takes longer than the copy itself.
-            staged = self._stager.stage(self._state.snapshot(step))
-            assert isinstance(staged, dict)  # not a Future: `_staging` disables async staging
+            # Training waits for this copy only.
+            staged = self._staged(step)
             block_s = time.perf_counter() - begun
             self._steps_during, self._writing = [], True
             self._pending = self._thread.submit(self._write, staged, step, begun, block_s)
             return
-        outcome = self._write(self._state.snapshot(step), step, begun)
+        outcome = self._write(self.state.snapshot(step), step, begun)
         if outcome.why:
             self._try_again(step)
+
+    def _staged(self, step: int) -> dict[str, Any]:
+        """A copy of the state after `step`, which stays as it is until the next one is made."""
+        copied = None if self.memory is None else self.memory.save_for_disk(step)
+        if copied is not None:
+            return copied
+        # The stager keeps its buffers between saves, because the first touch of new memory, or
+        # pinning it, takes longer than the copy itself.
+        staged = self._stager.stage(self.state.snapshot(step))
+        assert isinstance(staged, dict)  # not a Future: `_staging` disables async staging
+        return staged
 
     def save_or_raise(self, step: int) -> None:
         """The last save of a run; returns when it is complete.
@@ -195,7 +210,7 @@ class Checkpoints:
         """
         self.wait()
         for pause_s in (*PAUSES_S, None):
-            outcome = self._write(self._state.snapshot(step), step, time.perf_counter())
+            outcome = self._write(self.state.snapshot(step), step, time.perf_counter())
             if not outcome.why:
                 return
             if pause_s is not None:
@@ -260,6 +275,13 @@ class Checkpoints:
     def next_due(self, step: int) -> int:
         """The first step after `step` at which a periodic save is due."""
         return self._schedule.next_due(step)
+
+
+def _give_way() -> None:
+    """Let this thread take only the processor time that training leaves. A save that is waited for
+    is not slower: training stands still then."""
+    # On Linux each thread has its own priority.
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 
 def _staging(device: torch.device) -> StagingOptions:

@@ -15,8 +15,9 @@ from orchestrator.contract.memory.slot_file import Label, label_of
 from orchestrator.contract.messages.agent_protocol import Start
 
 NAME = "ndctl-checkpoint"
-ALONE, WITH_PARTNERS = 2, 3
-"""Slots of a rank. While one is copied to partners, ranks go on with two others."""
+ALONE, WITH_PARTNERS = 3, 4
+"""Slots of a rank. While one is written to the disk and one is copied to partners, ranks go on with
+two others."""
 
 
 class MemorySlots:

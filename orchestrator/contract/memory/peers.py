@@ -12,7 +12,7 @@ class HostMemory(Struct, frozen=True, kw_only=True):
     Only checkpoints with this lineage are used: those of an earlier one are of steps that were
     trained again since."""
     slots: tuple[tuple[str, ...], ...]
-    """Local rank -> paths of its slots, two or with partners three: files in memory, empty at
+    """Local rank -> paths of its slots, three or with partners four: files in memory, empty at
     first, which exist as long as the agent."""
     resumed: tuple[Made, ...] = ()
     """As in `is_history`."""

@@ -65,22 +65,23 @@ class MemoryCheckpointSpec(Struct, frozen=True, kw_only=True):
     every: Count | Literal["auto", "off"] = "off"
     """Steps between two of them; `auto`: as few as cost at most 2 % of the time on CPUs and 0.7 %
     on GPUs. A restart on the same hosts then repeats at most as many steps, and reads no checkpoint
-    from the disk. Each rank keeps two copies of its weights and optimizer state on its host. `off`:
-    none, because a host may need its memory for other things."""
+    from the disk. Each rank keeps three copies of its weights and optimizer state on its host; the
+    disk is written from one of them. `off`: none, because a host may need its memory for other
+    things."""
     copies: Literal[0, 1, 2] = 1
     """Other hosts that get a copy of each. A host, or with 2 any two hosts, may then be lost
-    without reading a checkpoint from the disk. Each rank keeps a third one, and its host two for
+    without reading a checkpoint from the disk. Each rank keeps a fourth one, and its host two for
     each rank of a partner and copy. There are fewer copies if a host has too little memory."""
     copy_mib_per_s: Count | None = None
     """MiB per second that a host sends to partners at most; no limit by default."""
 
     @property
     def slots(self) -> int:
-        """Checkpoints of one rank's size that a host keeps for each of its ranks: two or with
-        copies three of its own, and two of a rank of each partner."""
+        """Checkpoints of one rank's size that a host keeps for each of its ranks: three or with
+        copies four of its own, and two of a rank of each partner."""
         if self.every == "off":
             return 0
-        return 3 + 2 * self.copies if self.copies else 2
+        return 4 + 2 * self.copies if self.copies else 3
 
 
 class CheckpointSpec(Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
 
-from orchestrator.contract.plan import Memory
+from orchestrator.contract.plan import IN_MEMORY, Memory
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.inventory.profile import Fabric
 from orchestrator.plan.memory.activations import layer_of
@@ -169,8 +169,8 @@ def _items(rank: _Rank) -> dict[str, int]:
 
 
 def _host(setup: Setup, states: States) -> dict[str, int]:
-    """Bytes in host memory per rank: offloaded states, the copy that an asynchronous checkpoint is
-    written from, and the slots of checkpoints in memory."""
+    """Bytes in host memory per rank: offloaded states, and the copy that an asynchronous checkpoint
+    is written from, and the other slots of checkpoints in memory; that copy is one of them."""
     moved = states.host
     saved = moved or {"parameters": states.parameters, "optimizer": states.optimizer}
     frozen = 0
@@ -178,7 +178,8 @@ def _host(setup: Setup, states: States) -> dict[str, int]:
         # A checkpoint of a LoRA job holds only the adapters.
         frozen = saved["parameters"] - MASTER_BYTES * states.trained.shard
     checkpoint = saved["parameters"] - frozen + saved["optimizer"]
-    slots = {"checkpoints in memory": setup.host_slots * checkpoint} if setup.host_slots else {}
+    others = setup.host_slots - 1
+    slots = {IN_MEMORY: others * checkpoint} if others > 0 else {}
     return {**moved, "checkpoint": checkpoint, **slots}
 
 

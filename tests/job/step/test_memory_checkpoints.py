@@ -2,6 +2,7 @@
 
 from orchestrator.contract.messages.actions import Action, StartAttempt
 from orchestrator.contract.messages.events import TrainingResumed
+from orchestrator.job.state import pace_of
 from tests.job.job_driver import Job
 
 
@@ -57,3 +58,14 @@ def test_lost_steps_are_counted_from_the_copy() -> None:
     remembers(job, 32)
     (incident,) = job.run.history.incidents
     assert (incident.step, incident.saved) == (33, 32)
+
+
+def test_failures_that_memory_covered_are_counted_for_the_interval_of_the_disk() -> None:
+    job = Job(in_memory=True, max_restarts=9).running()
+    job.fails_once()
+    remembers(job, 7)
+    job.fails_once()
+    job.trains(first=5)
+    exposure = pace_of(job.run).exposure
+    assert (exposure.failures, exposure.in_memory) == (2, 1)
+    assert exposure.on_disk == 2 / 4

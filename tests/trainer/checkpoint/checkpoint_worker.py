@@ -83,7 +83,7 @@ def save_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     steps = []
 
     def save_at_once(job: Training, done: int) -> int:
-        state, spec = job.checkpoints._state, job.config.checkpoint
+        state, spec = job.checkpoints.state, job.config.checkpoint
         folder = Path(case["to"])
         folder.parent.mkdir(parents=True, exist_ok=True)
         Checkpoints(folder, state, spec, reporter).save_or_raise(done)

@@ -10,8 +10,9 @@ from trainer.checkpoint.memory.room import available_bytes
 from trainer.checkpoint.memory.slot import Layout, Slot
 from trainer.rank.ranks import Ranks
 
-ALONE, WITH_PARTNERS = 2, 3
-"""Slots of a rank. The third one is copied to partners while ranks go on with the others."""
+ALONE, WITH_PARTNERS = 3, 4
+"""Slots of a rank. One is written to the disk and one is copied to partners, while ranks go on with
+the others."""
 HELD = 2
 """Slots that a partner keeps of each rank: one is complete while the other is received."""
 GIB = 1 << 30

@@ -4,21 +4,26 @@ All ranks copy after the same steps. Each has two slots and writes the older one
 when all ranks have completed their last copy, so at any moment there is a step of which all are
 complete. Each rank says in the totals of a step whether its last copy is complete.
 
-With partners a rank has a third slot. After a copy the agents of all hosts send that one to partner
-hosts, while ranks go on with the other two. When the agents of all ranks have ended that, the next
-copy is sent. So at any moment there is also a step of which partners have the slots of all ranks.
+With partners a rank has one more slot. After a copy the agents of all hosts send that one to
+partner hosts, while ranks go on with the others. When the agents of all ranks have ended that, the
+next copy is sent. So at any moment there is also a step of which partners have the slots of all
+ranks.
+
+A checkpoint on the disk is written from a slot too, so that training waits for no second copy. For
+that one a rank has one more slot. It takes the place of the buffer that the save would need.
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Any
 
 import torch
 
+from orchestrator.contract.checkpoint_interval import MEMORY_ON_CPU, MEMORY_ON_GPU, memory_steps
 from orchestrator.contract.files.checkpoint_names import Made
 from orchestrator.contract.memory.peers import HostMemory
 from trainer.checkpoint.memory.agreement import (
@@ -32,16 +37,12 @@ from trainer.checkpoint.memory.find import InMemory
 from trainer.checkpoint.memory.opened import OpenMemory, said
 from trainer.checkpoint.memory.partners import Partners
 from trainer.checkpoint.memory.slot import Header, Layout, Slot, layout_of
-from trainer.checkpoint.state import TrainingState
+from trainer.checkpoint.state import PROGRESS, TrainingState
 from trainer.rank.ranks import Ranks
 from trainer.rank.reporter import Reporter
 from trainer.step import News, Totals
 
 LOG = logging.getLogger("trainer")
-
-SHARE_ON_CPU, SHARE_ON_GPU = 0.02, 0.007
-"""Part of the training time that copies may take with `every: auto`. On a CPU they compete with the
-step for the bandwidth of the memory."""
 
 
 @dataclass(slots=True)
@@ -62,9 +63,14 @@ class MemoryCheckpoints:
     cost_s: float | None = None
     """Seconds that training waited for the last copy; None before the second, because the first one
     touches new memory."""
-    kept: Slot | None = None
-    """The slot that was written last, or that this attempt resumed from. The next copy goes into
-    another one."""
+    common: Slot | None = None
+    """The slot of the newest copy that all ranks have completed, or the one that this attempt
+    resumed from. The next copy goes into another one."""
+    holds: dict[str, int] = field(default_factory=dict)
+    """Path of a slot -> step of the copy that it has, complete or not."""
+    written_to_disk: Slot | None = None
+    """What the last save to the disk wrote, or still writes. It is overwritten only after the next
+    one has begun."""
     newest: int | None = None
     """Step of the last copy that was begun."""
     done: int | None = None
@@ -85,8 +91,8 @@ class MemoryCheckpoints:
         """New interval in steps that rank 0 proposes; 0: unchanged, or another rank."""
         if self.opened.spec.every != "auto" or self.state.ranks.env.rank or self.cost_s is None:
             return 0
-        share = SHARE_ON_GPU if self.state.ranks.device.type == "cuda" else SHARE_ON_CPU
-        wanted = interval(self.cost_s, median(self.step_times), share)
+        share = MEMORY_ON_GPU if self.state.ranks.device.type == "cuda" else MEMORY_ON_CPU
+        wanted = memory_steps(self.cost_s, median(self.step_times), share)
         # The cost of a copy varies. Change only if it matters.
         return wanted if wanted > self.every or 2 * wanted <= self.every else 0
 
@@ -105,8 +111,10 @@ class MemoryCheckpoints:
         """Handle what the totals of a step said."""
         every = totals.remember_every
         self.agreed = totals.remembered
-        if self.agreed and self.newest is not None and not self.partners.copies:
-            self._free_others()
+        if self.agreed and self.newest is not None:
+            self.common = self.slots[-1]
+            if not self.partners.copies:
+                self._free_others()
         self.partners.after_step(all_ended=totals.share_ended, failed=totals.share_failed)
         self.step_times = [*self.step_times[-31:], step_s]
         if every and every != self.every:
@@ -124,26 +132,30 @@ class MemoryCheckpoints:
     def due(self, step: int) -> bool:
         return self.agreed and (self.newest is None or step - self.newest >= self.every)
 
-    def save(self, step: int) -> None:
-        """Copy the state after `step`. Returns when training may continue."""
+    def save(self, step: int) -> bool:
+        """Copy the state after `step`. Returns when training may continue: whether there is a copy.
+        """
         begun = time.perf_counter()
         tensors = {**self.state.tensors(), **self.state.random()}
         slot = self._to_overwrite()
+        self.holds[slot.path] = step
         try:
-            slot.reserve(self.layout)  # it may hold what another mesh made
+            # It may hold what another mesh made.
+            slot.reserve(self.layout, pinned=self.state.ranks.device.type == "cuda")
         except OSError as exc:
             LOG.warning("no more checkpoints in memory: the kernel refuses the slot: %s", exc)
             self.newest = step  # no rank copies again, because this copy is never done
-            return
+            return False
         slot.write(self.layout, tensors)
         if self.state.ranks.device.type == "cuda":
             torch.cuda.synchronize()
-        first, self.kept, self.newest = self.newest is None, slot, step
+        first, self.newest = self.newest is None, step
         self.slots = [*(one for one in self.slots if one is not slot), slot]
         self.partners.begin(slot, Made(step=step, attempt=self.state.ranks.env.attempt))
         progress = self.state.progress(step).to_json()
         self.thread.submit(self._complete, slot, step, progress, self.partners.shared)
         self.cost_s = None if first else time.perf_counter() - begun
+        return True
 
     def close(self) -> None:
         """Called when the rank leaves its attempt: nothing writes to the slots after it."""
@@ -151,11 +163,27 @@ class MemoryCheckpoints:
         for slot in (*self.opened.slots, *self.opened.others):
             slot.close()
 
+    def save_for_disk(self, step: int) -> dict[str, Any] | None:
+        """Copy the state after `step` and return that copy, as `TrainingState.snapshot` has it; None
+        if there is no memory for it. It does not change before the next call, when the save that
+        uses it must have ended.
+
+        Other ranks may not have completed their last copy, and neither may this one. The newest
+        one that all have stays: the slot of the last save is free now.
+        """
+        self.written_to_disk = None
+        if not self.save(step):
+            return None
+        self.written_to_disk = slot = self.slots[-1]
+        like = {**self.state.tensors(), **self.state.random()}
+        tensors = slot.state(self.layout.table, like)
+        return {**tensors, PROGRESS: self.state.progress(step).to_json()}
+
     def _to_overwrite(self) -> Slot:
-        """The oldest slot, but not the newest copy, nor one that is being sent."""
-        return next(
-            slot for slot in self.slots if slot is not self.kept and slot is not self.partners.slot
-        )
+        """The oldest slot, but not the newest copy that all ranks have, nor one that is being sent
+        or written to the disk."""
+        in_use = (self.common, self.partners.slot, self.written_to_disk)
+        return next(slot for slot in self.slots if not any(slot is one for one in in_use))
 
     def _complete(self, slot: Slot, step: int, progress: str, shared: Made | None) -> None:
         table = self.layout.table
@@ -173,6 +201,8 @@ class MemoryCheckpoints:
         )
 
         def complete() -> None:
+            if self.holds[slot.path] != step:
+                return  # a save to the disk did not wait, and took the slot
             try:
                 slot.complete(header)
             except (OSError, ValueError) as exc:
@@ -184,11 +214,6 @@ class MemoryCheckpoints:
 
         # A step that is resumed from is never repeated, so its lines must be in the files.
         self.written(complete)
-
-
-def interval(cost_s: float, step_s: float, share: float) -> int:
-    """Steps between two copies that each take `cost_s`, so that they take `share` of the time."""
-    return max(1, math.ceil(cost_s / (share * step_s)))
 
 
 def start_saving(
@@ -224,7 +249,7 @@ def start_saving(
         layout=layout,
         partners=Partners(copies, tell, _shared(found, opened.memory)),
         slots=slots,
-        kept=kept,
+        common=kept,
         every=1 if opened.spec.every == "auto" else int(opened.spec.every),
     )
 
@@ -246,7 +271,8 @@ def _reserved(
         LOG.warning("%s", why)
     used = slots[-num_slots(copies) :] if copies >= 0 else []
     # What another mesh made stays until all ranks have a copy of this attempt.
-    if used and said(_refused([slot for slot in used if slot is not kept], layout), ranks):
+    pinned, new = ranks.device.type == "cuda", [slot for slot in used if slot is not kept]
+    if used and said(_refused(new, layout, pinned=pinned), ranks):
         used = []
     for slot in opened.slots:
         if slot not in used:
@@ -264,10 +290,10 @@ def _shared(found: InMemory | None, memory: HostMemory) -> Made | None:
     return found.header.made if found.header.made == memory.restored else found.header.shared
 
 
-def _refused(slots: Sequence[Slot], layout: Layout) -> str:
+def _refused(slots: Sequence[Slot], layout: Layout, *, pinned: bool) -> str:
     try:
         for slot in slots:
-            slot.reserve(layout)
+            slot.reserve(layout, pinned=pinned)
     except OSError as exc:
         return f"the kernel refuses {layout.num_bytes / GIB:.1f} GiB: {exc.strerror}"
     return ""

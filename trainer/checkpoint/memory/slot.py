@@ -3,11 +3,13 @@
 A slot is a file in memory (`slot_file.py`), which the agent owns, so it outlives the rank.
 """
 
+import logging
 import math
 import mmap
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import torch
@@ -16,6 +18,8 @@ from torch.distributed.tensor import DTensor
 
 from orchestrator.contract.memory import slot_file
 from orchestrator.contract.memory.peers import HostMemory
+
+LOG = logging.getLogger("trainer")
 
 PAGE = 4096
 """Each tensor begins at a multiple of this, so that a copy of it is fast."""
@@ -109,10 +113,11 @@ class Slot:
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._map: mmap.mmap | None = None
+        self._pinned = False
 
     def close(self) -> None:
         """Called last. The agent keeps the slot."""
-        self._map = None
+        self._unmap()
         os.close(self._file)
 
     @property
@@ -127,21 +132,38 @@ class Slot:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
 
-    def reserve(self, layout: Layout) -> None:
+    def reserve(self, layout: Layout, *, pinned: bool = False) -> None:
         """Make room for `layout`, and take the memory now.
+
+        Args:
+            pinned: a GPU copies to the slot at the speed of its bus (no GPU has run this yet).
 
         Raises:
             OSError: the memory cannot be had.
         """
-        if self.size == layout.num_bytes:
-            return
-        self._map = None
-        os.ftruncate(self._file, 0)  # what was there is of another layout
-        os.posix_fallocate(self._file, 0, layout.num_bytes)
+        if self.size != layout.num_bytes:
+            self._unmap()
+            os.ftruncate(self._file, 0)  # what was there is of another layout
+            os.posix_fallocate(self._file, 0, layout.num_bytes)
+        if pinned and not self._pinned:
+            self._pin()
+
+    def _pin(self) -> None:
+        cudart: Any = torch.cuda.cudart()
+        error = int(cudart.cudaHostRegister(self._bytes().data_ptr(), self.size, 0))
+        if error:
+            LOG.warning("slow copies to memory: cudaHostRegister failed with error %d", error)
+        self._pinned = not error
+
+    def _unmap(self) -> None:
+        if self._pinned:
+            cudart: Any = torch.cuda.cudart()
+            cudart.cudaHostUnregister(self._bytes().data_ptr())
+        self._map, self._pinned = None, False
 
     def free(self) -> None:
         """Give the memory back; the slot is empty then."""
-        self._map = None
+        self._unmap()
         os.ftruncate(self._file, 0)
 
     def clear(self) -> None:
@@ -149,10 +171,12 @@ class Slot:
         slot_file.clear(self._file)
 
     def write(self, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy `tensors` into the slot; it is not complete before `complete`."""
+        """Copy `tensors` into the slot, maybe while the device still works; it is not complete
+        before `complete`."""
         self.clear()
         for entry in layout.table:
-            self.view(entry).copy_(shard_of(tensors[entry.name]))
+            # From a GPU the copies of all tensors are queued; the caller waits for the device.
+            self.view(entry).copy_(shard_of(tensors[entry.name]), non_blocking=True)
 
     def complete(self, header: Header) -> None:
         """Declare the slot complete.
@@ -176,6 +200,12 @@ class Slot:
         for entry in table:
             shard_of(tensors[entry.name]).copy_(self.view(entry))
 
+    def state(
+        self, table: Sequence[Entry], like: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """The slot's tensors, which share its memory, distributed as those in `like`."""
+        return {entry.name: _placed(self.view(entry), like[entry.name]) for entry in table}
+
     def digest(self, table: Sequence[Entry]) -> int:
         """A sum over the bytes of all tensors. A flipped bit changes it, and so does a page that
         was not copied."""
@@ -197,6 +227,15 @@ class Slot:
         if self._map is None:
             self._map = mmap.mmap(self._file, self.size)
         return torch.frombuffer(self._map, dtype=torch.uint8)
+
+
+def _placed(shard: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """`shard`, which stays on the host, as this rank's part of a tensor that is distributed as
+    `like`."""
+    if not isinstance(like, DTensor):
+        return shard
+    # `DTensor.from_local` would copy it to the device of the mesh.
+    return DTensor(shard, like._spec, requires_grad=False)  # type: ignore[call-arg]
 
 
 def slots_of(memory: HostMemory, local_rank: int) -> tuple[Slot, ...]:

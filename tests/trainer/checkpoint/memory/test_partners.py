@@ -33,7 +33,7 @@ def test_one_slot_is_sent_at_a_time_and_counts_once_all_ranks_have_sent_it(
     memory: MemorySlots,
 ) -> None:
     paths = memory.of_attempt(replace(START, ranks_per_host=1), CopyPlan()).slots[0]
-    first, second = (Slot(path) for path in paths)
+    first, second, *_ = (Slot(path) for path in paths)
     for path in paths:
         os.truncate(path, 4096)  # ranks have reserved their memory
     told: list[tuple[int, Slot, int]] = []
@@ -74,16 +74,16 @@ def room(available: int, **changes: int) -> Room:
 
 def test_copies_are_fewer_where_memory_is_short() -> None:
     asked = [
-        # Two ranks: 3 own slots and 2 copies per partner of 1 GiB each.
-        (room(14), 2, ""),
-        (room(13), 1, "less than 2 copies of each on other hosts: they need 14.0 GiB on h"),
-        (room(10), 1, "less than 2"),
-        (room(9), 0, "less than 1 copy of each on other hosts: they need 10.0 GiB on h"),
-        (room(4), 0, "less than 1 copy"),
-        (room(3), -1, "no checkpoints in memory: they need 4.0 GiB on h, and 3.0 GiB are"),
+        # Two ranks: 4 own slots and 2 copies per partner of 1 GiB each.
+        (room(16), 2, ""),
+        (room(15), 1, "less than 2 copies of each on other hosts: they need 16.0 GiB on h"),
+        (room(12), 1, "less than 2"),
+        (room(11), 0, "less than 1 copy of each on other hosts: they need 12.0 GiB on h"),
+        (room(6), 0, "less than 1 copy"),
+        (room(5), -1, "no checkpoints in memory: they need 6.0 GiB on h, and 5.0 GiB are"),
         # In a later attempt most of the memory is taken already.
-        (room(0, num_reserved=3, held_bytes=8 * GIB), 2, ""),
-        (room(3, num_reserved=3, held_bytes=4 * GIB), 1, "less than 2"),
+        (room(0, num_reserved=4, held_bytes=8 * GIB), 2, ""),
+        (room(3, num_reserved=4, held_bytes=4 * GIB), 1, "less than 2"),
     ]
     for one, copies, why in asked:
         found, said = agreed_copies([room(99), one])
@@ -92,8 +92,8 @@ def test_copies_are_fewer_where_memory_is_short() -> None:
 
 def test_hosts_make_room_for_the_largest_slot_of_any_rank() -> None:
     large = room(99, slot_bytes=3 * GIB, partners=1)
-    assert agreed_copies([large, room(17, partners=1)])[0] == 0
-    assert agreed_copies([large, room(18, partners=1)])[0] == 1
+    assert agreed_copies([large, room(19, partners=1)])[0] == 0
+    assert agreed_copies([large, room(20, partners=1)])[0] == 1
 
 
 def test_all_ranks_make_as_many_copies_as_the_host_with_the_fewest_partners() -> None:
