@@ -139,9 +139,17 @@ def torchs(folder: Path, state: TrainingState, kind: AsyncCheckpointerType) -> S
         done: Future[Any] = (
             answer.upload_completion if isinstance(answer, AsyncSaveResponse) else answer
         )
-        return lambda: done.done() and done.result() is not None
+        return partial(has_ended, done)
 
     return save
+
+
+def has_ended(done: "Future[Any]") -> bool:
+    """Raises what the save raised."""
+    ended = done.done()
+    if ended:
+        done.result()
+    return ended
 
 
 class Bench:

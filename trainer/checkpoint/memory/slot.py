@@ -235,7 +235,7 @@ def _placed(shard: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if not isinstance(like, DTensor):
         return shard
     # `DTensor.from_local` would copy it to the device of the mesh.
-    return DTensor(shard, like._spec, requires_grad=False)  # type: ignore[call-arg]
+    return DTensor(shard, like._spec, requires_grad=False)
 
 
 def slots_of(memory: HostMemory, local_rank: int) -> tuple[Slot, ...]:
