@@ -133,8 +133,7 @@ class MemoryCheckpoints:
         return self.agreed and (self.newest is None or step - self.newest >= self.every)
 
     def save(self, step: int) -> bool:
-        """Copy the state after `step`. Returns when training may continue: whether there is a copy.
-        """
+        """Copy the state after `step`, and return when training may continue. False: no memory."""
         begun = time.perf_counter()
         tensors = {**self.state.tensors(), **self.state.random()}
         slot = self._to_overwrite()
@@ -164,9 +163,10 @@ class MemoryCheckpoints:
             slot.close()
 
     def save_for_disk(self, step: int) -> dict[str, Any] | None:
-        """Copy the state after `step` and return that copy, as `TrainingState.snapshot` has it; None
-        if there is no memory for it. It does not change before the next call, when the save that
-        uses it must have ended.
+        """Copy the state after `step` and return that copy, as `TrainingState.snapshot` has it.
+
+        It does not change before the next call, when the save that uses it must have ended. None:
+        there is no memory for it.
 
         Other ranks may not have completed their last copy, and neither may this one. The newest
         one that all have stays: the slot of the last save is free now.
