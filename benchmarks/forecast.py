@@ -58,7 +58,7 @@ def job(hosts: int, rates: str, days: float = 30.0, **changes: float) -> Setting
         write_s=5.0,
         repair_s=DAY_S,
         queue_s=600.0,
-        **given,
+        **given,  # type: ignore[arg-type]
     )
 
 

@@ -14,10 +14,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import FileSystemWriter, async_save, load
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import (
+    AsyncCheckpointerType,
+    AsyncSaveResponse,
+    async_save,
+)
 
 from benchmarks.trainer.contestants import LR, MODEL
 from orchestrator.agent.memory.slots import ALONE, new_file
@@ -27,7 +32,8 @@ from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.memory.peers import HostMemory
 from orchestrator.contract.spec.job_spec import MemoryCheckpointSpec
 from trainer.checkpoint import resume
-from trainer.checkpoint.memory.saves import OpenMemory, start_saving
+from trainer.checkpoint.memory.opened import Digests, OpenMemory
+from trainer.checkpoint.memory.saves import start_saving
 from trainer.checkpoint.memory.slot import Slot, shard_of
 from trainer.checkpoint.save import Checkpoints
 from trainer.checkpoint.state import TrainingState
@@ -97,7 +103,8 @@ def from_slots(job: Training) -> Save:
         memory=HostMemory(lineage=1, slots=(paths,)),
         slots=tuple(Slot(path) for path in paths),
         spec=MemoryCheckpointSpec(every=1, copies=0),
-        config="benchmark",
+        digests=Digests("benchmark", "benchmark"),
+        others=[],
     )
     checkpoints = job.checkpoints
     memory = start_saving(opened, checkpoints.state, at_once, None, job.runtime.reporter)

@@ -39,7 +39,9 @@ class OnSmallDisk(Ndctl):
     holder: int
     inside: Path
 
-    def __call__(self, *words: str, timeout: float = WAIT_S) -> CommandResult:
+    def __call__(
+        self, *words: str, timeout: float = WAIT_S, given: str | None = None
+    ) -> CommandResult:
         done = subprocess.run(
             ["nsenter", f"--target={self.holder}", "--mount", *PROGRAM, *words],
             env={**os.environ, "NDCTL_RUN_ROOT": str(self.inside), "COLUMNS": "100"},
@@ -48,6 +50,7 @@ class OnSmallDisk(Ndctl):
             text=True,
             timeout=timeout,
             check=False,
+            input=given,
         )
         return CommandResult(done.returncode, done.stdout, done.stderr)
 

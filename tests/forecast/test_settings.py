@@ -109,7 +109,7 @@ def test_memory_covers_most_failures_and_without_partners_none_that_takes_a_host
 
 
 def rate(hazards: list[dict[str, Any]]) -> float:
-    return sum(hazard["per_s"] for hazard in hazards)
+    return sum(float(hazard["per_s"]) for hazard in hazards)
 
 
 def test_a_slow_network_makes_copies_rarer() -> None:

@@ -361,7 +361,7 @@ def test_another_pod_is_asked_while_the_leaders_node_is_dead(
     assert cluster.asked == ["job-master", "job-a-worker"]
     copy.refresh()
     assert cluster.asked[2:] == ["job-a-worker"], "the pod that answered must be asked first"
-    done = copy.cancel()
+    done = copy.cancel("ann")
     assert done is not None
     assert done.out == "is being cancelled"
     assert cluster.asked[-2:] == ["job-master", "job-a-worker"]
@@ -377,7 +377,7 @@ def test_without_the_right_to_exec_a_job_is_cancelled_another_way(
     copy: Mirror, cluster: Cluster
 ) -> None:
     cluster.no_exec = True
-    assert copy.cancel() is None, "the caller must suspend the job instead"
+    assert copy.cancel("ann") is None, "the caller must suspend the job instead"
 
 
 def test_pods_that_are_not_ready_are_asked_last(
@@ -398,7 +398,7 @@ def test_if_no_pod_answers_the_mirror_stays_and_cancel_finds_no_pod(
     with pytest.raises(Unanswered, match="error dialing backend"):
         copy.refresh()
     assert same(copy, there)
-    assert copy.cancel() is None
+    assert copy.cancel("ann") is None
 
 
 def test_logs_of_some_hosts_are_read_from_their_pods_alone(copy: Mirror, cluster: Cluster) -> None:

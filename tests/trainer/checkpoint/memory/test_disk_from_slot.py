@@ -19,10 +19,12 @@ from orchestrator.contract.spec.job_spec import MemoryCheckpointSpec
 from tests.agent.processes.test_torchrun import START
 from tests.trainer.checkpoint.checkpoint_launch import differing, tensors_of, with_fence
 from tests.trainer.launch.tiny_runs import losses_of, tiny, work
+from trainer.checkpoint.memory.opened import Digests, OpenMemory
 from trainer.checkpoint.memory.partners import Partners
-from trainer.checkpoint.memory.saves import MemoryCheckpoints, OpenMemory
+from trainer.checkpoint.memory.saves import MemoryCheckpoints
 from trainer.checkpoint.memory.slot import layout_of, slots_of
 from trainer.checkpoint.state import PROGRESS, Origin, Progress, Stream, TrainingState
+from trainer.data.ledger import NOTHING
 from trainer.rank.ranks import Ranks
 from trainer.step import Totals
 
@@ -35,7 +37,8 @@ def totals(memory: MemoryCheckpoints, *, agreed: bool) -> Totals:
     return Totals(
         loss=1.0, z_loss=0.0, tokens=1.0, grad_norm=1.0, stop=False, save_failed=False, every=0,
         remembered=memory.is_done and agreed, remember_every=0,
-        share_ended=memory.partners.has_ended, share_failed=memory.partners.has_failed, read=(),
+        share_ended=memory.partners.has_ended, share_failed=memory.partners.has_failed,
+        read=NOTHING,
     )  # fmt: skip
 
 
@@ -49,9 +52,8 @@ class OneRank:
         plan = CopyPlan(partners=(PEER,) * copies)
         self.memory: HostMemory = self.owner.of_attempt(START_ALONE, plan)
         self.weight = nn.Parameter(torch.zeros(64))
-        ranks: Any = Ranks(
-            env=RankEnv(attempt=2), device=torch.device("cpu"), mesh=None, data_rank=0
-        )  # type: ignore[arg-type]
+        no_mesh: Any = None
+        ranks = Ranks(env=RankEnv(attempt=2), device=torch.device("cpu"), mesh=no_mesh, data_rank=0)
         stream = Stream(seed=0, global_batch_size=1, sequence_length=1, data="d")
         state = TrainingState(
             parameters=[("weight", self.weight)],
@@ -65,7 +67,9 @@ class OneRank:
         for slot in slots:
             slot.reserve(layout)
         spec = MemoryCheckpointSpec(every=1)
-        opened = OpenMemory(memory=self.memory, slots=slots, spec=spec, config="c")
+        opened = OpenMemory(
+            memory=self.memory, slots=slots, spec=spec, digests=Digests("c", "h"), others=[]
+        )
         self.saves = MemoryCheckpoints(
             opened=opened,
             state=state,
@@ -140,8 +144,9 @@ def train_randomly(rank: OneRank, random: Random) -> None:
             assert on_disk["model.weight"].unique().tolist() == [written]
             assert Progress.from_json(on_disk[PROGRESS]).step == written
         assert common is None or common in rank.complete()
-        if (slot := rank.saves.partners.slot) is not None:
-            assert rank.saves.holds[slot.path] == rank.saves.partners.made.step
+        slot, made = rank.saves.partners.slot, rank.saves.partners.made
+        if slot is not None and made is not None:
+            assert rank.saves.holds[slot.path] == made.step
         if random.random() < 0.3:
             rank.send()
 
