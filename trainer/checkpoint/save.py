@@ -6,7 +6,6 @@ a few times.
 """
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -35,7 +34,6 @@ LOG = logging.getLogger("trainer")
 PAUSES_S = (0.5, 1.0, 2.0)
 """Between the tries of the last save. Their sum is well below the grace period of a stopped job."""
 MOST_STEP_TIMES = 32
-LOWEST_PRIORITY = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +102,7 @@ class Checkpoints:
             before_commit=before_commit,
         )
         self._stager = DefaultStager(_staging(state.ranks.device))
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=_give_way)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Outcome] | None = None
         self._steps_between: deque[float] = deque(maxlen=MOST_STEP_TIMES)
         """Seconds of the last steps that ran while no save was being written."""
@@ -275,13 +273,6 @@ class Checkpoints:
     def next_due(self, step: int) -> int:
         """The first step after `step` at which a periodic save is due."""
         return self._schedule.next_due(step)
-
-
-def _give_way() -> None:
-    """Let this thread take only the processor time that training leaves. A save that is waited for
-    is not slower: training stands still then."""
-    # On Linux each thread has its own priority.
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
 
 
 def _staging(device: torch.device) -> StagingOptions:

@@ -68,9 +68,9 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
         slow.staged += 1
         return stage(self, *given, **named)
 
-    def counted_save(self: MemoryCheckpoints, step: int) -> None:
+    def counted_save(self: MemoryCheckpoints, step: int) -> bool:
         slow.copies[-1] += not slow.gate.is_set()
-        save(self, step)
+        return save(self, step)
 
     def waiting(self: WatchedFiles, path: Any, mode: str) -> Any:
         assert slow.gate.wait(60)
