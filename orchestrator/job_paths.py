@@ -66,7 +66,7 @@ def is_pattern(name: str) -> bool:
 
 def has_run(run_root: Path, name: str) -> bool:
     """Raises JobError if the run directory belongs to another user."""
-    if len(os.fsencode(name)) > MOST_NAME:
+    if len(name.encode(errors="surrogatepass")) > MOST_NAME:
         return False
     path = run_root / name
     try:

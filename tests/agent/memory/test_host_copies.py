@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from orchestrator.agent.memory import line
 from orchestrator.agent.memory.held import Refused
 from orchestrator.agent.memory.line import Broken, connect
+from orchestrator.agent.memory.slots import ALONE
 from orchestrator.contract.files.checkpoint_names import Made
 from orchestrator.contract.memory.peers import CopyPlan, Peer
 from orchestrator.contract.memory.slot_file import (
@@ -227,8 +228,8 @@ async def test_a_slot_of_another_number_of_ranks_is_fetched_beside_the_own_ones(
         assert [Path(path).is_file() for path in memory.others] == [True, True]
         offered = await alone.offer(3)
         assert [steps(offered, rank) for rank in (0, 1)] == [[5], [5]]
-        assert len(memory.slots[0]) == 2
-        assert all(label_of(slot_of(alone, one)) is None for one in (0, 1))
+        assert len(memory.slots[0]) == ALONE
+        assert all(label_of(slot_of(alone, one)) is None for one in range(ALONE))
         # Two hosts again: rank 0's slot is of its own number of ranks.
         await begin(alone, 0, CopyPlan(), attempt=3)
         alone.slots.drop_others()
