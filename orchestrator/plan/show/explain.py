@@ -193,7 +193,9 @@ def _memory(plan: Plan) -> list[str]:
     )
     if memory.peak_bytes_range:
         low, high = map(show_bytes, memory.peak_bytes_range)
-        lines += labelled("", f"{low} to {high}: {memory.basis}")
+        # A plan of an earlier version does not say it.
+        basis = f": {memory.basis}" if memory.basis else ""
+        lines += labelled("", f"{low} to {high}{basis}")
     if memory.fits is not None:
         lines += labelled("", _fits(memory.fits))
     lines += bars(plan.memory_along_pp or [memory])

@@ -1,5 +1,6 @@
 """Changes of the spec that make a job fit."""
 
+import math
 import shlex
 from typing import Any
 
@@ -11,7 +12,7 @@ from orchestrator.inventory.hosts import Host, Inventory
 from orchestrator.plan.search.best import can_fit, search
 from orchestrator.plan.search.edits import Edits, apply, show_edits
 from orchestrator.plan.search.hosts import with_hosts
-from orchestrator.plan.search.search_space import Space
+from orchestrator.plan.search.search_space import AUTO_MARGIN, Space
 from orchestrator.plan.search.smallest_change import SpecChange, smallest_changes
 from tests.plan.search.spaces import DEEP, H100, space_of, spaces
 
@@ -53,10 +54,11 @@ def test_a_change_is_quoted_for_a_shell() -> None:
 
 
 def needed(train: Any, parallel: Any, hosts: int = 1) -> int:
-    """Peak bytes of the smallest plan of a small job on `hosts`."""
+    """Memory of a device with which the smallest plan of a small job on `hosts` just leaves the
+    margin."""
     cluster = {"hosts": hosts, "gpus_per_host": 4}
     space = space_of(DEEP, parallel, {"global_batch_size": 8, **train}, cluster, 1 << 40)
-    return search(space, "memory").options[0].memory.peak_bytes
+    return math.ceil(search(space, "memory").options[0].memory.peak_bytes / (1 - AUTO_MARGIN))
 
 
 OFFLOAD = {"fsdp": {"cpu_offload": True}}
