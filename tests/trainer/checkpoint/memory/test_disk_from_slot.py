@@ -160,7 +160,7 @@ def test_a_checkpoint_from_a_slot_is_the_same_as_without_checkpoints_in_memory(
     cases = []
     for name, every in (("without", "off"), ("with", 1)):
         checkpoint = {"every_steps": 5, "memory": {"every": every, "copies": 0}}
-        config = tiny(tmp_path / name, steps=12, parallel={"dp_shard": 2}, checkpoint=checkpoint)
+        config = tiny(tmp_path / name, steps=14, parallel={"dp_shard": 2}, checkpoint=checkpoint)
         cases.append({"config": with_fence(config), "slow": 3})
     worker = "tests.trainer.checkpoint.memory.disk_worker"
     without, with_memory = work(tmp_path, 2, cases, worker=worker)
@@ -169,7 +169,7 @@ def test_a_checkpoint_from_a_slot_is_the_same_as_without_checkpoints_in_memory(
     assert min(with_memory["copies"]) > 0
     assert (without["staged"], with_memory["staged"]) == (2, 0), "no second copy was made"
     assert losses_of(tmp_path / "with") == losses_of(tmp_path / "without")
-    for step in (12, 10):
+    for step in (14, 10):
         found = [tensors_of(tmp_path / name / "checkpoints") for name in ("with", "without")]
         assert differing(*found) == []
         for name in ("with", "without"):
