@@ -1,8 +1,8 @@
 """The training of one rank from start to end; read this file first."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -50,7 +50,6 @@ from trainer.parallel.tied import find_tied
 from trainer.rank.determinism import make_deterministic
 from trainer.rank.devices import has_fast_bfloat16, name_of
 from trainer.rank.fence import admit_of, lock_out
-from trainer.rank.kept.orders import break_collectives
 from trainer.rank.ranks import Ranks, arrange, gpu_state, peak_memory_bytes, process_group
 from trainer.rank.runtime import Runtime
 from trainer.step import Stepper
@@ -75,22 +74,8 @@ def main(config: TrainingConfig, runtime: Runtime) -> int:
 def train_on(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> int:
     job, done = assemble(ranks, config, runtime)
     compiling = report_compilation(runtime.reporter) if config.train.compile else nullcontext()
-    with _closed_after(job), job.records or nullcontext(), job.stepper.batches, compiling:
+    with job.records or nullcontext(), job.stepper.batches, compiling:
         return train(job, done)
-
-
-@contextmanager
-def _closed_after(job: Training) -> Iterator[None]:
-    """End the threads of a rank that leaves its attempt. Others end with their process."""
-    try:
-        yield
-    except Exception:
-        if job.ranks.env.place is not None:
-            break_collectives()
-            job.checkpoints.close()
-            if job.memory is not None:
-                job.memory.close()
-        raise
 
 
 def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Training, int]:
@@ -102,6 +87,8 @@ def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Tr
     run = RunDir(Path(config.out))
     batches = open_data(config, ranks, runtime)
     memory = open_memory(config.checkpoint.memory, ranks, digests_of(config))
+    if memory is not None:
+        runtime.on_leave.callback(memory.close)
     found = find_checkpoint(
         run.checkpoints,
         ranks,
@@ -146,6 +133,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Tr
         done,
         before_commit=nothing if records is None else records.sync,
     )
+    runtime.on_leave.callback(checkpoints.close)
     checkpoints.memory = start_saving(
         memory,
         state,

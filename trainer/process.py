@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from orchestrator.contract.files import exit_codes
@@ -57,8 +58,9 @@ def _attempt(path: Path, env: RankEnv, stop: StopRequest, orders: Orders | None)
     show_stacks_on_signal(env)
     reporter = Reporter(env)
     reporter.beat("init")
+    on_leave = ExitStack()
     try:
-        return _train(path, env, reporter, stop)
+        return _train(path, env, reporter, stop, on_leave)
     except TrainingError as exc:
         reporter.raised(exc)
         LOG.error("error: %s", exc)  # on each rank, because the user may read any rank's log
@@ -73,11 +75,13 @@ def _attempt(path: Path, env: RankEnv, stop: StopRequest, orders: Orders | None)
         LOG.exception("rank %d failed at step %d", env.rank, reporter.computing)
         if orders is None or not may_leave(exc, orders):
             return exit_codes.FAILED
-        leave(exc, reporter)
+        leave(exc, reporter, on_leave)
     return None
 
 
-def _train(path: Path, env: RankEnv, reporter: Reporter, stop: StopRequest) -> int:
+def _train(
+    path: Path, env: RankEnv, reporter: Reporter, stop: StopRequest, on_leave: ExitStack
+) -> int:
     config = complete(load_config(path), env.world_size)
     drills, skip = read_drills(env.drills), read_skip(env.skip)
     clock = time.time  # noqa: TID251 (the entry point passes it on)
@@ -90,6 +94,7 @@ def _train(path: Path, env: RankEnv, reporter: Reporter, stop: StopRequest) -> i
         clock=clock,
         # Later a rank may bind itself to a part of them (`rank/host/numa.py`).
         processors=len(os.sched_getaffinity(0)),
+        on_leave=on_leave,
     )
     from trainer.imports import train
 

@@ -27,7 +27,7 @@ from orchestrator.agent.evidence.rank_progress import Pace, still_in
 from orchestrator.agent.processes.cgroups import Count, Counted, oom_kills, throttlings
 from orchestrator.agent.processes.fork_server_client import Running, Standby
 from orchestrator.agent.processes.kept_ranks import KeptRanks
-from orchestrator.agent.processes.torchrun import HostPlace, environment, render, with_place
+from orchestrator.agent.processes.torchrun import HostPlace, environment, render
 from orchestrator.agent.rank_socket import free_port
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.messages.agent_protocol import RankDigest, Start
@@ -137,7 +137,7 @@ class Attempt:
         self._make_folders()
         port = free_port(self.place.address) if self.start.keep_ranks else None
         command = render(self.start, self.place, port)
-        known = {**environment(self.start, self.place, environ), **with_place(self.start)}
+        known = environment(self.start, self.place, environ)
         number, to = self.start.attempt, self.log_dir / "torchrun.log"
         title = f"torchrun of attempt {number} of {self.place.run_dir.path}"
         # The order to stop came before this coroutine first ran.
@@ -166,7 +166,7 @@ class Attempt:
         self._make_folders()
         self.torchrun, self.kept = kept.torchrun, kept
         first = self.start.node_rank * self.start.ranks_per_host
-        known = {**environment(self.start, self.place, environ), **with_place(self.start)}
+        known = environment(self.start, self.place, environ)
         for local in range(self.start.ranks_per_host):
             log_file = str(self.log_dir / f"rank-{first + local}.log")
             kept.order(local, JoinAttempt(environ=known, config=self.start.config, log=log_file))

@@ -183,6 +183,11 @@ class MetricTail:
         return tuple(self.each())
 
     def each(self) -> Iterator[Metric]:
+        for line in self.lines():
+            if (metric := parse_metric(line)) is not None:
+                yield metric
+
+    def lines(self) -> Iterator[bytes]:
         """One line at a time, because a file of weeks has a million."""
         with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
             file.seek(self.offset)
@@ -190,8 +195,7 @@ class MetricTail:
                 if not line.endswith(b"\n"):  # it is being written
                     return
                 self.offset += len(line)
-                if (metric := parse_metric(line)) is not None:
-                    yield metric
+                yield line
 
 
 def fold_metrics(progress: Progress, metrics: Iterable[Metric]) -> Progress:

@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
 from ndctl.rank.checkpoint_files import defect_of, read_marker, step_of
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint, newest_complete
-from orchestrator.contract.skipped_batches import Window, already_read, batch_of, merge_windows
+from orchestrator.contract.skipped_batches import Window, merge_windows
 from orchestrator.errors import TrainingError
-from trainer.checkpoint.memory.find import InMemory, newest_in_memory
+from trainer.checkpoint.memory.find import InMemory, has_read, newest_in_memory
 from trainer.checkpoint.memory.opened import OpenMemory
 from trainer.checkpoint.read import CheckpointReader, unreadable
 from trainer.checkpoint.state import (
@@ -125,13 +125,7 @@ def _of_another_run(checkpoints: Path) -> tuple[SkippedCheckpoint, ...]:
 
 
 def _has_read(folder: Path, skip: Sequence[Window]) -> str | None:
-    """A message if this checkpoint has already read some of the data to skip."""
-    progress = CheckpointReader(folder).progress()
-    read = already_read(progress.step, progress.skipped, skip)
-    if not read:
-        return None
-    last = batch_of(progress.step, progress.skipped)
-    return f"it has read batches up to {last}, but batches {read[0]} must be skipped"
+    return has_read(CheckpointReader(folder).progress(), skip)
 
 
 def _all_too_late(names: Sequence[str], skip: Sequence[Window]) -> TrainingError:

@@ -221,6 +221,8 @@ class Checkpoints:
         """Called when the rank leaves its attempt. A save that is in progress has failed by then,
         because its collectives are broken off."""
         self._thread.shutdown()
+        if self.memory is not None:
+            self.memory.close()
 
     def wait(self) -> None:
         """Return when no save is in progress. A failure was reported when it happened."""

@@ -112,6 +112,7 @@ def _rendezvous_store(env: RankEnv) -> Store:
         # A single rank needs no server, so it also runs without torchrun.
         return HashStore()
     if env.place is not None:
+        # torchrun knows its own host alone then, so its store is not that of all ranks.
         where = (env.place.address, env.place.port)
         if env.rank == 0:
             return serve(*where, INIT_TIMEOUT, env.world_size, shared=False)

@@ -1,7 +1,8 @@
 """What a rank gets from its process in addition to the training configuration."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.files.env import RankEnv
@@ -22,3 +23,5 @@ class Runtime:
     """Unix time for the metrics file. Step durations are measured with `perf_counter` instead."""
     processors: int = 1
     """Processors of this host that the scheduler has given to its ranks together."""
+    on_leave: ExitStack = field(default_factory=ExitStack)
+    """Ends threads and closes files if this process outlives its attempt; else it is not called."""

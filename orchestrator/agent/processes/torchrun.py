@@ -124,10 +124,11 @@ def environment(start: Start, place: HostPlace, environ: Mapping[str, str]) -> M
         env.SKIP: to_text(start.skip),
         env.RESUME: "newest" if start.resume else "none",
         env.PACE: json.dumps(encode(start.pace)),
+        **_place_of(start),
     }
 
 
-def with_place(start: Start) -> Mapping[str, str]:
+def _place_of(start: Start) -> Mapping[str, str]:
     """The variable by which ranks that may outlive the attempt know their place in it."""
     if not start.keep_ranks:
         return {}

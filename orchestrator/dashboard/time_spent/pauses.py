@@ -3,13 +3,11 @@
 The file may have a million lines, and few name a pause. The others are not decoded.
 """
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from msgspec import Struct
 
-from orchestrator.dashboard.metrics import Metric, parse_metric
+from orchestrator.dashboard.metrics import Metric, MetricTail, parse_metric
 
 _KEY = b'"checkpoint_s":'
 _NONE = b'"checkpoint_s":0.0'
@@ -32,22 +30,13 @@ class PauseTail:
     """Reads the pauses of the lines that were appended since the last call of `more`."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.offset = 0
+        self._tail = MetricTail(path)
 
     def more(self) -> tuple[Pause, ...]:
-        return tuple(self._each())
-
-    def _each(self) -> Iterator[Pause]:
-        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
-            file.seek(self.offset)
-            for line in file:
-                if not line.endswith(b"\n"):  # it is being written
-                    return
-                self.offset += len(line)
-                metric = parse_metric(line) if _may_pause(line) else None
-                if metric is not None and (pause := pause_of(metric)) is not None:
-                    yield pause
+        # Most lines have no pause, and parsing them takes longest.
+        metrics = (parse_metric(line) for line in self._tail.lines() if _may_pause(line))
+        pauses = (pause_of(metric) for metric in metrics if metric is not None)
+        return tuple(pause for pause in pauses if pause is not None)
 
 
 def _may_pause(line: bytes) -> bool:

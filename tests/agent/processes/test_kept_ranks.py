@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from orchestrator.agent.processes.kept_ranks import KeptRanks
-from orchestrator.agent.processes.torchrun import render, with_place
+from orchestrator.agent.processes.torchrun import environment, render
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.messages.events import RankExited
 from orchestrator.contract.messages.rank_messages import Beat, RankStarted
@@ -71,9 +71,9 @@ def test_torchrun_of_each_host_is_alone_and_its_ranks_know_their_place() -> None
     assert {"--nnodes=1", "--rdzv-endpoint=10.0.0.2:23456", "--rdzv-conf=rank=0"} <= {*words}
     # What torchrun sets for the second of its eight ranks.
     of_torchrun = {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
-    env = RankEnv.from_mapping({**of_torchrun, **with_place(BIRTH)})
+    env = RankEnv.from_mapping({**environment(BIRTH, PLACE, {}), **of_torchrun})
     assert (env.rank, env.world_size, env.local_world_size) == (9, 32, 8)
     assert env.place is not None
     assert (env.place.address, env.place.port) == ("10.0.0.1", 20_123)
-    assert with_place(START) == {}
-    assert RankEnv.from_mapping(of_torchrun).rank == 1
+    alone = RankEnv.from_mapping({**environment(START, PLACE, {}), **of_torchrun})
+    assert (alone.rank, alone.place) == (1, None)

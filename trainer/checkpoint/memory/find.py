@@ -118,7 +118,7 @@ def _defect_on_any_rank(found: InMemory, ranks: Ranks, skip: Sequence[Window]) -
 
 def _defect(found: InMemory, ranks: Ranks, skip: Sequence[Window]) -> str | None:
     assert found.slot is not None
-    if why := _has_read(found.progress, skip):
+    if why := has_read(found.progress, skip):
         return why
     if not found.slot.is_sound(found.header):
         return (
@@ -127,7 +127,8 @@ def _defect(found: InMemory, ranks: Ranks, skip: Sequence[Window]) -> str | None
     return None
 
 
-def _has_read(progress: Progress, skip: Sequence[Window]) -> str | None:
+def has_read(progress: Progress, skip: Sequence[Window]) -> str | None:
+    """A message if a checkpoint with this progress has already read some of the data to skip."""
     read = already_read(progress.step, progress.skipped, skip)
     if not read:
         return None
@@ -148,4 +149,4 @@ def _of_other_mesh(
         return None, why
     header = replace(opened.headers[0], shared=made)
     own = next((one.slot for one in held if one.is_own), None)
-    return InMemory(own, header, opened), _has_read(Progress.from_json(header.progress), skip)
+    return InMemory(own, header, opened), has_read(Progress.from_json(header.progress), skip)

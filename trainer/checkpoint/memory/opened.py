@@ -53,6 +53,11 @@ class OpenMemory:
     others: list[Slot]
     """The slots on this host of other plans that this rank serves, besides its own."""
 
+    def close(self) -> None:
+        """Called last."""
+        for slot in (*self.slots, *self.others):
+            slot.close()
+
 
 def open_memory(spec: MemoryCheckpointSpec, ranks: Ranks, digests: Digests) -> OpenMemory | None:
     """None on all ranks if the spec says `off`, or if one of them cannot have it."""

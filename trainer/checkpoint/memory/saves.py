@@ -127,6 +127,7 @@ class MemoryCheckpoints:
         partners the agent frees it, once they have copies too."""
         for slot in self.opened.others:
             slot.free()
+            slot.close()
         self.opened.others.clear()
 
     def due(self, step: int) -> bool:
@@ -157,10 +158,8 @@ class MemoryCheckpoints:
         return True
 
     def close(self) -> None:
-        """Called when the rank leaves its attempt: nothing writes to the slots after it."""
+        """Called when the rank leaves its attempt: no copy is completed after it."""
         self.thread.shutdown()
-        for slot in (*self.opened.slots, *self.opened.others):
-            slot.close()
 
     def save_for_disk(self, step: int) -> dict[str, Any] | None:
         """Copy the state after `step` and return that copy, as `TrainingState.snapshot` has it.

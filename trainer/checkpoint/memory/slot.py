@@ -119,6 +119,8 @@ class Slot:
         """Called last. The agent keeps the slot."""
         self._unmap()
         os.close(self._file)
+        # Storage that hangs may delay a `complete` until now, and another file may have the number.
+        self._file = -1
 
     @property
     def size(self) -> int:

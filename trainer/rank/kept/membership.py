@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import traceback
+from contextlib import ExitStack
 from typing import Any
 
 from orchestrator.contract.files.env import RankEnv
@@ -28,14 +29,26 @@ def may_leave(exc: Exception, orders: Orders) -> bool:
     other exception a new process is safer."""
     if orders.leaving:
         return True
+    cause: BaseException | None = exc
+    while cause is not None:
+        if _is_of_collective(cause):
+            return True
+        # torch's pipeline stages raise their own error from that of the collective inside.
+        cause = cause.__cause__
+    return False
+
+
+def _is_of_collective(exc: BaseException) -> bool:
     module: Any = sys.modules.get("torch.distributed")
-    is_of_collective = module is not None and isinstance(exc, module.DistError)
-    return is_of_collective or (isinstance(exc, RuntimeError) and GLOO in str(exc))
+    if module is not None and isinstance(exc, module.DistError):
+        return True
+    return isinstance(exc, RuntimeError) and GLOO in str(exc)
 
 
-def leave(exc: Exception, reporter: Reporter) -> None:
+def leave(exc: Exception, reporter: Reporter, on_leave: ExitStack) -> None:
     """Give back what the attempt has used, and tell the agent."""
-    break_collectives()  # peers may still wait for this rank
+    break_collectives()  # peers may still wait for this rank, and a save of its own for them
+    on_leave.close()
     forget_groups()
     # Frames of the traceback hold the model.
     traceback.clear_frames(exc.__traceback__)
@@ -70,5 +83,7 @@ def joined(env: RankEnv, order: JoinAttempt) -> RankEnv:
     os.dup2(log, 2)
     os.close(log)
     LOG.info("rank %d of attempt %d joins attempt %d", env.rank, env.attempt, new.attempt)
-    Reporter(new).started()
+    reporter = Reporter(new)
+    reporter.started()
+    reporter.close()
     return new

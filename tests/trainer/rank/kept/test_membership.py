@@ -19,9 +19,18 @@ from trainer.rank.kept.membership import may_leave
 CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
 
 
+def in_a_stage(cause: Exception) -> Exception:
+    """As torch's pipeline stages raise it."""
+    exc = RuntimeError("\n            [Stage 0] failed to run forward:\n            args: ()")
+    exc.__cause__ = cause
+    return exc
+
+
 @pytest.mark.parametrize(
     ("exc", "leaves"),
     [
+        (in_a_stage(RuntimeError(CLOSED)), True),
+        (in_a_stage(RuntimeError("expected a matrix")), False),
         (RuntimeError(CLOSED), True),
         (dist.DistNetworkError("The client socket has timed out"), True),
         (RuntimeError("shape '[2]' is invalid for input of size 3"), False),
