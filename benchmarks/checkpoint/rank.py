@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import statistics
 import sys
@@ -237,9 +238,14 @@ def main(folder: Path, alternations: int) -> None:
             write(folder, bench, saves, loads)
 
 
+def newest_in(folder: Path) -> Path:
+    """Not by its time: an older one that is being removed changes, and so does one that failed."""
+    named = {re.fullmatch(r"step-(\d+)", path.name): path for path in folder.iterdir()}
+    return max((int(match[1]), path) for match, path in named.items() if match)[1]
+
+
 def size_of(folder: Path) -> int:
-    newest = max(folder.glob("step-*"), key=lambda path: path.stat().st_mtime)
-    return sum(path.stat().st_size for path in newest.iterdir())
+    return sum(path.stat().st_size for path in newest_in(folder).iterdir())
 
 
 def loaded(
@@ -247,7 +253,7 @@ def loaded(
 ) -> dict[str, list[float]]:
     """Seconds to load the newest checkpoint of ours, with its checksums, and of torch's."""
     newest = {
-        name: max(path.glob("step-*"), key=lambda one: one.stat().st_mtime)
+        name: newest_in(path)
         for name, (path, _) in ways.items()
         if name in ("ours", "torch, thread")
     }

@@ -218,6 +218,10 @@ def incident_facts(incident: Incident, snapshot: Snapshot) -> Iterator[Row]:
     standing = snapshot.standing
     yield row("  decision", action_taken(incident, standing.reason))
     yield row("  cost", f"{recovery_text(incident, standing.state)}{_lost_work(incident)}")
+    if incident.in_memory:
+        yield row("  resumed", f"from step {incident.saved:,} in the memory of the hosts")
+    for skipped in incident.skipped:
+        yield row("  skipped", f"{skipped.name}: {format.one_line(skipped.why)}")
     yield from _evidence(incident)
     if (log := incident_log_command(incident, snapshot.seen.run, snapshot.commands)) is not None:
         yield row("  see why", log)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from ndctl.rank.phases import Phase
+from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.spec.failures import Remedy, Scope
 from orchestrator.diagnosis.cause.verdict import Culprit, Evidence
 from orchestrator.host_strikes import MOST_EVIDENCE
@@ -34,6 +35,8 @@ class Incident(Struct, frozen=True, kw_only=True):
     was lost."""
     in_memory: bool = False
     """The next attempt resumed from the memory of the hosts."""
+    skipped: tuple[SkippedCheckpoint, ...] = ()
+    """Newer checkpoints, on the disk or in memory, that the next attempt could not use."""
     signature: str = ""
     """Exception, message and step: two incidents with the same one are a bug of the program."""
     detected_after_s: float

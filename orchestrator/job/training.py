@@ -26,6 +26,8 @@ MOST_SAVES = 16
 """Steps of checkpoints that the state keeps; a job keeps fewer checkpoints."""
 MOST_RESUMED = 16
 """Points from which attempts resumed in memory that the state keeps."""
+MOST_SKIPPED = 8
+"""Unusable checkpoints that an incident keeps; the event in the journal has all."""
 
 
 def training_resumed(run: Run, event: TrainingResumed) -> Result:
@@ -81,7 +83,12 @@ def _with_resumed_step(run: Run, event: TrainingResumed) -> Iterator[Incident]:
     for incident in run.history.incidents:
         open_still = incident.recovered_after_s is None and incident.attempt < event.attempt
         if open_still and incident.saved is not None:
-            yield replace(incident, saved=event.step, in_memory=event.in_memory)
+            yield replace(
+                incident,
+                saved=event.step,
+                in_memory=event.in_memory,
+                skipped=event.passed_over[:MOST_SKIPPED],
+            )
         else:
             yield incident
 

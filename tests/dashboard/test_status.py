@@ -400,6 +400,19 @@ def test_a_dead_leader_is_shown_with_the_command_for_its_log() -> None:
     assert "agent-host-0.log" not in describe_text(snapshot(recovered()), UTC)
 
 
+def test_an_incident_says_what_the_next_attempt_loaded_and_what_it_could_not() -> None:
+    why = "the copy of rank 2 has changed since it was made"
+    damaged = SkippedCheckpoint("step-23 in memory on host-1", why)
+    resumed = TrainingResumed(
+        at=START + 36, attempt=2, step=22, passed_over=(damaged,), in_memory=True
+    )
+    *earlier, _, first_step = recovered()
+    events = [*earlier, resumed, first_step, CheckpointSaved(at=START + 60, attempt=2, step=40)]
+    text = describe_text(snapshot(events), UTC)
+    assert labelled("resumed", text) == ["from step 22 in the memory of the hosts"]
+    assert labelled("skipped", text) == [f"{damaged.name}: {why}"]
+
+
 def test_describe_does_not_refer_to_itself() -> None:
     lost = AgentLost(at=START + 30, host="host-1", why="its connection closed", silent_s=2.0)
     events = [*started(max_restarts=0), lost]

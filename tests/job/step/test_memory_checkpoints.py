@@ -1,5 +1,8 @@
 """Resumes from the memory of hosts: what counts as progress, and which copies may be used."""
 
+from msgspec.structs import replace
+
+from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.messages.actions import Action, StartAttempt
 from orchestrator.contract.messages.events import TrainingResumed
 from orchestrator.job.state import pace_of
@@ -58,6 +61,21 @@ def test_lost_steps_are_counted_from_the_copy() -> None:
     remembers(job, 32)
     (incident,) = job.run.history.incidents
     assert (incident.step, incident.saved) == (33, 32)
+
+
+def test_an_incident_keeps_which_checkpoints_were_passed_over() -> None:
+    job = Job(in_memory=True).running()
+    job.steps(33)
+    job.fails_once(step=33)
+    damaged = SkippedCheckpoint("step-33", "the slot of rank 2 has other bytes than its checksum")
+    attempt = job.run.attempt.number
+    resumed = TrainingResumed(at=job.now(), attempt=attempt, step=32, passed_over=(damaged,))
+    job.tell(replace(resumed, in_memory=True))
+    job.steps(33)
+    job.saves(40)
+    (incident,) = job.run.history.incidents
+    assert incident.skipped == (damaged,)
+    assert incident.in_memory
 
 
 def test_failures_that_memory_covered_are_counted_for_the_interval_of_the_disk() -> None:
