@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from msgspec.structs import replace
 
 from benchmarks.published.compared import mean
-from benchmarks.published.runs import Run, runs, sources
+from benchmarks.published.runs import Run, runs
 from orchestrator.inventory.profile import Fabric
 from orchestrator.plan.cost.step import step_time
 
@@ -26,7 +26,7 @@ MEMORY = (0.85, 1.0, 1.15)
 def main() -> None:
     print("| left out | runs | steady | memory | mean error | bias | worst |")
     print("|---|---|---|---|---|---|---|")
-    for name in sources():
+    for name in dict.fromkeys(run.source.name for run in runs()):
         for architecture in sorted({_architecture(run) for run in runs() if _is_of(run, name)}):
             print(left_out(name, architecture))
 

@@ -20,12 +20,13 @@ FOLDER = Path(__file__).parent
 Stack = Literal["torch", "megatron", "megatron with user buffers"]
 STACKS: Mapping[Stack, Mapping[str, float]] = {
     "torch": {},
-    "megatron": {"accumulate_bytes": 0},
-    "megatron with user buffers": {"accumulate_bytes": 0, "tp_hidden": 0.8},
+    "megatron": {"accumulate_bytes": 0, "reduce_hidden": 1},
+    "megatron with user buffers": {"accumulate_bytes": 0, "reduce_hidden": 1, "tp_hidden": 0.8},
 }
 """What a training stack does in another way than ndctl's trainer, as values of a calibration:
-Megatron adds the gradients of micro batches inside the matrix products, and TransformerEngine's
-user buffers overlap collectives of tp with products."""
+Megatron adds the gradients of micro batches inside the matrix products and overlaps their reduction
+with the whole backward pass; TransformerEngine's user buffers overlap collectives of tp with
+products."""
 DEGREES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
@@ -42,6 +43,8 @@ class Source(Struct, frozen=True, kw_only=True):
     stack: Stack = "torch"
     network: Literal["infiniband", "ethernet"] = "infiniband"
     """Kind of the links between hosts. RoCE is `ethernet`."""
+    superseded_by: str | None = None
+    """The source that has runs of a later version of the same software by the same authors."""
 
 
 class Run(NamedTuple):
@@ -80,7 +83,13 @@ def sources() -> Mapping[str, Source]:
 
 @cache
 def runs() -> tuple[Run, ...]:
-    """All published runs, in the order of `sources.toml` and of the rows."""
+    """Published runs, in the order of `sources.toml` and of the rows, without superseded software:
+    its speed says nothing about software of today."""
+    return tuple(run for run in all_runs() if run.source.superseded_by is None)
+
+
+@cache
+def all_runs() -> tuple[Run, ...]:
     return tuple(run for source in sources().values() for run in _runs_of(source))
 
 
@@ -135,6 +144,7 @@ def _setup(row: Mapping[str, str]) -> Setup:
         compile=row["compile"] == "true",
         compiles_recomputation=True,
         float8=row["float8"] == "true",
+        cpu_offload=row.get("cpu_offload") == "true",
     )
 
 

@@ -109,3 +109,5 @@ class Calibration(Struct, frozen=True, kw_only=True):
     tp_hidden: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
     accumulate_bytes: Amount = 10.0
     """Default: of ndctl's trainer."""
+    reduce_hidden: Annotated[float, AtLeast(0), AtMost(1)] = 0.4
+    """Default: of torch's FSDP."""

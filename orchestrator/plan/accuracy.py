@@ -49,14 +49,20 @@ def speed_range(setup: Setup, calibration: Calibration) -> SpeedRange:
         )
     if setup.shape.num_experts:
         return SpeedRange(*GUESSED, "no run of a model with experts is published")
+    found = _most_similar(setup, calibration)
     if setup.lora is not None:
         every = calibration.ranges[-1]
         basis = f"no run with adapters is published; range of all {every.runs} published runs"
-        return SpeedRange(every.low, every.high, basis)
+        # Less is known than of the same plan without adapters.
+        return SpeedRange(min(every.low, found.low), max(every.high, found.high), basis)
+    return SpeedRange(found.low, found.high, _basis(found))
+
+
+def _most_similar(setup: Setup, calibration: Calibration) -> ErrorRange:
     axes = axes_of(setup.mesh)
     for found in calibration.ranges:
         if found.axes in (axes, "any") and found.tokens in (length_of(setup.tokens), 0):
-            return SpeedRange(found.low, found.high, _basis(found))
+            return found
     raise AssertionError("calibration/ranges.toml ends with the range of all runs")
 
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.planner_accuracy import LIMITS, TABLES, broken_limits, report
 from benchmarks.published.compared import Compared, compare
 from benchmarks.published.ranges import INSIDE, groups_of, left_out, ranges_of, ranges_text
-from benchmarks.published.runs import FOLDER, runs, sources
+from benchmarks.published.runs import FOLDER, all_runs, runs, sources
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.inventory.profiles import CALIBRATIONS
@@ -20,6 +20,7 @@ from orchestrator.plan.cost.step import step_time
 from orchestrator.plan.memory.peak_memory import memory_of
 from orchestrator.plan.memory.peak_range import BASIS, CONTEXTS, SLACKS, TRACED, fits_share
 from orchestrator.plan.memory.reserve import CONTEXT_BYTES
+from orchestrator.plan.model.flops import flops_per_token
 from tests.plan.cost.setups import H100, fabric, setup
 from tests.plan.cost.test_experts import MIXTRAL
 
@@ -32,7 +33,7 @@ def compared() -> list[Compared]:
 
 
 def test_every_source_says_where_it_is_from_and_has_rows() -> None:
-    used = {one.source.name for one in runs()}
+    used = {one.source.name for one in all_runs()}
     kernels = {
         row["source"]
         for path in (FOLDER / "kernels").glob("*.csv")
@@ -45,7 +46,7 @@ def test_every_source_says_where_it_is_from_and_has_rows() -> None:
 def test_a_published_run_fills_its_hosts() -> None:
     wrong = [
         (run.source.name, run.model)
-        for run in runs()
+        for run in all_runs()
         if run.setup.mesh.world_size != run.fabric.hosts * run.fabric.devices_per_host
     ]
     assert not wrong
@@ -53,12 +54,24 @@ def test_a_published_run_fills_its_hosts() -> None:
 
 def test_a_published_speed_does_not_exceed_the_peak() -> None:
     """A wrong unit or a wrong number of devices would."""
-    for one in compared():
+    for one in compare(all_runs()):
         run = one.run
         flops = run.fabric.profile.flops
         peak = flops["float8"] / flops["bfloat16"] if run.setup.float8 else 1
-        mfu = step_time(run.setup, run.fabric).mfu * one.ratio / peak
+        # The causal mask takes half of all pairs away.
+        shape, tokens = run.setup.shape, run.setup.tokens
+        masked = flops_per_token(shape, tokens // 2) / flops_per_token(shape, tokens)
+        mfu = step_time(run.setup, run.fabric).mfu * masked * one.ratio / peak
         assert 0.01 < mfu < 0.75, (run.source.name, run.model, mfu)
+
+
+def test_superseded_software_has_runs_of_a_later_version() -> None:
+    replaced = [one for one in sources().values() if one.superseded_by]
+    assert replaced
+    for one in replaced:
+        later = sources()[str(one.superseded_by)]
+        assert later.date > one.date
+        assert later.name in {run.source.name for run in runs()}
 
 
 def test_speeds_are_within_their_limits() -> None:
@@ -109,8 +122,8 @@ def test_a_range_rests_on_comparable_runs_or_says_that_there_are_none() -> None:
     plain = speed_range(setup(), H100.profile.calibration)
     assert "comparable published runs (hopper, data parallelism only" in plain.basis
     assert plain.low < 1 < plain.high
-    tp = speed_range(setup(mesh=Mesh(tp=8)), H100.profile.calibration)
-    assert "no run like this is published" in tp.basis
+    cp = speed_range(setup(mesh=Mesh(cp=8)), H100.profile.calibration)
+    assert "no run like this is published" in cp.basis
     guessed = speed_range(setup(), fabric("l40s-48gb").profile.calibration)
     assert guessed.high - guessed.low > plain.high - plain.low
     assert "guesses" in guessed.basis

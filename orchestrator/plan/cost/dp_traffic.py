@@ -261,13 +261,14 @@ def _reduce(
     else:
         # The gathers of the same pass use the same links, so less time is left for reductions.
         busy = inner.gather_s(units.layer.gathered) if gathers.backward else 0.0
-        room = max(0.0, windows.backward - busy)
+        hiding = machine.calibration.reduce_hidden * windows.backward
+        room = max(0.0, hiding - busy)
         more = units.layers - 1
         # The last reductions (first layer and embedding) have no computation left to overlap with.
         shown = one + more * max(0.0, one - room) + (wire.gather_s(outer[0]) if outer else 0.0)
         # Replicas on links of another level do not compete with the reduce-scatter.
         other_links = copies.group.level != wire.group.level and copies.group.blocks > 1
-        room = windows.backward if other_links else max(0.0, room - one)
+        room = hiding if other_links else max(0.0, room - one)
         shown_summed = summed + more * max(0.0, summed - room)
         shown_summed += copies.all_reduce_s(outer[0] / shards) if outer else 0.0
     calls = units.layers + len(outer)
@@ -304,7 +305,8 @@ def _replicated(setup: Setup, machine: Machine, units: Units, windows: Windows) 
     buckets = max(1, min(matrices, math.ceil(units.trained * FLOAT32_BYTES / BUCKET_BYTES)))
     one = reduce_s(units.reduced / buckets)
     total = buckets * one
-    room = 0.0 if mesh.pp > 1 else units.layers * windows.backward
+    hiding = machine.calibration.reduce_hidden * windows.backward
+    room = 0.0 if mesh.pp > 1 else units.layers * hiding
     shown = max(one, total - room)
     kind = "reduce-scatter" if zero1 else "all-reduce"
     sent = reduce_bytes(ranks, units.reduced)
