@@ -2,14 +2,17 @@
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from orchestrator.contract.codec import nearest
 from orchestrator.contract.files import env
 from orchestrator.contract.files.run_dir import DEFAULT_RUN_ROOT, RunDir
 from orchestrator.errors import JobError
 from orchestrator.posix.denied import denied, owner_of
 
+MOST_NAMES = 20
+"""Names of existing jobs in an error."""
 MOST_NAME = 255
 """Bytes of a file name on Linux's file systems; the system refuses to look for a longer one."""
 
@@ -49,14 +52,24 @@ def find_job(run_root: Path, name: str) -> RunDir:
     """Raises JobError with the existing names if there is no such job."""
     run_dir = RunDir((run_root / name).absolute())
     if not has_run(run_root, name):
-        known = ", ".join(job.path.name for job in jobs(run_root)) or "none"
+        names = [job.path.name for job in jobs(run_root)]
+        near = nearest(name, names)
         raise JobError(
-            f"no job {name!r} in {run_root.absolute()}; existing jobs: {known}",
-            fix="give one of these names, or --run-root or NDCTL_RUN_ROOT; a job whose script was"
-            " submitted with sbatch appears once it has started; if the folder of a running job is"
-            " moved or removed, the job ends within seconds, and its journal moves with the folder",
+            f"no job {name!r} in {run_root.absolute()}; existing jobs: {some_of(names)}",
+            fix=(f"did you mean {near}? " if near else "")
+            + "`ndctl list` shows the jobs of all folders; --run-root or NDCTL_RUN_ROOT gives"
+            " another folder. A job whose script was submitted with sbatch appears once it has"
+            " started",
         )
     return run_dir
+
+
+def some_of(names: Iterable[str]) -> str:
+    """Names in an error; of many, the first in alphabetical order."""
+    ordered = sorted(set(names))
+    more = len(ordered) - MOST_NAMES
+    listed = ", ".join(ordered[:MOST_NAMES]) or "none"
+    return listed if more <= 0 else f"{listed} and {more:,} more"
 
 
 def is_pattern(name: str) -> bool:

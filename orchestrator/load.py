@@ -13,7 +13,7 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import fields, replace
 
-from orchestrator.contract.codec import Problem, encode, join, key_of
+from orchestrator.contract.codec import Problem, encode, fields_of, join, key_of
 from orchestrator.contract.files.env import user_config_file
 from orchestrator.contract.spec.job_spec import CommonSpec, JobSpec, ScriptSpec
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
@@ -93,9 +93,11 @@ def read_document(
 ) -> Document:
     """The values of the spec in the file `path`, which `written_in` checks."""
     text = read_text(path, "examples/ has specs")
-    if path.suffix == ".py":
-        message = f"{path}: this is a Python script, not a job spec"
-        raise SpecError(message, fix=f"ndctl run -- {path}, or a spec with run: {{script: {path}}}")
+    if path.suffix in OF_OTHERS or text.startswith("#!"):
+        from orchestrator.specs.foreign import foreign_text
+
+        if (told := foreign_text(text, path)) is not None:
+            raise SpecError(f"{path}: {told[0]}", fix=told[1])
     return _document(text, str(path), overrides, environ)
 
 
@@ -154,6 +156,11 @@ def _document(
             fix="start from examples/quickstart.yaml",
         )
         raise spec_error(source, [(Place(source, 1), problem)])
+    if not document.data.keys() <= TOP:
+        from orchestrator.specs.foreign import foreign_file
+
+        if (foreign := foreign_file(document)) is not None:
+            raise spec_error(source, [(document.place_of(foreign.path), foreign)])
     with_variables = "${" in text
     for override in overrides:
         if override.startswith(OVERLAY):
@@ -180,6 +187,10 @@ def _use_settings(document: Document, environ: Mapping[str, str] | None) -> None
         lay_under(document, environ)
 
 
+TOP = {*fields_of(JobSpec), "run"}
+"""Keys at the top of a spec."""
+OF_OTHERS = (".py", ".toml")
+"""Files of other tools, which are not YAML."""
 OF_THE_TRAINER = ("model", "data", "train", "parallel", "objective")
 """Keys that describe a job of the bundled trainer."""
 
@@ -198,8 +209,10 @@ def _class_of(document: Document) -> type[CommonSpec]:
     """Which kind of spec it is. Reports keys of the other kind."""
     data = document.data
     for key in filter(data.__contains__, OFTEN_FOR_RUN):
+        from orchestrator.specs.foreign import run_of
+
         limit = "inside run, which names your own program"
-        fix = "write run: {script: train.py, args: [...]}"
+        fix = f"write {run_of(data[key])}"
         document.report(Problem(path=key, value=data[key], limit=limit, fix=fix))
     if "run" not in data and not any(key in data for key in OFTEN_FOR_RUN):
         return JobSpec

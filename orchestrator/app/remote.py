@@ -16,7 +16,7 @@ from orchestrator.dashboard.scheduler_status import Ask
 from orchestrator.errors import BackendError, JobError, Unreachable
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import fold
-from orchestrator.job_paths import find_job, has_run, jobs
+from orchestrator.job_paths import find_job, has_run, jobs, some_of
 from orchestrator.journal.journal import read
 from orchestrator.journal.run_dir_init import ARCHIVE
 from orchestrator.journal.snapshot import replay
@@ -147,7 +147,7 @@ def matching(
     there = every(run_root, place, environ, clock)
     found = [one for one in there if fnmatchcase(one.run_dir.path.name, pattern)]
     if not found:
-        names = ", ".join(sorted({one.run_dir.path.name for one in there})) or "none"
+        names = some_of(one.run_dir.path.name for one in there)
         raise JobError(
             f"no job matches {pattern!r} in {run_root.absolute()}; jobs: {names}",
             fix="check the pattern, and --run-root or NDCTL_RUN_ROOT",

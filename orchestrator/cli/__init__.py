@@ -27,6 +27,7 @@ from orchestrator.cli import (
 )
 from orchestrator.cli.options import say_error
 from orchestrator.cli.specs import explaining, starting
+from orchestrator.cli.usage.sections import Sections
 from orchestrator.contract.visible import VisibleStream
 
 EXIT_CODES = (
@@ -68,23 +69,9 @@ SECTIONS = {
 """All commands, as `--help` groups them: first what a newcomer needs first."""
 
 
-class _Sections(click.Group):
-    """Shows the commands in sections, and the first sentence of each in full."""
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        longest = max(len(name) for name in self.commands)
-        for title, commands in SECTIONS.items():
-            with formatter.section(title):
-                formatter.write_dl(
-                    [
-                        (f"{command.name:<{longest}}", command.get_short_help_str(limit=400))
-                        for command in commands
-                    ]
-                )
-
-
 @click.group(
-    cls=_Sections,
+    cls=Sections,
+    sections=SECTIONS,
     epilog=EXIT_CODES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -95,10 +82,6 @@ def cli() -> None:
     First steps: `ndctl run -- train.py` for your own program, `ndctl submit SPEC --follow` for a
     job spec. `ndctl COMMAND --help` has an example of each command.
     """
-
-
-for _command in (one for commands in SECTIONS.values() for one in commands):
-    cli.add_command(_command)
 
 
 def main() -> None:

@@ -129,13 +129,11 @@ def _rows(scope: "Scope", states: frozenset[str], reader: "Reader") -> "list[Job
     from orchestrator.dashboard.fleet.row import in_order
     from orchestrator.dashboard.status import stale_reasons
 
-    jobs = known_jobs(scope, reader.environ, reader.clock)
+    jobs = known_jobs(scope, reader.environ, reader.clock, reader.crew)
     remote.refresh_all([job.found for job in jobs if job.found is not None])
-    rows, read = reader.rows(jobs)
+    rows, unknown = reader.rows(jobs)
     lost = [job.found.stale.message for job in jobs if job.found and job.found.stale]
-    seen = {str(one.run_dir.path) for one in read}
-    unseen = [] if seen else lost
-    for warning in dict.fromkeys([*stale_reasons(read), *unseen]):
+    for warning in dict.fromkeys(stale_reasons(unknown) or lost):
         warn(warning)
     return in_order((row for row in rows if not states or row.state in states), reader.clock.now())
 

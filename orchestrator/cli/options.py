@@ -307,9 +307,13 @@ def _find(name: str, run_root: str | None, place: "Place | None") -> "Found":
         if run_root is not None or place is not None:
             raise
         from orchestrator.app.fleet.known_jobs import gone_words, locate
+        from orchestrator.app.fleet.summaries import with_number
 
         if (found := locate(name, os.environ, clock)) is not None:
             return found
+        if name.isdecimal() and (named := with_number(name, os.environ, clock)) is not None:
+            message = f"no job is named {name}; it is the scheduler's number of {named}"
+            raise JobError(message, fix=f"give the name, {named}") from exc
         if words := gone_words(name, os.environ, clock):
             raise JobError(f"{exc.message}; registered: {words}", fix=exc.fix) from exc
         raise

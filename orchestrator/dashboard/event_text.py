@@ -124,7 +124,7 @@ def _network_cost(crossing: tuple[int, ...]) -> str:
     Args:
         crossing: bytes per step that leave a host and, if known, that leave a leaf switch.
     """
-    if not crossing:
+    if not any(crossing):  # one host
         return ""
     leaf = f" ({format.size(crossing[1])} between leaf switches)" if len(crossing) > 1 else ""
     return f", network traffic per step: {format.size(crossing[0])} between hosts{leaf}"

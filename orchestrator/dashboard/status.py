@@ -16,6 +16,7 @@ from orchestrator.dashboard.time_spent.read import time_spent
 from orchestrator.dashboard.view import (
     UNHEALTHY,
     CheckpointView,
+    Standing,
     View,
     last_step,
 )
@@ -316,9 +317,9 @@ def _log_commands(snapshot: Snapshot, described: bool) -> Iterator[str]:
             yield snapshot.commands.of("describe")
 
 
-def stale_reasons(snapshots: Iterable[Snapshot]) -> list[str]:
-    """Why the current state of some jobs is unknown; each reason once."""
-    counts = Counter(one.standing.reason for one in snapshots if one.standing.as_of is not None)
+def stale_reasons(unknown: Iterable[Standing]) -> list[str]:
+    """Why the states of some jobs are unknown; each reason once."""
+    counts = Counter(one.reason for one in unknown)
     return [
         f"{reason}; {format.count(count, 'job')} shown with the last known state"
         for reason, count in counts.items()

@@ -99,7 +99,8 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
     origin = f"checkpoint step-{run.progress.saved}" if run.progress.saved else "the beginning"
     if attempt > 1 and run.job.in_memory:
         origin = f"the newest step in its hosts' memory, else {origin}"
-    reason = f"attempt {attempt} on {len(placement)} hosts"
+    hosts = "1 host" if len(placement) == 1 else f"{len(placement)} hosts"
+    reason = f"attempt {attempt} on {hosts}"
     # A user's program may resume from a checkpoint that ndctl does not know.
     if run.job.run is None or run.progress.saved:
         reason += f" from {origin}"

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 
 from msgspec import Struct
 
@@ -26,9 +26,11 @@ Call = Callable[[], object]
 
 
 class Task(Struct, frozen=True):
+    """A call, with the arguments of `Crew.give`."""
+
     key: Hashable
     call: Call
-    storage: Hashable
+    storage: Hashable = None
 
 
 class Crew:
@@ -51,11 +53,16 @@ class Crew:
             storage: what hangs together with it, such as a run root. If that seems to be lost, the
                 call is dropped. None: nothing.
         """
+        self.give_all([Task(key, call, storage)])
+
+    def give_all(self, tasks: Iterable[Task]) -> None:
+        """As `give`, for many calls. Given one by one, short calls would need a thread each."""
         with self._changed:
-            if key not in self._keys:
-                self._keys.add(key)
-                self._queued.append(Task(key, call, storage))
-                self._start_threads()
+            for task in tasks:
+                if task.key not in self._keys:
+                    self._keys.add(task.key)
+                    self._queued.append(task)
+            self._start_threads()
 
     def wait(self, seconds: float) -> None:
         """Until all calls have ended, except for those that take long; at most `seconds`."""

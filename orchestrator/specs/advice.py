@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from orchestrator.contract.codec import ABSENT, UNKNOWN_KEY, Problem, nearest
-from orchestrator.specs.other_names import KEYS, SENTENCES
+from orchestrator.contract.codec import UNKNOWN_KEY, Problem, nearest
+from orchestrator.specs.other_names import AT, KEYS, SENTENCES
+from orchestrator.specs.other_values import fix_of_value
 
 TYPO = 0.85
 """Words that are so similar differ in a letter or two."""
@@ -32,20 +33,8 @@ def _meant(problem: Problem) -> Iterator[str]:
 def _advised(problem: Problem) -> Problem:
     if problem.words == UNKNOWN_KEY:
         return replace(problem, fix=_fix_of_key(problem))
-    match problem.path, problem.value:
-        case "checkpoint.every", int() as steps if not isinstance(steps, bool):
-            return replace(problem, fix=f"did you mean checkpoint.every_steps: {steps}?")
-        case "cluster.backend", str() as name if name.lower() in ("k8s", "kube", "kubeflow"):
-            return replace(problem, fix="did you mean kubernetes?")
-        case "model", value if value is ABSENT:
-            fix = "add model: {preset: llama-tiny}, or {path: FOLDER or hub id}, or {config: {…}}"
-            return replace(problem, fix=fix)
-        case "model.preset", str() as name:
-            return replace(problem, fix=_fix_of_preset(name) or problem.fix)
-        case (("train.dtype" | "train.reduce_dtype" | "train.output_dtype"), str() as name):
-            if name.lower() in ("fp16", "float16", "half"):
-                return replace(problem, fix="set it to bfloat16: the trainer has no loss scaling")
-    return problem
+    fix = fix_of_value(problem)
+    return problem if fix is None else replace(problem, fix=fix)
 
 
 def _fix_of_key(problem: Problem) -> str:
@@ -53,6 +42,8 @@ def _fix_of_key(problem: Problem) -> str:
 
     above, _, written = problem.path.rpartition(".")
     name = _plain(written)
+    if problem.path in AT:
+        return AT[problem.path]
     every = [key.path for key in all_keys() if "[]" not in key.path]
     here = [path for path in every if path.rpartition(".")[0] == above]
     names = {path.rpartition(".")[2]: path for path in here}
@@ -80,30 +71,18 @@ def _fix_of_key(problem: Problem) -> str:
     return f"remove it; `ndctl explain{' ' if above else ''}{above}` lists the keys"
 
 
+def keys_for_name(name: str) -> list[str]:
+    """The keys that a name of another tool, or the last word of a key, stands for."""
+    from orchestrator.specs.keys import all_keys
+
+    plain = _plain(name)
+    if plain in KEYS:
+        return [KEYS[plain]]
+    every = [key.path for key in all_keys() if "[]" not in key.path]
+    return sorted((path for path in every if path.rpartition(".")[2] == plain), key=len)[:2]
+
+
 def _plain(name: str) -> str:
     """`--nproc-per-node`, `nodeSelector` and `Learning_Rate` as keys are written here."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip().lstrip("-"))
     return snake.replace("-", "_").lower()
-
-
-def _fix_of_preset(name: str) -> str | None:
-    """The preset of the nearest size, such as llama3-8b for llama-7b."""
-    from orchestrator.contract.spec.model_presets import PRESETS
-
-    family = re.match(r"[a-z]+", name.lower())
-    size = _billions(name)
-    alike = {
-        preset: billions
-        for preset in PRESETS
-        if family is not None and preset.startswith(family[0])
-        if (billions := _billions(preset)) is not None
-    }
-    if size is None or not alike:
-        return None
-    best = min(alike, key=lambda preset: abs(alike[preset] - size))
-    return f"did you mean {best}? Other models: model.path with a folder or a hub id"
-
-
-def _billions(name: str) -> float | None:
-    found = re.search(r"(\d+(?:\.\d+)?)b\b", name.lower())
-    return None if found is None else float(found[1])

@@ -1,7 +1,7 @@
 """What keys are called in other tools, and here.
 
 From the command lines and files of torchrun, DeepSpeed, Accelerate, Slurm, Megatron-LM, torchtitan,
-Hugging Face's Trainer and Kubernetes. Written in lower case with underscores.
+Hugging Face's Trainer, Lightning, SkyPilot and Kubernetes. Written in lower case with underscores.
 """
 
 from collections.abc import Mapping
@@ -62,6 +62,11 @@ KEYS: Mapping[str, str] = {
     "fp16": "train.dtype",
     "fp8": "train.float8",
     # torchtitan
+    "dump_folder": "run_root",
+    "enable_wandb": "train.wandb",
+    "tokenizer_path": "data.tokenizer",
+    "hf_assets_path": "data.tokenizer",
+    "activation_checkpoint": "train.activation_checkpointing",
     "tensor_parallel_degree": "parallel.tp",
     "pipeline_parallel_degree": "parallel.pp",
     "context_parallel_degree": "parallel.cp",
@@ -88,7 +93,24 @@ KEYS: Mapping[str, str] = {
     "wandb_project": "train.wandb",
     "dataset": "data.files",
     "torch_compile": "train.compile",
+    # Lightning
+    "devices": "cluster.gpus_per_host",
+    "strategy": "parallel.data",
+    "precision": "train.dtype",
+    "gradient_clip_val": "train.grad_clip",
+    "val_check_interval": "train.eval_every",
+    "limit_val_batches": "train.eval_sequences",
+    "default_root_dir": "run_root",
+    "every_n_train_steps": "checkpoint.every_steps",
+    "save_top_k": "checkpoint.keep",
+    "seed_everything": "train.seed",
+    # SkyPilot
+    "accelerators": "cluster.gpus_per_host",
+    "image_id": "cluster.kubernetes.image",
+    "envs": "run.env",
+    "max_restarts_on_errors": "resilience.max_restarts",
     # Kubernetes
+    "backoff_limit": "resilience.max_restarts",
     "replicas": "cluster.hosts",
     "service_account_name": "cluster.kubernetes.service_account",
     "priority_class_name": "cluster.kubernetes.priority_class",
@@ -108,6 +130,19 @@ SENTENCES: Mapping[str, str] = {
     " sequences, divided by train.global_batch_size",
     "epochs": "did you mean train.steps? An epoch has as many steps as the data has sequences,"
     " divided by train.global_batch_size",
+    "max_epochs": "did you mean train.steps? An epoch has as many steps as the data has sequences,"
+    " divided by train.global_batch_size",
+    "accumulate_grad_batches": "remove it: it follows from train.global_batch_size,"
+    " train.micro_batch_size and the number of ranks",
+    "accelerator": "remove it: ranks use the GPUs that they see, else the CPU",
+    "resources": "did you mean cluster.gpus_per_host (GPUs), or cluster.kubernetes.cpu and memory?",
+    "limits": "did you mean cluster.gpus_per_host (GPUs), or cluster.kubernetes.cpu and memory?",
+    "requests": "did you mean cluster.gpus_per_host (GPUs), or cluster.kubernetes.cpu and memory?",
+    "volume_mounts": "did you mean cluster.kubernetes.volumes:"
+    " [{name: …, mount_path: …, claim: …}]?",
+    "containers": "did you mean cluster.kubernetes.image? Other keys of pods: pod_template there",
+    "restart_policy": "remove it: ndctl restarts ranks itself, at most resilience.max_restarts"
+    " times",
     "master_addr": "remove it: ndctl finds the address of the first host itself",
     "master_port": "remove it: ndctl takes a free port itself",
     "main_process_port": "remove it: ndctl takes a free port itself",
@@ -122,8 +157,16 @@ SENTENCES: Mapping[str, str] = {
     "dependency": "leave it out, and submit with --after JOB",
     "output": "remove it: logs are in logs/ of the run directory; `ndctl logs JOB` prints them",
     "error": "remove it: logs are in logs/ of the run directory; `ndctl logs JOB` prints them",
+    "flavor": "did you mean model.preset, such as llama3-8b?",
     "num_layers": "did you mean model.config: {num_hidden_layers: …}?",
     "hidden_size": "did you mean model.config: {hidden_size: …}?",
     "num_attention_heads": "did you mean model.config: {num_attention_heads: …}?",
 }
 """Name elsewhere -> a fix that is more than another name."""
+
+AT: Mapping[str, str] = {
+    "model.name": "did you mean model.preset, or model.path with a folder or a hub id?",
+    "model.size": "did you mean model.preset, such as llama3-8b?",
+    "model.type": "did you mean model.config: {model_type: …}?",
+}
+"""Path of a key -> a fix, where its last word alone would mislead."""

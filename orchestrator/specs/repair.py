@@ -59,10 +59,20 @@ def _rename(document: Document, problem: Problem) -> bool:
     if isinstance(taken, UnsetType):
         return False
     meant = MEANT.fullmatch(problem.fix)
+    if meant is not None and isinstance(taken, dict) and not _takes_keys(meant[1]):
+        return True  # A guess by the name alone, which the value shows to be wrong.
     if meant is not None and isinstance(_at(document.data, meant[1]), UnsetType):
         document.places[meant[1]] = document.place_of(problem.path)
         return _put(document.data, meant[1], taken)
     return True
+
+
+def _takes_keys(path: str) -> bool:
+    try:
+        key = key_at(path)
+    except SpecError:
+        return True
+    return key.inside is not None or "pairs" in key.kind
 
 
 def _replace(document: Document, problem: Problem) -> bool:

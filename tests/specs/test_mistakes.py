@@ -102,7 +102,37 @@ MISTAKES = [
         "cluster.kubernetes.nodeSelector",
         "did you mean cluster.kubernetes.node_selector?",
     ),
+    (
+        "cluster: {kubernetes: {resources: {limits: {gpu: 8}}}}",
+        "cluster.kubernetes.resources",
+        "did you mean cluster.gpus_per_host (GPUs)",
+    ),
+    (
+        "cluster: {kubernetes: {volumeMounts: []}}",
+        "cluster.kubernetes.volumeMounts",
+        "did you mean cluster.kubernetes.volumes: [",
+    ),
+    # Lightning
+    ("train: {precision: bf16-mixed}", "train.precision", "did you mean train.dtype?"),
+    ("train: {accumulate_grad_batches: 4}", "train.accumulate_grad_batches", "remove it: it fol"),
     # Values
+    ("cluster: {slurm: {time: 24h}}", "cluster.slurm.time", 'did you mean "1-00:00:00"?'),
+    ("cluster: {slurm: {time: 90min}}", "cluster.slurm.time", 'did you mean "01:30:00"?'),
+    (
+        "cluster: {kubernetes: {env: [{name: A, value: b}]}}",
+        "cluster.kubernetes.env",
+        'write cluster.kubernetes.env: {A: "b"}',
+    ),
+    ("model: {flavor: 8B}", "model.flavor", "did you mean model.preset, such as llama3-8b?"),
+    ("model: {name: llama3}", "model.name", "did you mean model.preset, or model.path"),
+    ("parallel: {data: zero3}", "parallel.data", "did you mean fsdp?"),
+    ("train: {dtype: bf16-mixed}", "train.dtype", "did you mean bfloat16?"),
+    ("parallel: {dp_shard: -1}", "parallel.dp_shard", "did you mean parallel.dp_shard: auto?"),
+    (
+        "cluster: {slurm: {gres: 'nvme:1,gpu:h100:8'}}",
+        "cluster.slurm.gres",
+        "set cluster.gpus_per_host to 8",
+    ),
     ("train: {dtype: bf16}", "train.dtype", "did you mean bfloat16?"),
     ("train: {dtype: fp16}", "train.dtype", "set it to bfloat16"),
     ("model: {preset: llama-7b}", "model.preset", "did you mean llama3-8b?"),

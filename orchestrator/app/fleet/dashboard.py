@@ -48,16 +48,16 @@ class JobServices:
     def fleet(self) -> FleetContent:
         if self._reader is None:
             self._reader = Reader(self.environ, self.clock)
-        jobs = known_jobs(self.scope, self.environ, self.clock)
+        jobs = known_jobs(self.scope, self.environ, self.clock, self._reader.crew)
         with self._copies:
             remote.refresh_all([job.found for job in jobs if job.found is not None])
-        rows, read = self._reader.rows(jobs)
+        rows, unknown = self._reader.rows(jobs)
         self._found.update({str(job.path): job.found for job in jobs if job.found is not None})
         now = self.clock.now()
         shown = [row for row in rows if not row.gone and not is_old(row, now)]
         return FleetContent(
             rows=in_order(shown, now),
-            warnings=stale_reasons(read),
+            warnings=stale_reasons(unknown),
             hidden=len(rows) - len(shown),
         )
 

@@ -18,20 +18,19 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.dashboard.fleet.summary import JobSummary
 from orchestrator.errors import JobError, NdctlError
-from orchestrator.job_paths import folders, is_pattern, run_root_of
+from orchestrator.job_paths import folders, is_pattern, run_root_of, some_of
 from orchestrator.journal.journal import from_line
 from orchestrator.journal.run_dir_init import ARCHIVE
-from orchestrator.posix.crew import Crew
+from orchestrator.posix.crew import Crew, Task
 from orchestrator.registry.entry import Entry
 from orchestrator.registry.store import Registered, own_entries, shared_entries
 from orchestrator.registry.submitted import user_name
 from orchestrator.seams import Clock
 
 HANGS = "its file system does not respond"
+ROOT_HANGS = "the file system of this run root does not respond, so its jobs are not listed"
 LOOK_S = 60.0
 """Limit for looking into all run directories. Those that hang are not waited for."""
-MOST_NAMES = 20
-"""Names of existing jobs in an error."""
 
 
 class Scope(Struct, frozen=True, kw_only=True):
@@ -92,18 +91,46 @@ def _in_root(
     root: Path, scope: Scope, environ: Mapping[str, str], clock: Clock, crew: Crew
 ) -> list[KnownJob]:
     """All jobs of a scope without its patterns; if one is there twice, the last one counts."""
-    jobs = [] if scope.place is not None else _looked(crew, _here(root))
-    for found in remote.copies(root, scope.place, environ, clock):
-        jobs.append(KnownJob(path=found.run_dir.path, user=_owner(found.run_dir), found=found))
+    jobs = _at_the_root(root, scope, environ, clock, crew)
     if scope.run_root is None and scope.place is None:
         jobs += _elsewhere({str(job.path) for job in jobs}, scope, environ, clock, crew)
     if scope.archived:
         roots = {str(root.absolute()), *(str(job.path.parent) for job in jobs)}
-        for run_dir in _archived(sorted(roots)):
+        lost = {str(job.path) for job in jobs if job.problem == ROOT_HANGS}
+        lost |= {str(job.path.parent) for job in jobs if job.problem == HANGS}
+        for run_dir in _archived(sorted(roots - lost)):
             found = Found(run_dir)
             user = _owner(run_dir)
             jobs.append(KnownJob(path=run_dir.path, user=user, found=found, archived=True))
     return jobs
+
+
+def _at_the_root(
+    root: Path, scope: Scope, environ: Mapping[str, str], clock: Clock, crew: Crew
+) -> list[KnownJob]:
+    """The jobs in the run root, and the copies of jobs in clusters that are there."""
+    if scope.place is not None:
+        return [_copied(one) for one in remote.copies(root, scope.place, environ, clock)]
+    told: list[tuple[list[Path], list[Found]] | NdctlError] = []
+
+    def list_both() -> None:
+        try:
+            told.append((folders(root), remote.copies(root, None, environ, clock)))
+        except NdctlError as exc:
+            told.append(exc)
+
+    crew.give(("run root", root), list_both, root.absolute())
+    crew.wait(LOOK_S)
+    if not told:
+        return [KnownJob(path=root.absolute(), user="", problem=ROOT_HANGS)]
+    if isinstance(told[0], NdctlError):
+        raise told[0]
+    paths, copies = told[0]
+    return [*_looked(crew, _here(paths)), *map(_copied, copies)]
+
+
+def _copied(found: Found) -> KnownJob:
+    return KnownJob(path=found.run_dir.path, user=_owner(found.run_dir), found=found)
 
 
 def _elsewhere(
@@ -132,23 +159,37 @@ def _looked(crew: Crew, calls: Calls) -> list[KnownJob]:
     def look(number: int, call: Callable[[], KnownJob | None]) -> None:
         found[number] = call()
 
-    for number, (job, call) in enumerate(calls):
-        crew.give((job.path, job.user), partial(look, number, call), job.path.parent)
+    crew.give_all(
+        Task((job.path, job.user), partial(look, number, call), job.path.parent)
+        for number, (job, call) in enumerate(calls)
+    )
     crew.wait(LOOK_S)
     jobs = (found.get(number, job) for number, (job, _) in enumerate(calls))
     return [job for job in jobs if job is not None]
 
 
-def _here(root: Path) -> Calls:
+def _here(paths: Sequence[Path]) -> Calls:
     def look(path: Path) -> KnownJob | None:
         run_dir = RunDir(path)
         with suppress(OSError):  # a folder of another user
-            if run_dir.journal.exists():
-                return KnownJob(path=path, user=_owner(run_dir), found=Found(run_dir))
+            owner = _ask_storage(run_dir.journal).st_uid
+            return KnownJob(path=path, user=user_name(owner), found=Found(run_dir))
         return None
 
-    paths = folders(root)
     return [(KnownJob(path=one, user="", problem=HANGS), partial(look, one)) for one in paths]
+
+
+def _ask_storage(journal: Path) -> os.stat_result:
+    """What the file system says about a journal. Raises OSError if there is none.
+
+    It also opens the file: a client of NFS may know from its cache what `stat` asks, but it asks
+    the server when a file is opened. So a call that returns shows that the server responds.
+    """
+    seen = journal.stat()
+    if stat.S_ISREG(seen.st_mode):
+        with suppress(PermissionError):  # reading it says so
+            os.close(os.open(journal, os.O_RDONLY))
+    return seen
 
 
 def _matching(pattern: str, jobs: Iterable[KnownJob]) -> list[KnownJob]:
@@ -171,11 +212,16 @@ def group_of(run_dir: RunDir) -> str:
 
 
 def _no_match(pattern: str, root: Path, jobs: Iterable[KnownJob]) -> JobError:
-    names = sorted({job.path.name for job in jobs})
-    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
-    there = ", ".join(names[:MOST_NAMES]) or "none"
+    jobs = list(jobs)
+    if any(job.problem == ROOT_HANGS for job in jobs):
+        return JobError(
+            f"no job matches {pattern!r}, but {root.absolute()} could not be searched: its file"
+            " system does not respond",
+            fix="try again when it does, or give another --run-root",
+        )
+    there = some_of(job.path.name for job in jobs)
     return JobError(
-        f"no job matches {pattern!r} in {root.absolute()}; jobs: {there}{more}",
+        f"no job matches {pattern!r} in {root.absolute()}; jobs: {there}",
         fix="check the pattern, and --run-root or NDCTL_RUN_ROOT",
     )
 
@@ -216,7 +262,7 @@ def _of(one: Registered, environ: Mapping[str, str], clock: Clock) -> KnownJob:
     known = _of_entry(one)
     path, entry, user = known.path, known.entry, known.user
     try:
-        seen = (path / "journal.jsonl").stat()
+        seen = _ask_storage(path / "journal.jsonl")
     except PermissionError:
         return _with_problem(known, f"the run directory belongs to {user}, and you have no access")
     except OSError as exc:

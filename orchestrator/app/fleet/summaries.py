@@ -7,14 +7,16 @@ removed at any time.
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from orchestrator.app.fleet.known_jobs import KnownJob
+from orchestrator.app.fleet.known_jobs import KnownJob, Scope, known_jobs
 from orchestrator.app.remote import Found
 from orchestrator.app.snapshots import with_scheduler
 from orchestrator.contract.files.atomic_write import write_whole
@@ -23,8 +25,10 @@ from orchestrator.dashboard.fleet.row import JobRow
 from orchestrator.dashboard.fleet.summary import JobSummary, summary_of
 from orchestrator.dashboard.scheduler_status import is_quiet
 from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
+from orchestrator.dashboard.view import Standing
 from orchestrator.errors import NdctlError
 from orchestrator.journal.journal import has_writer
+from orchestrator.posix.crew import Crew, Task
 from orchestrator.registry.store import state_folder
 from orchestrator.seams import Clock
 
@@ -33,6 +37,10 @@ VERSION = 3
 FILE = "summaries.json"
 MOST_BYTES = 64 << 20
 
+BATCH = 256
+"""So many journals are read before their schedulers are asked, and then forgotten."""
+GONE_S = 10.0
+"""Limit for looking which run directories no longer exist."""
 REPORTS_S = 60.0
 """A leader reports every 10 s. After so long without a report, the state is shown with its age."""
 
@@ -56,34 +64,38 @@ class Reader:
 
     def __init__(self, environ: Mapping[str, str], clock: Clock) -> None:
         self.environ, self.clock = environ, clock
+        self.crew = Crew()
+        """Looks into run directories, because the storage of one may hang."""
         folder = state_folder(environ)
         self._path = None if folder is None else folder / FILE
         self._known = dict(_load(self._path).jobs)
         self._changed = False
 
-    def rows(self, jobs: Sequence[KnownJob]) -> tuple[list[JobRow], list[Snapshot]]:
-        """A row for each job whose submission is complete, and the snapshots that were read."""
+    def rows(self, jobs: Sequence[KnownJob]) -> tuple[list[JobRow], list[Standing]]:
+        """A row for each job whose submission is complete, and the states that are unknown now."""
         summaries: dict[int, JobSummary] = {}
         problems: dict[int, str] = {}
-        unread: list[tuple[int, Found, Snapshot]] = []
-        stamps: dict[int, Stamp] = {}
+        unread: list[tuple[int, Found, Stamp]] = []
+        there: set[str] = set()
         for at, job in enumerate(jobs):
             if job.found is None:
                 continue
             try:
-                stamps[at] = _stamp(job.found.run_dir)
-                summary = self._recall(job.found, stamps[at])
-                if summary is not None:
-                    summaries[at] = summary
-                elif (seen := read_snapshot(job.found.run_dir, self.clock.now())) is not None:
-                    unread.append((at, job.found, seen))
-            except (OSError, NdctlError) as exc:
-                problems[at] = exc.message if isinstance(exc, NdctlError) else str(exc)
-        asked = with_scheduler([(f, s) for _, f, s in unread], self.environ, self.clock)
-        for (at, found, _), seen in zip(unread, asked, strict=True):
-            summaries[at] = summary_of(seen)
-            self._keep(found, stamps[at], summaries[at])
-        self._save()
+                stamp = _stamp(job.found.run_dir)
+            except OSError as exc:
+                problems[at] = str(exc)
+                continue
+            there.add(str(job.path))
+            if (summary := self._recall(job.found, stamp)) is not None:
+                summaries[at] = summary
+            else:
+                unread.append((at, job.found, stamp))
+        unknown: list[Standing] = []
+        try:
+            for batch in (unread[at : at + BATCH] for at in range(0, len(unread), BATCH)):
+                unknown += self._read(batch, summaries, problems)
+        finally:  # what was read before Ctrl-C need not be read again
+            self._save(there)
         now = self.clock.now()
         for at, job in enumerate(jobs):
             if at not in summaries and job.report is not None:
@@ -92,7 +104,29 @@ class Reader:
                 if not job.gone or not (summary.is_over or summary.as_of):
                     summaries[at] = summary
         rows = [_row(job, summaries.get(at), problems.get(at, "")) for at, job in enumerate(jobs)]
-        return [row for row in rows if row is not None], asked
+        return [row for row in rows if row is not None], unknown
+
+    def _read(
+        self,
+        batch: Sequence[tuple[int, Found, Stamp]],
+        summaries: dict[int, JobSummary],
+        problems: dict[int, str],
+    ) -> list[Standing]:
+        """Read journals, and ask each scheduler once. Returns the states that are unknown now."""
+        read: list[tuple[int, Found, Stamp, Snapshot]] = []
+        for at, found, stamp in batch:
+            try:
+                seen = read_snapshot(found.run_dir, self.clock.now())
+            except (OSError, NdctlError) as exc:
+                problems[at] = exc.message if isinstance(exc, NdctlError) else str(exc)
+            else:
+                read += [] if seen is None else [(at, found, stamp, seen)]
+        asked = with_scheduler([(found, s) for _, found, _, s in read], self.environ, self.clock)
+        for (at, found, stamp, _), seen in zip(read, asked, strict=True):
+            summaries[at] = summary_of(seen)
+            self._keep(found, stamp, summaries[at])
+        standings = (seen.standing for seen in asked)
+        return [standing for standing in standings if standing.as_of is not None]
 
     def _recall(self, found: Found, stamp: Stamp) -> JobSummary | None:
         cached = self._known.get(str(found.run_dir.path))
@@ -119,14 +153,38 @@ class Reader:
         self._known[str(found.run_dir.path)] = Cached(stamp, summary)
         self._changed = True
 
-    def _save(self) -> None:
+    def _save(self, there: Collection[str]) -> None:
+        """Write the summaries. `there`: run directories that exist."""
         if not self._changed or self._path is None:
             return
         self._changed = False
-        there = {path: one for path, one in self._known.items() if Path(path).exists()}
+        gone = self._gone([path for path in self._known if path not in there])
+        kept = {path: one for path, one in self._known.items() if path not in gone}
         with contextlib.suppress(OSError):  # the next command reads the journals again
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(self._path, msgspec.json.encode(Summaries(jobs=there)))
+            write_whole(self._path, msgspec.json.encode(Summaries(jobs=kept)))
+
+    def _gone(self, paths: Sequence[str]) -> set[str]:
+        """Those of these folders that do not exist. Of storage that hangs this is not known."""
+        gone: set[str] = set()
+
+        def look(path: str) -> None:
+            if not Path(path).exists():
+                gone.add(path)
+
+        self.crew.give_all(
+            Task(("gone", path), partial(look, path), Path(path).parent) for path in paths
+        )
+        self.crew.wait(GONE_S)
+        return set(gone)
+
+
+def with_number(number: str, environ: Mapping[str, str], clock: Clock) -> str | None:
+    """The name of the job that has this number at its scheduler."""
+    rows, _ = Reader(environ, clock).rows(known_jobs(Scope(), environ, clock))
+    at_scheduler = re.compile(rf"\b{number}\b")
+    told = ((row.name, row.job.scheduler) for row in rows if row.job is not None)
+    return next((name for name, words in told if words and at_scheduler.search(words)), None)
 
 
 def _reported(report: JobSummary, now: float) -> JobSummary:

@@ -28,6 +28,10 @@ FOR_GOOD = re.compile(
 NOT_AVAILABLE = re.compile(r"requested node configuration is not available", re.IGNORECASE)
 """Output of `sbatch --test-only` both for a job that no node can ever run, and for one that waits
 for nodes that are down or drained. Some versions queue both."""
+NO_CLUSTER = re.compile(
+    r"could not establish a configuration source|error opening.*slurm\.conf", re.IGNORECASE
+)
+"""Output of commands on a machine that has them but belongs to no cluster, such as a laptop."""
 UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 
 
@@ -51,11 +55,9 @@ class Slurm(Struct, frozen=True):
                 said = str(exc)
                 continue
             if done.code == 127:
-                raise BackendError(
-                    f"there is no Slurm here: {argv[0]} cannot be run ({done.err.strip()})",
-                    fix="run this on a login node of the cluster, where `scontrol ping` works"
-                    + self.instead,
-                )
+                raise self._none_here(f"{argv[0]} cannot be run ({done.err.strip()})")
+            if done.code and NO_CLUSTER.search(done.err):
+                raise self._none_here(f"{argv[0]} finds no configuration of a cluster")
             # `scontrol show topology` exits with 0 even if slurmctld is down.
             unanswered = done.code != 0 or not done.out.strip()
             if not (unanswered and AGAIN.search(done.err)):
@@ -65,6 +67,10 @@ class Slurm(Struct, frozen=True):
             f"Slurm does not answer `{' '.join(argv[:3])}`: {said}",
             fix=f"check slurmctld with `scontrol ping`, and try again when it is up{self.instead}",
         )
+
+    def _none_here(self, why: str) -> BackendError:
+        fix = f"run this on a login node of the cluster, where `scontrol ping` works{self.instead}"
+        return BackendError(f"there is no Slurm here: {why}", fix=fix)
 
     def told(self, argv: Sequence[str], *, tries: int = 3, answer_s: float | None = None) -> str:
         """The output of a command. Raises BackendError also if Slurm refuses the command."""

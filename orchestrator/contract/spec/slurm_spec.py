@@ -186,6 +186,8 @@ class SlurmSpec(Struct, frozen=True, kw_only=True):
                     fix="name one, or leave the key out for the cluster's default",
                 )
             )
+        if self.gpus != "none" and self.gres is not None:
+            problems.append(_gpus_in(self.gres))
         if self.group is not None and self.mode in (None, 700):
             problems.append(
                 Problem(
@@ -256,3 +258,17 @@ def bad_variable(name: str) -> Problem | None:
 def plain_secrets(spec: SlurmSpec) -> tuple[str, ...]:
     """Keys of the spec that set a variable named like a secret to a plain text that is no path."""
     return tuple(f"env.{name}" for name, value in spec.env.items() if is_plain_secret(name, value))
+
+
+def _gpus_in(gres: str) -> Problem | None:
+    """A request for GPUs beside that of `cluster.gpus_per_host`."""
+    found = re.search(r"(?:^|,)(?:gres[:/])?gpu(?::[A-Za-z][\w-]*)?(?::(\d+))?(?=,|$)", gres)
+    if found is None:
+        return None
+    return Problem(
+        path="gres",
+        value=gres,
+        limit="without GPUs, which cluster.gpus_per_host requests",
+        fix=f"set cluster.gpus_per_host to {found[1] or 1}, and leave GPUs out of gres; with gpus:"
+        " none, gres requests them instead",
+    )

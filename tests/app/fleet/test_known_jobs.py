@@ -4,16 +4,17 @@ import json
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from orchestrator.app.fleet import known_jobs as known_jobs_module
-from orchestrator.app.fleet.known_jobs import HANGS, Scope, known_jobs
+from orchestrator.app.fleet.known_jobs import HANGS, ROOT_HANGS, Scope, known_jobs
 from orchestrator.app.fleet.summaries import Reader
 from orchestrator.contract.files import env, exit_codes
-from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import CancelRequested
+from orchestrator.errors import JobError
 from orchestrator.posix.crew import Crew
 from orchestrator.registry.store import own_entries
 from tests.agent.world import TurnedClock
@@ -220,19 +221,77 @@ def test_hosts_of_all_jobs_are_shown_from_any_folder(elsewhere: Path) -> None:
 def test_a_run_directory_that_hangs_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root, back, owner = tmp_path / "runs", threading.Event(), known_jobs_module._owner
+    root, back = tmp_path / "runs", threading.Event()
     for name in ("hangs", "works"):
         written(root / name, renamed(finished(), name))
-
-    def slow_owner(run_dir: RunDir) -> str:
-        if run_dir.path.name == "hangs":
-            back.wait(60)
-        return owner(run_dir)
-
-    monkeypatch.setattr(known_jobs_module, "_owner", slow_owner)
+    hang(monkeypatch, "_ask_storage", lambda journal: journal.parent.name == "hangs", back)
     crew, scope = Crew(slow_s=0.05), Scope(run_root=str(root))
     for _ in range(3):
         found = known_jobs(scope, {}, StoryClock(), crew)
         assert {job.path.name: job.problem for job in found} == {"hangs": HANGS, "works": ""}
     assert len(crew.unfinished()) == 1
+    back.set()
+
+
+def hang(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    where: Callable[[Path], bool],
+    back: threading.Event,
+) -> None:
+    """Calls of the function `name` about such a path hang until `back` is set."""
+    real = getattr(known_jobs_module, name)
+
+    def slow(path: Path) -> object:
+        if where(path):
+            back.wait(60)
+        return real(path)
+
+    monkeypatch.setattr(known_jobs_module, name, slow)
+
+
+def test_a_run_root_that_hangs_is_reported_beside_the_other_jobs(
+    elsewhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back, dead = threading.Event(), tmp_path / "dead"
+    hang(monkeypatch, "folders", lambda path: path == dead, back)
+    environ = {**os.environ, env.RUN_ROOT: str(dead)}
+    reader = Reader(environ, StoryClock())
+    reader.crew = Crew(slow_s=0.05)
+    for scope in (Scope(), Scope(archived=True)):
+        jobs = known_jobs(scope, environ, StoryClock(), reader.crew)
+        rows, _ = reader.rows(jobs)
+        assert {row.name: row.note for row in rows if row.state == "UNKNOWN"} == {
+            "dead": ROOT_HANGS
+        }
+        assert JOB in {row.name for row in rows}
+    assert len(reader.crew.unfinished()) == 1, "each look would keep a thread"
+    with pytest.raises(JobError, match=r"no job matches 'x', but .* does not respond"):
+        known_jobs(Scope(patterns=("x",)), environ, StoryClock(), reader.crew)
+    back.set()
+
+
+def test_summaries_of_storage_that_hangs_are_kept(
+    state_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`list` of one run root writes the summaries of the others too, without waiting for them."""
+    back, other, real = threading.Event(), tmp_path / "other", Path.exists
+    for root in (other, tmp_path / "gone", tmp_path / "third"):
+        written(root / "a", renamed(finished(), "a"))
+        names("--run-root", str(root))
+    shutil.rmtree(tmp_path / "gone")
+
+    def exists(path: Path, **more: bool) -> bool:
+        if path == other / "a":
+            back.wait(60)
+        return real(path, **more)
+
+    reader = Reader(os.environ, StoryClock())
+    reader.crew = Crew(slow_s=0.05)
+    monkeypatch.setattr(Path, "exists", exists)
+    written(tmp_path / "new" / "b", renamed(finished(), "b"))
+    reader.rows(known_jobs(Scope(run_root=str(tmp_path / "new")), os.environ, StoryClock()))
+    kept = json.loads((state_home / "ndctl" / "summaries.json").read_text())["jobs"]
+    roots = {Path(path).parent.name for path in kept}
+    assert roots == {"other", "third", "new"}
     back.set()

@@ -111,6 +111,25 @@ def test_a_machine_without_slurm_is_an_error_with_a_fix() -> None:
     assert "--inventory FILE" in caught.value.fix
 
 
+def test_a_machine_that_belongs_to_no_cluster_is_an_error_with_a_fix() -> None:
+    """The commands of Slurm 22.05 on a laptop, as they said it."""
+    alone = Completed(
+        1,
+        "",
+        "scontrol: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
+        "scontrol: error: fetch_config: DNS SRV lookup failed\n"
+        "scontrol: error: _establish_config_source: failed to fetch config\n"
+        "scontrol: fatal: Could not establish a configuration source\n",
+    )
+    with pytest.raises(BackendError) as caught:
+        read_cluster(slurm_of(CapturedCluster(answers={"partitions": alone})), None)
+    assert (
+        caught.value.message
+        == "there is no Slurm here: scontrol finds no configuration of a cluster"
+    )
+    assert "--inventory FILE" in caught.value.fix
+
+
 def test_a_command_that_hangs_is_an_error() -> None:
     def hang(argv: Sequence[str], /, *, timeout: float) -> Completed:
         raise TimeoutError(f"{argv[0]} did not end within {timeout:.0f} s")

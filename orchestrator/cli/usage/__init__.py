@@ -1,0 +1,1 @@
+"""What `ndctl --help` shows, and what ndctl says about names that it does not know."""

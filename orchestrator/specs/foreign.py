@@ -1,0 +1,141 @@
+"""Files of other tools that a user gives as a job spec, and command lines in place of `run`.
+
+One sentence about the whole file says more than one about each of its keys.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from msgspec import Struct
+
+from orchestrator.contract.codec import Problem
+from orchestrator.yaml_document import Document
+
+DEEPSPEED = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size")
+ACCELERATE = ("compute_environment", "distributed_type", "machine_rank")
+SKYPILOT = ("resources", "num_nodes", "file_mounts", "envs")
+LIGHTNING = ("trainer", "seed_everything")
+"""Keys at the top of files of these tools, and of no job spec."""
+
+
+class Program(Struct, frozen=True):
+    """A program and its arguments, found in a command line."""
+
+    key: str
+    """script or module."""
+    name: str
+    args: tuple[str, ...]
+
+    @property
+    def spec(self) -> str:
+        """As the key `run` of a spec, in YAML."""
+        args = "" if not self.args else f", args: {json.dumps(self.args, ensure_ascii=False)}"
+        return f"run: {{{self.key}: {self.name}{args}}}"
+
+
+def foreign_text(text: str, path: PurePath) -> tuple[str, str] | None:
+    """What a text is that is not YAML, and a fix; None: nothing known."""
+    if path.suffix == ".toml":
+        return "this is a TOML file, not a job spec in YAML", "`ndctl init` writes a job spec"
+    if path.suffix == ".py":
+        fix = f"ndctl run -- {path}, or a spec with run: {{script: {path}}}"
+        return "this is a Python script, not a job spec", fix
+    if text.startswith("#!"):
+        of_slurm = re.search(r"^#SBATCH", text, re.MULTILINE)
+        what = "a batch script of Slurm" if of_slurm else "a script"
+        backend = " --backend slurm" if of_slurm else ""
+        found = program_in(text)
+        train = "" if found is None or found.key != "script" else f" --train {found.name}"
+        return (
+            f"this is {what}, not a job spec",
+            f"`ndctl init{backend}{train}` writes a job spec, from which ndctl writes its own",
+        )
+    return None
+
+
+def foreign_file(document: Document) -> Problem | None:
+    """What a document is that another tool reads; None: a job spec, or nothing known."""
+    data, file = document.data, document.source
+    if {"apiVersion", "kind"} <= data.keys():
+        words = f"this is a Kubernetes manifest ({data['kind']}), not a job spec"
+        fix = (
+            f"`kubectl apply -f {file}` starts it; `ndctl init --backend kubernetes` writes a job"
+            " spec, and `ndctl render` the manifest of it"
+        )
+        return Problem(path="kind", limit="", words=words, fix=fix)
+    if OURS & data.keys() or isinstance(data.get("run"), Mapping):
+        return None
+    for tool, signs, say in TOOLS:
+        if (sign := next((key for key in signs if key in data), None)) is not None:
+            words = f"this file is for {tool}, not a job spec"
+            return Problem(path=sign, limit="", words=words, fix=say(data, file))
+    return None
+
+
+def _for_a_script(option: str) -> Any:
+    def say(data: Mapping[str, Any], file: str) -> str:
+        return (
+            f"your script reads it: ndctl run -- train.py{option.format(file=file)}; for the"
+            " bundled trainer, `ndctl init` writes a job spec"
+        )
+
+    return say
+
+
+def _for_skypilot(data: Mapping[str, Any], file: str) -> str:
+    found = program_in(data["run"]) if isinstance(data.get("run"), str) else None
+    run = "" if found is None or found.key != "script" else f" --train {shlex.quote(found.name)}"
+    if run and found is not None and found.args:
+        run += f" --args {shlex.quote(shlex.join(found.args))}"
+    hosts = data.get("num_nodes", 1)
+    return (
+        f"`ndctl init{run} --hosts {hosts} --gpus-per-host {_gpus(data.get('resources'))}` writes a"
+        " job spec; variables are run.env"
+    )
+
+
+def _gpus(resources: Any) -> int:
+    """Of `{accelerators: H100:8}`; 1 without a number."""
+    wanted = resources.get("accelerators") if isinstance(resources, Mapping) else None
+    if isinstance(wanted, Mapping):
+        wanted = ":".join(map(str, next(iter(wanted.items()), ())))
+    found = re.search(r":(\d+)", str(wanted))
+    return int(found[1]) if found else 1
+
+
+TOOLS = (
+    ("SkyPilot", SKYPILOT, _for_skypilot),
+    ("DeepSpeed", DEEPSPEED, _for_a_script(" --deepspeed {file}")),
+    ("Accelerate", ACCELERATE, _for_a_script("")),
+    ("Lightning", LIGHTNING, _for_a_script(" fit --config {file}")),
+)
+
+
+def program_in(text: str) -> Program | None:
+    """The Python program that a command line or a script of a shell starts; None: none is seen."""
+    for line in text.replace("\\\n", " ").splitlines():
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            continue
+        for at, word in enumerate(words):
+            if word.endswith(".py"):
+                return Program("script", word, tuple(words[at + 1 :]))
+            if word == "-m" and at + 1 < len(words) and words[at + 1] not in LAUNCHERS:
+                return Program("module", words[at + 1], tuple(words[at + 2 :]))
+    return None
+
+
+def run_of(text: object) -> str:
+    """The key `run` of a spec for a command line, or an example of it."""
+    found = program_in(text) if isinstance(text, str) else None
+    return "run: {script: train.py, args: [...]}" if found is None else found.spec
+
+
+OURS = {"model", "data", "train", "parallel", "cluster", "checkpoint"}
+"""Keys at the top of job specs alone."""
+LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")

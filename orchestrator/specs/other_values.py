@@ -1,0 +1,125 @@
+"""What values of keys are called in other tools, and here."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from orchestrator.contract.codec import ABSENT, Problem
+
+NO_SCALING = "set it to bfloat16: the trainer has no loss scaling"
+FORMATS: Mapping[str, str] = {
+    **dict.fromkeys(("fp16", "float16", "half", "16", "16-mixed", "16-true"), NO_SCALING),
+    **dict.fromkeys(("bf16", "bf16-mixed", "bf16-true"), "did you mean bfloat16?"),
+    **dict.fromkeys(("fp32", "32", "32-true", "float", "full"), "did you mean float32?"),
+}
+DATA_PARALLEL: Mapping[str, str] = {
+    **dict.fromkeys(("zero3", "zero-3", "deepspeed_stage_3", "full_shard"), "did you mean fsdp?"),
+    **dict.fromkeys(
+        ("zero2", "zero-2", "deepspeed_stage_2", "shard_grad_op"),
+        "did you mean fsdp, with parallel.fsdp: {reshard_after_forward: false}?",
+    ),
+    **dict.fromkeys(
+        ("hsdp", "hybrid_shard"), "did you mean fsdp? parallel.dp_replicate above 1 makes it HSDP"
+    ),
+    **dict.fromkeys(("zero0", "no_shard", "dp"), "did you mean ddp?"),
+    **dict.fromkeys(("zero-1", "deepspeed_stage_1"), "did you mean zero1?"),
+}
+BACKENDS: Mapping[str, str] = dict.fromkeys(("k8s", "kube", "kubeflow"), "did you mean kubernetes?")
+WORDS: Mapping[str, Mapping[str, str]] = {
+    **dict.fromkeys(("train.dtype", "train.reduce_dtype", "train.output_dtype"), FORMATS),
+    "parallel.data": DATA_PARALLEL,
+    "cluster.backend": BACKENDS,
+}
+"""Key -> its value elsewhere, in lower case -> a fix."""
+
+
+def fix_of_value(problem: Problem) -> str | None:
+    """A better fix for a wrong value; None: the codec's is as good."""
+    path, value = problem.path, problem.value
+    if isinstance(value, str) and (fix := WORDS.get(path, {}).get(value.lower())) is not None:
+        return fix
+    if path in BY_KEY and (fix := BY_KEY[path](value)) is not None:
+        return fix
+    if value == -1 and "'auto'" in problem.limit:
+        return f"did you mean {path}: auto? The planner chooses"
+    if problem.limit == "key: value pairs" and isinstance(value, list) and (pairs := _pairs(value)):
+        return f"write {path}: {pairs}"
+    return None
+
+
+def _pairs(items: Sequence[Any]) -> str:
+    """A list of names and values, as in a pod, as key: value pairs; empty: it is no such list."""
+    if not all(isinstance(one, dict) and "name" in one for one in items):
+        return ""
+    told = (
+        f"{one['name']}: {json.dumps(one.get('value', '…'), ensure_ascii=False)}" for one in items
+    )
+    return f"{{{', '.join(told)}}}"
+
+
+def _model(value: Any) -> str | None:
+    if value is not ABSENT:
+        return None
+    return "add model: {preset: llama-tiny}, or {path: FOLDER or hub id}, or {config: {…}}"
+
+
+def _run(value: Any) -> str | None:
+    if not isinstance(value, str):
+        return None
+    from orchestrator.specs.foreign import run_of
+
+    return f"write {run_of(value)}; ndctl starts it on each rank, without torchrun"
+
+
+def _every(value: Any) -> str | None:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return f"did you mean checkpoint.every_steps: {value}?" if is_number else None
+
+
+SPAN = re.compile(r"(\d+)\s*(d|day|h|hr|hour|m|min|minute)s?", re.IGNORECASE)
+MINUTES = {"d": 1440, "h": 60, "m": 1}
+
+
+def _slurm_time(value: Any) -> str | None:
+    """`24h` as Slurm writes it."""
+    if (found := SPAN.fullmatch(str(value).strip())) is None:
+        return None
+    minutes = int(found[1]) * MINUTES[found[2][0].lower()]
+    days, rest = divmod(minutes, 1440)
+    clock = f"{rest // 60:02}:{rest % 60:02}:00"
+    return f'did you mean "{days}-{clock}"?' if days else f'did you mean "{clock}"?'
+
+
+def _preset(value: Any) -> str | None:
+    """The preset of the nearest size, such as llama3-8b for llama-7b."""
+    from orchestrator.contract.spec.model_presets import PRESETS
+
+    if not isinstance(value, str):
+        return None
+    family, size = re.match(r"[a-z]+", value.lower()), _billions(value)
+    alike = {
+        preset: billions
+        for preset in PRESETS
+        if family is not None and preset.startswith(family[0])
+        if (billions := _billions(preset)) is not None
+    }
+    if size is None or not alike:
+        return None
+    best = min(alike, key=lambda preset: abs(alike[preset] - size))
+    return f"did you mean {best}? Other models: model.path with a folder or a hub id"
+
+
+def _billions(name: str) -> float | None:
+    found = re.search(r"(\d+(?:\.\d+)?)b\b", name.lower())
+    return None if found is None else float(found[1])
+
+
+BY_KEY: Mapping[str, Callable[[Any], str | None]] = {
+    "checkpoint.every": _every,
+    "cluster.slurm.time": _slurm_time,
+    "model": _model,
+    "model.preset": _preset,
+    "run": _run,
+}
+"""Key -> what to do about its value."""
