@@ -84,8 +84,9 @@ def read_text(path: Path, examples: str) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         there = sorted(one.name for one in path.parent.glob("*.y*ml"))
-        if (near := nearest(path.name, there)) is not None:
-            fix = f"did you mean {path.parent / near}?"
+        stems = {Path(one).stem: one for one in there}  # all end alike
+        if (near := nearest(path.stem, stems)) is not None:
+            fix = f"did you mean {path.parent / stems[near]}?"
         else:
             names = ", ".join(str(path.parent / one) for one in there[:5])
             fix = f"files there: {names}" if there else f"check the path; {examples}"

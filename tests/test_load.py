@@ -401,6 +401,8 @@ def test_a_bad_override_is_reported_at_the_override(override: str, expected: str
 def test_an_unreadable_file_is_reported_with_similar_files(tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text(GOOD)
     with pytest.raises(SpecError, match=r"no such file\n  fix: did you mean .*other\.yaml"):
+        read_spec(tmp_path / "othr.yaml")
+    with pytest.raises(SpecError, match=r"no such file\n  fix: files there: .*other\.yaml"):
         read_spec(tmp_path / "job.yaml")
     with pytest.raises(SpecError, match="cannot be read: Is a directory"):
         read_spec(tmp_path)

@@ -36,11 +36,14 @@ WATCH_S = 2.0
 def _states(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> frozenset[str]:
     if not texts:
         return frozenset()
+    from orchestrator.contract.codec import nearest
     from orchestrator.dashboard.fleet.row import ROW_STATES
 
     states = frozenset(one.strip().upper() for text in texts for one in text.split(","))
     for state in sorted(states - {*ROW_STATES}):
-        raise click.BadParameter(f"{state} is not one of {', '.join(ROW_STATES)}")
+        near = nearest(state, ROW_STATES)
+        meant = f"did you mean {near}? " if near else ""
+        raise click.BadParameter(f"{state} is no state; {meant}States: {', '.join(ROW_STATES)}")
     return states
 
 

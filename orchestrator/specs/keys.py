@@ -153,7 +153,9 @@ def _unknown(path: str, key: Key, below: dict[str, Key], name: str) -> SpecError
     if not below:
         message = f"{path}: {key.path} has no keys inside; it takes {key.kind}"
         return SpecError(message, fix=f"ndctl explain {key.path}")
-    if near := _nearest_path(path, below, name):
+    from orchestrator.specs.other_names import KEYS
+
+    if near := KEYS.get(name) or _nearest_path(path, below, name):
         return SpecError(f"{path}: {place} no key {name}", fix=f"did you mean {near}?")
     fix = f"the keys there: {', '.join(below)}"
     return SpecError(f"{path}: {place} no key {name}", fix=fix)

@@ -81,3 +81,9 @@ def test_only_what_must_be_given_has_no_default() -> None:
 def test_the_page_of_all_keys_is_that_of_the_program() -> None:
     """`python -m tests.repository.key_docs` writes it."""
     assert key_docs.PAGE.read_text() == key_docs.page()
+
+
+def test_a_key_of_another_tool_leads_to_the_key_here() -> None:
+    with pytest.raises(SpecError, match="no key learning_rate") as refused:
+        key_at("learning_rate")
+    assert refused.value.fix == "did you mean train.optimizer.lr?"

@@ -100,7 +100,7 @@ def test_filters_of_state_and_user(elsewhere: Path) -> None:
     assert names("--user", row["user"]) == [JOB]
     done = ndctl("list", "--state", "runing")
     assert done.exit_code == exit_codes.USAGE
-    assert "RUNNING" in done.stderr
+    assert "RUNING is no state; did you mean RUNNING? States: SUBMITTED" in done.stderr
 
 
 def test_an_archived_run_is_listed_on_request(elsewhere: Path) -> None:

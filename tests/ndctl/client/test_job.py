@@ -144,7 +144,7 @@ def test_a_long_living_program_keeps_no_zombies_and_jobs_are_not_its_threads(
         time.sleep(0.1)
     left = {pid: one for pid, one in children().items() if pid not in before}
     assert left == {}
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads, "fewer, if one of an earlier test has ended"
 
 
 def test_a_job_that_is_missing_names_the_jobs_that_exist(root: Path) -> None:
