@@ -27,6 +27,7 @@ class JobRow(Struct, frozen=True, kw_only=True):
     hosts: int
     gpus: int
     submitted_at: float
+    """0: unknown."""
     job: JobSummary | None
     """None: the run directory cannot be read; `problem` says why."""
     problem: str = ""
@@ -76,7 +77,8 @@ def _rank(row: JobRow, now: float) -> int:
 
 
 def is_old(row: JobRow, now: float) -> bool:
-    return row.state in (*ENDED, "GONE", "UNKNOWN") and now - row.at > OLD_S
+    # Of a job that cannot be read and has no entry in the index it is not known since when.
+    return row.state in (*ENDED, "GONE", "UNKNOWN") and row.at > 0 and now - row.at > OLD_S
 
 
 def row_json(row: JobRow, now: float) -> dict[str, Any]:

@@ -65,6 +65,8 @@ def _scheduler(row: JobRow, now: float) -> str:
 
 
 def _age(row: JobRow, now: float) -> str:
+    if not row.submitted_at:
+        return format.UNKNOWN
     return format.short_duration(now - row.submitted_at)
 
 

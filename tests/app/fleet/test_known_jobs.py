@@ -14,6 +14,7 @@ from orchestrator.app.fleet.known_jobs import HANGS, ROOT_HANGS, Scope, known_jo
 from orchestrator.app.fleet.summaries import Reader
 from orchestrator.contract.files import env, exit_codes
 from orchestrator.contract.messages.events import CancelRequested
+from orchestrator.dashboard.fleet.row import is_old
 from orchestrator.errors import JobError
 from orchestrator.posix.crew import Crew
 from orchestrator.registry.store import own_entries
@@ -265,6 +266,7 @@ def test_a_run_root_that_hangs_is_reported_beside_the_other_jobs(
             "dead": ROOT_HANGS
         }
         assert JOB in {row.name for row in rows}
+        assert not any(is_old(row, StoryClock().now()) for row in rows if row.name == "dead")
     assert len(reader.crew.unfinished()) == 1, "each look would keep a thread"
     with pytest.raises(JobError, match=r"no job matches 'x', but .* does not respond"):
         known_jobs(Scope(patterns=("x",)), environ, StoryClock(), reader.crew)
