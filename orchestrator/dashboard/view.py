@@ -27,6 +27,7 @@ from orchestrator.contract.messages.events import (
     StragglerFound,
     TrainingResumed,
 )
+from orchestrator.dashboard import format
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.metrics import NO_PROGRESS, Metric, Progress
 from orchestrator.dashboard.time_spent.account import TimeSpent
@@ -365,6 +366,9 @@ class View(Struct, frozen=True, kw_only=True):
     stragglers: tuple[StragglerFound, ...]
     """Ranks that delay their peers at present, the most expensive first."""
     incidents: tuple[Incident, ...]
+    verdict: str
+    """The cause of a hang, between its verdict and the incident, which follows once all ranks have
+    stopped; else empty."""
     samples: tuple[Metric, ...]
     """Lines of the metrics in ascending steps, at most a few hundred."""
     checkpoint: CheckpointView
@@ -445,12 +449,21 @@ def view(
         gives_back_at=gives_back_at(run) if leader_alive and is_short(run) else None,
         stragglers=() if over else _stragglers(run),
         incidents=run.history.incidents,
+        verdict=_verdict(run),
         samples=progress.samples,
         checkpoint=seen.checkpoint,
         drills=tuple((str(drill), drill.id in run.progress.drills) for drill in run.job.drills),
         commands=commands,
         now=now,
     )
+
+
+def _verdict(run: Run) -> str:
+    findings = run.interruption.findings
+    if findings is None or findings.judged is None:
+        return ""
+    judged = findings.judged
+    return f"{format.one_line(judged.cause)} (confidence {judged.confidence:.0%})"
 
 
 def _stragglers(run: Run) -> tuple[StragglerFound, ...]:

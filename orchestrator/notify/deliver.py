@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from email.message import EmailMessage
+from email.utils import localtime
 from hashlib import sha256
 
 import aiohttp
@@ -113,6 +114,8 @@ def _mail(spec: EmailSpec, message: Message, environ: Mapping[str, str]) -> None
     mail["Subject"] = f"[ndctl] {message.title}"
     mail["From"] = spec.sender or f"ndctl@{host}"
     mail["To"] = ", ".join(spec.to)
+    mail["Date"] = localtime()  # RFC 5322 requires it, and not every server adds it
+    mail["Auto-Submitted"] = "auto-generated"  # so that no absent person's mailbox replies
     # Mail servers drop a message whose id they know, so the whole id counts, however long it is.
     mail["Message-ID"] = f"<{sha256(message.id.encode()).hexdigest()}@ndctl>"
     mail.set_content(f"{message.text}\n")

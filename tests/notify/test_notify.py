@@ -394,6 +394,8 @@ def test_a_mail() -> None:
         "[ndctl] quickstart: rank-killed: rank 1 was killed by SIGKILL (a drill)"
     )
     assert "type: ndctl describe quickstart" in mail.get_content()
+    assert mail["Date"].datetime.tzinfo is not None
+    assert mail["Auto-Submitted"] == "auto-generated"
 
 
 @pytest.mark.parametrize(

@@ -316,24 +316,19 @@ def _print_journal(run_dir: RunDir) -> None:
             data = path.read_bytes()
         except OSError:
             continue
-        lines = data[newest_line(data, MOST_TOLD) :] if mark == JOURNAL_MARK else data
-        told = lines.decode(errors="replace").splitlines()
-        for line in ends(told) if mark == METRICS_MARK else told:
+        told = data[newest_line(data, MOST_TOLD[mark]) :]
+        if mark == METRICS_MARK and told != data:  # views begin with the loss of the first step
+            told = data[: data.index(b"\n") + 1] + told
+        # Texts of a job may contain characters at which splitlines() splits too.
+        for line in told.decode(errors="replace").split("\n")[:-1]:
             sys.stdout.write(f"{mark}{line}\n")
     sys.stdout.flush()
 
 
-MOST_TOLD = 4 << 20
-"""Maximum bytes of the journal. A node keeps 10 MiB of a pod log, and earlier readers have earlier
-lines."""
-ENDS = 200
+MOST_TOLD = {JOURNAL_MARK: 4 << 20, METRICS_MARK: 1 << 20}
+"""Maximum bytes. A node keeps 10 MiB of a pod log, and earlier readers have earlier lines."""
 
 
 def newest_line(data: bytes, most: int) -> int:
     """Start of the last complete lines that fit in `most` bytes."""
     return 0 if len(data) <= most else data.index(b"\n", len(data) - most - 1) + 1
-
-
-def ends(lines: list[str]) -> list[str]:
-    """The first line and the last `ENDS - 1` lines."""
-    return lines if len(lines) <= ENDS else [lines[0], *lines[1 - ENDS :]]

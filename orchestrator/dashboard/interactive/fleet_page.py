@@ -17,7 +17,7 @@ from orchestrator.dashboard.theme import BOLD, DIM
 
 def fleet_page(page: Page, content: FleetContent) -> Frame:
     rows = [row for row in content.rows if page.matches(_searched(row))]
-    head = [page.head(("ndctl", BOLD), f"  {_counts(rows)}", (_filter(page), "bold yellow"))]
+    head = _head(page, rows)
     if content.hidden:
         head += page.wrapped(f"{content.hidden:,} old or gone: `ndctl list --all`", DIM)
     head += [line for text in content.warnings for line in page.wrapped(text, "yellow")[:2]]
@@ -28,6 +28,15 @@ def fleet_page(page: Page, content: FleetContent) -> Frame:
     shown = [Row(text, row.run_dir) for text, row in zip(lines, rows, strict=True)]
     chosen = next((row for row in rows if row.run_dir == page.place.selected), rows[0])
     return page.of_rows([*head, titles], shown, list(_about(page, chosen)))
+
+
+def _head(page: Page, rows: list[JobRow]) -> list[Text]:
+    """The counts have a line of their own if there is no room beside the time."""
+    counts, searched = _counts(rows), (_filter(page), "bold yellow")
+    whole = page.head(("ndctl", BOLD), f"  {counts}", searched)
+    if whole.plain.rstrip().endswith(format.date_time(page.now, page.zone)):
+        return [whole]
+    return [page.head(("ndctl", BOLD), searched), *page.wrapped(counts)]
 
 
 def _searched(row: JobRow) -> str:

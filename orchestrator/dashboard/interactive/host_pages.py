@@ -11,7 +11,7 @@ from orchestrator.dashboard.interactive.content import JobContent
 from orchestrator.dashboard.interactive.page import Page
 from orchestrator.dashboard.interactive.places import RANK
 from orchestrator.dashboard.interactive.text_page import tail
-from orchestrator.dashboard.screen.grid import grid_info, host_line, name_width
+from orchestrator.dashboard.screen.grid import counts_lines, host_line, name_width
 from orchestrator.dashboard.screen.incidents import sentence, who_text
 from orchestrator.dashboard.screen.rows import Frame, Row, framed, plain
 from orchestrator.dashboard.theme import BOLD, DIM, GLYPHS, title
@@ -23,9 +23,9 @@ def hosts_page(page: Page, content: JobContent) -> Frame:
     view = content.view
     found = [host for host in view.hosts if page.matches(f"{host.name} {_words(host)}")]
     ordered = sorted(found, key=lambda host: WORST_FIRST.index(host.worst))
-    info = Text.assemble(" ", grid_info(view))
     filtered = f"   /{format.one_line(page.place.needle)}" if page.place.needle else ""
-    head = [page.job_head(view, f"{format.count(len(found), 'host')}{filtered}"), info]
+    words = f"{format.count(len(found), 'host')}{filtered}"
+    head = [page.job_head(view, words), *counts_lines(view, page.width)]
     if not found:
         return page.of_rows([*head, Text(), Text(" no host has that text")], [], [])
     name = name_width(view.hosts)

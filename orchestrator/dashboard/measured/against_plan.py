@@ -88,7 +88,7 @@ def _step_time(plan: Plan, steady: Steady) -> str:
             f"{said}; no percentage, because the constants of {plan.profile} are guesses:"
             " `ndctl calibrate` measures them"
         )
-    said += f": {_off(off, 'slower', 'faster')}"
+    said += f": {_off(off, 'slower', 'faster', 'long')}"
     if (planned := _range(plan)) is not None:
         inside = planned[0] <= steady.step_s <= planned[1]
         said += f", {'inside' if inside else 'outside'} the plan's range"
@@ -104,10 +104,12 @@ def _memory(plan: Plan, steady: Steady) -> str:
     off = memory_above(plan, steady)
     if off is None:
         return f"{said}, of the process with Python and torch; planned {tensors} of tensors alone"
-    return f"{said}, planned {tensors} of tensors: {_off(off, 'more', 'less')}"
+    return f"{said}, planned {tensors} of tensors: {_off(off, 'more', 'less', 'much')}"
 
 
-def _off(share: float, above: str, below: str) -> str:
+def _off(share: float, above: str, below: str, extent: str) -> str:
+    if share >= 1:  # `26125.8% more` is hard to read
+        return f"{_three(1 + share)} times as {extent}"
     return f"{abs(share):.1%} {above if share > 0 else below}"
 
 

@@ -5,18 +5,19 @@ by name, else each is one glyph on a map, else they are counted.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.dashboard import format
 from orchestrator.dashboard.screen.rows import Row
-from orchestrator.dashboard.theme import DIM, GLYPHS, glyph
+from orchestrator.dashboard.theme import DIM, GLYPHS, glyph, title
 from orchestrator.dashboard.view import UNHEALTHY, WORST_FIRST, Health, HostRow, View
 
+TITLE = "ranks"
 GAP = 3
-"""Cells between two columns of hosts."""
+"""Cells between two columns of hosts, and between two counts."""
 MAX_NAME = 28
 SHORT = 8
 """Up to so many hosts, each asks for a line of its own."""
@@ -26,20 +27,32 @@ ALL_HOSTS = "*"
 """Key of the line that stands for all hosts. No host has this name."""
 
 
-def grid_info(view: View) -> Text:
-    """`4 on 2 hosts   ✗ 1 dead   ● 3 ok`: counts by health, which also explain the glyphs.
+def counts_lines(view: View, width: int, *, titled: bool = False) -> list[Text]:
+    """`4 on 2 hosts   ✗ 1 dead   ● 3 ok`: counts by health, the worst first, which also explain the
+    glyphs. Counts that have no room on the first line are on further ones.
 
-    The worst health comes first, because the end of the line is cut off on a narrow screen.
+    Args:
+        titled: the first line is a title.
     """
+    rest = list(_counts(view))
+    lines: list[Text] = []
+    while rest:
+        is_title = titled and not lines
+        room = width - (len(TITLE) + 7 if is_title else 2)
+        line = rest.pop(0)
+        while rest and line.cell_len + GAP + rest[0].cell_len <= room:
+            line = Text(" " * GAP).join([line, rest.pop(0)])
+        lines.append(title(TITLE, line, width) if is_title else Text("  ").append_text(line))
+    return lines
+
+
+def _counts(view: View) -> Iterator[Text]:
     counts = Counter(health for host in view.hosts for health in host.ranks)
-    hosts = format.count(len(view.hosts), "host")
-    info = Text.assemble((f"{counts.total():,} on {hosts}", DIM))
+    yield Text(f"{counts.total():,} on {format.count(len(view.hosts), 'host')}", style=DIM)
     for health in WORST_FIRST:
         if counts[health]:
             sign, style = GLYPHS[health]
-            text = format.health_text(health)
-            info.append(f"   {sign} {counts[health]:,} {text}", style=style)
-    return info
+            yield Text(f"{sign} {counts[health]:,} {format.health_text(health)}", style=style)
 
 
 def grid(view: View, width: int, height: int) -> list[Row]:

@@ -19,6 +19,8 @@ from orchestrator.job.stage import ENDED
 
 def incidents(view: View, width: int, zone: tzinfo | None) -> Section:
     blocks = [_incident(view, incident, width, zone) for incident in reversed(view.incidents)]
+    if view.verdict:
+        blocks.insert(0, _verdict(view.verdict, width))
 
     def lines(height: int) -> list[Row]:
         info = Text(_info(view), style=DIM)
@@ -54,8 +56,16 @@ def _info(view: View) -> str:
     known = str(len(view.incidents)) if view.incidents else "none"
     settled = not view.incidents or view.incidents[-1].recovered_after_s is not None
     if view.state == "RECOVERING" and settled:
-        return "collecting evidence of a new one" + (f", {known} before" if view.incidents else "")
+        stage = "stopping all ranks after" if view.verdict else "collecting evidence of"
+        return f"{stage} a new one{f', {known} before' if view.incidents else ''}"
     return known
+
+
+def _verdict(text: str, width: int) -> list[Text]:
+    sign, style = GLYPHS["dead"]
+    lines = textwrap.wrap(text, max(10, width - 4), max_lines=6, placeholder=" …")
+    heads = [Text(f"  {sign} ", style), *[Text("    ")] * len(lines)]
+    return [Text.assemble(head, line) for head, line in zip(heads, lines, strict=False)]
 
 
 def _newest(blocks: list[list[Text]], height: int, view: View) -> list[Text]:

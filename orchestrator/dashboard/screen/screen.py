@@ -5,6 +5,7 @@ A narrow screen is one column: ranks, charts, incidents, facts. A wide one has t
 """
 
 import itertools
+import math
 import textwrap
 from collections.abc import Sequence
 from datetime import tzinfo
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from orchestrator.dashboard import format
 from orchestrator.dashboard.screen.curves import CURVES, Curve, curve, telling
-from orchestrator.dashboard.screen.grid import grid, grid_info, lines_needed
+from orchestrator.dashboard.screen.grid import counts_lines, grid, hosts_in_trouble, lines_needed
 from orchestrator.dashboard.screen.header import header
 from orchestrator.dashboard.screen.incidents import incidents
 from orchestrator.dashboard.screen.rows import Frame, Row, Section, framed, plain, stack
@@ -76,20 +77,29 @@ def _one_column(view: View, width: int, room: int, zone: tzinfo | None) -> list[
 
 
 def _two_columns(view: View, width: int, room: int, zone: tzinfo | None) -> list[Row]:
-    """Curves fill what the facts leave at the right, then what trouble leaves at the left."""
+    """Curves fill what the facts leave at the right, and what trouble leaves at the left."""
     left_width = (width - 2) * 11 // 20
     right_width = width - 2 - left_width
     facts = _facts(view, right_width, whole=True)
     trouble = [_ranks(view, left_width, room - 4), incidents(view, left_width, zone)]
     there = telling(view)
     right_room = room - facts.max_lines
-    at_right = there[: max(1, right_room // CURVE_LINES)]
     left_room = room - sum(section.max_lines for section in trouble)
-    at_left = there[len(at_right) :][: max(0, left_room // CURVE_LINES)]
+    split = _curves_at_right(len(there), left_room, right_room)
+    at_right, at_left = there[:split], there[split:][: max(0, left_room // CURVE_LINES)]
     left = stack([*trouble, *_evenly(view, at_left, left_width, left_room)], room)
     right = stack([facts, *_evenly(view, at_right, right_width, right_room)], room)
     pairs = itertools.zip_longest(left, right, fillvalue=Row(Text()))
     return [_beside(one, other, left_width, right_width) for one, other in pairs]
+
+
+def _curves_at_right(number: int, left_room: int, right_room: int) -> int:
+    """How many of `number` curves: as many as their share of the room, so that no column is empty
+    beside a full one."""
+    fits_left, fits_right = max(0, left_room // CURVE_LINES), max(1, right_room // CURVE_LINES)
+    shown = min(number, fits_left + fits_right)
+    share = math.ceil(shown * right_room / max(1, max(0, left_room) + right_room))
+    return min(fits_right, max(shown - fits_left, share))
 
 
 def _beside(left: Row, right: Row, left_width: int, right_width: int) -> Row:
@@ -108,13 +118,17 @@ def _evenly(view: View, curves: Sequence[Curve], width: int, room: int) -> list[
 
 
 def _ranks(view: View, width: int, most: int) -> Section:
-    def lines(height: int) -> list[Row]:
-        head = Row(title("ranks", grid_info(view), width))
-        rows = grid(view, width - 2, height - 1)
-        return [head, *(Row(Text("  ").append_text(row.text), row.opens) for row in rows)]
+    head = plain(counts_lines(view, width, titled=True))
 
-    max_lines = 1 + lines_needed(view, width - 2, most)
-    return Section(min_lines=min(3, max_lines), max_lines=max_lines, priority=1, draw=lines)
+    def lines(height: int) -> list[Row]:
+        rows = grid(view, width - 2, height - len(head))
+        return [*head, *(Row(Text("  ").append_text(row.text), row.opens) for row in rows)][:height]
+
+    max_lines = len(head) + lines_needed(view, width - 2, most)
+    # Hosts in trouble come before curves, but leave half of the room to the rest.
+    trouble = min(len(hosts_in_trouble(view)) + 1, most // 2)
+    least = min(len(head) + max(2, trouble), max_lines)
+    return Section(min_lines=least, max_lines=max_lines, priority=1, draw=lines)
 
 
 def _facts(view: View, width: int, *, whole: bool = False) -> Section:

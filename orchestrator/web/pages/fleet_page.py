@@ -16,6 +16,8 @@ from orchestrator.web.pages.page import Page, Rows, block, row
 
 MOST_JOBS = 1000
 """Rows of the page. `ndctl list` prints all."""
+MOST_TEXT = 255
+"""Characters of a cell; a folder's name has no more."""
 HIDDEN = ("GROUP", "RUN DIR", "SCHEDULER")
 """Columns that are shown when the pointer is on the row; the group also behind the name."""
 TEXTS = ("NAME", "USER", "STATE", "BACKEND", "NOTE")
@@ -168,7 +170,8 @@ _CLASSES = [(column, _class(column.title)) for column in SHOWN]
 
 
 def _cell(title: str, text: str, one: JobRow, alone: bool) -> str | Markup:
-    text = format.one_line(text)
+    # The page of the job has all of it.
+    text = format.shorten(text, MOST_TEXT)
     if title == "NAME":
         link = element("a", text, href=job_path(one.run_dir, alone=alone))
         return Markup(link + element("span", f" {one.group}", class_="soft")) if one.group else link

@@ -136,10 +136,8 @@ def command(text: str) -> Markup:
 def _trouble(job: ReadJob, said: Sequence[Row], *, alone: bool) -> Iterator[tuple[str, Markup]]:
     run, state = job.snapshot.seen.run, job.snapshot.standing.state
     last = run.history.incidents[-1] if run.history.incidents else None
-    judged = run.interruption.findings.judged if run.interruption.findings is not None else None
-    if judged is not None:  # an incident follows once all ranks have stopped
-        said_so = f"{format.one_line(judged.cause)} (confidence {judged.confidence:.0%})"
-        yield "verdict", fact("verdict", "verdict", element("span", said_so))
+    if verdict := job.snapshot.view.verdict:
+        yield "verdict", fact("verdict", "verdict", element("span", verdict))
     is_open = last is not None and last.recovered_after_s is None and state != "SUCCEEDED"
     labels = (*TROUBLE, *OF_INCIDENT) if is_open else TROUBLE
     for number, one in enumerate(one for one in said if one.label in labels):
@@ -228,7 +226,7 @@ def _incident_line(one: Incident, job: ReadJob, *, alone: bool) -> Markup:
         format.date_time(one.at, None),
         f"{one.kind}{drill}",
         format.shorten(one.cause, 240),
-        format.culprit_text(one.culprit).removeprefix("culprit "),
+        format.shorten(format.culprit_text(one.culprit).removeprefix("culprit "), 240),
         format.shorten(action_taken(one, ""), 240),
         cost,
     )

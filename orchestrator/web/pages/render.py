@@ -189,6 +189,7 @@ def _unread(one: JobRow) -> Page:
 def notice(title: str, text: str, status: int, link: tuple[str, str]) -> Page:
     path, words = link
     rows = {
+        "title": row("h2", "title", title),
         "said": row("p", "said", text),
         "link": row("p", "link", element("a", words, href=path)),
     }

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from orchestrator.backends.entry import agent as agent_main
 from orchestrator.backends.entry import pod_agent
 from orchestrator.backends.entry.pod_agent import Pod, await_launch, run
+from orchestrator.backends.kubernetes.mirror.pod_logs import JOURNAL_MARK, METRICS_MARK
 from orchestrator.contract.files import env, exit_codes
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import LeaderStarted
@@ -179,3 +180,20 @@ def test_a_pod_exits_as_failed_only_if_the_journal_says_so(
             )
     pod = Pod(host="node", address="::1", node_rank=rank, folder=run_dir.path)
     assert pod_agent._of_the_pod(code, pod, run_dir) == expected
+
+
+def test_the_log_of_a_pod_ends_with_the_first_and_the_last_metrics(
+    run_dir: RunDir,
+    environ: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = ['{"note":"a line\u2028is not split"}', *(f'{{"step":{n}}}' for n in range(2, 9))]
+    run_dir.metrics.write_text("".join(f"{line}\n" for line in lines))
+    monkeypatch.setitem(pod_agent.MOST_TOLD, METRICS_MARK, 25)
+    pod_agent._print_journal(run_dir)
+    printed = capsys.readouterr().out.split("\n")[:-1]
+    metrics = [one.removeprefix(METRICS_MARK) for one in printed if one.startswith(METRICS_MARK)]
+    assert metrics == [lines[0], *lines[-2:]]
+    journal = [one.removeprefix(JOURNAL_MARK) for one in printed if one.startswith(JOURNAL_MARK)]
+    assert journal == run_dir.journal.read_text().splitlines()

@@ -180,9 +180,9 @@ def test_a_new_size_is_a_new_layout() -> None:
 def test_the_mouse_selects_and_opens() -> None:
     async def click(app: DashboardApp, pilot: Pilot[None]) -> None:
         await press_all(app, pilot, ())
-        await pilot.click(offset=(5, 4))
+        await pilot.click(offset=(5, 5))
         assert app.places[-1].selected.endswith("/runs/runs")
-        await pilot.click(offset=(5, 4))
+        await pilot.click(offset=(5, 5))
         await until(pilot, lambda: app.places[-1].kind == "job")
 
     shown(click)

@@ -107,3 +107,13 @@ def test_status_and_describe_show_it(on_h100: Plan) -> None:
     body = status_json(shown)
     assert json.loads(json.dumps(body["measured"])) == body["measured"]
     assert body["measured"]["step_s"] == 10.0
+
+
+def test_what_is_many_times_as_planned_has_no_percentage(on_h100: Plan) -> None:
+    assert on_h100.time is not None
+    far = steady(
+        55 * on_h100.time.step_s, memory_bytes=262 * on_h100.needs.tensor_bytes, memory_rank=0
+    )
+    (_, time), (_, memory) = measured_rows(on_h100, far)
+    assert ": 55.0 times as long, outside the plan's range" in time
+    assert memory.endswith("of tensors: 262 times as much")

@@ -18,6 +18,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.dashboard.metrics import NO_PROGRESS, fold_metrics
 from orchestrator.dashboard.screen.chart import Marks, axis, chart, resample
 from orchestrator.dashboard.screen.screen import draw
+from orchestrator.dashboard.time_spent.account import TimeSpent
 from orchestrator.dashboard.view import View, view
 from orchestrator.diagnosis.cause.verdict import Culprit
 from orchestrator.seams import LaunchStatus
@@ -218,10 +219,50 @@ def test_a_job_without_a_leader_shows_the_resume_command() -> None:
 
 def test_hosts_with_problems_come_first_and_the_rest_is_counted() -> None:
     lines = text_of(SCENES["256 hosts"], 80, 24).split("\n")
-    assert lines[4].startswith("  host-009  ● 72    ● 73    ● 74    ● 75    ● 76    ○ 77    ● 78")
-    assert lines[5].startswith("  host-249  ● 1992  ● 1993")
-    assert lines[6].startswith("  host-000 " + "●" * 9 + "○" + "●" * 50)
+    assert lines[3].startswith("─ ranks  2,048 on 256 hosts   ○ 1 no heartbeat   ◐ 1 late heart")
+    assert lines[4].rstrip() == "  ● 2,046 ok", "no count is cut"
+    assert lines[5].startswith("  host-009  ● 72    ● 73    ● 74    ● 75    ● 76    ○ 77    ● 78")
+    assert lines[6].startswith("  host-249  ● 1992  ● 1993")
+    assert lines[7].startswith("  host-000 " + "●" * 9 + "○" + "●" * 50)
     assert "… 2,048 hosts, all ok" in text_of(SCENES["2048 hosts"], 80, 24)
+
+
+def test_on_a_small_screen_hosts_in_trouble_come_before_curves() -> None:
+    bad = [trouble(8 * host, "silent") for host in range(20, 60, 4)]
+    slow = StragglerFound(
+        at=START + 20,
+        attempt=1,
+        rank=333,
+        host="host-041",
+        own_s=0.35,
+        peers_s=0.1,
+        step_s=1.0,
+        steps=15,
+        lost_tokens_per_second=300.0,
+    )
+    story = [*started(500, 8, spares=4, drills=(DRILL,)), *bad, slow]
+    spent = TimeSpent(elapsed_s=75.0, lost_s={"restart": 7.0})
+    text = text_of(replace(view_of(story, metrics(1, 34)), time=spent), 80, 23)
+    assert text.count("\n  host-") == 4
+    assert "… 496 more hosts, 6 no heartbeat, 1 straggler, 489 ok" in text
+    assert "─ loss" in text
+    assert "─ tokens/s" not in text
+
+
+def test_the_cause_of_a_hang_is_shown_from_its_verdict_on() -> None:
+    shown = view_of([*hung(), judged(3)], metrics(1, 12))
+    for width, height in SIZES:
+        words = " ".join(text_of(shown, width, height).split())
+        assert "✗ rank 3 did not call the operation in which the others wait" in words
+
+
+def test_no_column_of_a_wide_screen_is_empty() -> None:
+    lines = [replace(one, mfu=0.3 + one.step / 100, data_s=one.step / 100) for one in metrics(1, 9)]
+    many = [replace(one, grad_norm=2.0 / one.step, gpu_power_w=9.0 * one.step) for one in lines]
+    rows = text_of(view_of(started(), many), 200, 60).split("\n")[6:-1]
+    # A curve has at most 16 lines, and no column has more than two of these five.
+    assert sum(not row[:100].strip() for row in rows) <= 20
+    assert sum(not row[112:].strip() for row in rows) <= 20
 
 
 def test_a_wide_screen_has_all_2048_hosts() -> None:

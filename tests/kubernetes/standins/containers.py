@@ -134,7 +134,7 @@ class Container:
     def command(self, argv: Sequence[str]) -> list[str]:
         """A command that runs `argv` inside the container, like `kubectl exec`."""
         first = self.pids()[0]
-        enter = ("nsenter", *(("--user",) if _user() else ()), *NAMESPACES, "--root")
+        enter = ("nsenter", *(("--user",) if _user() else ()), *NAMESPACES, "--root", "--wd")
         chdir = ("sh", "-c", f'cd {shlex.quote(self.working_dir)} && exec "$@"', "sh")
         return ["setpriv", "--pdeathsig", "KILL", *enter, "--target", str(first), *chdir, *argv]
 

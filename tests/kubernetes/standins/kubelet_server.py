@@ -71,7 +71,8 @@ class _Server:
         socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
         await socket.prepare(request)
         command = container.command(request.query.getall("command"))
-        takes_input = request.query.get("stdin") == "true"
+        # The API server renames `stdin=true` of its clients.
+        takes_input = request.query.get("input") == "1"
         await run_command(socket, command, dict(container.environ), takes_input=takes_input)
         return socket
 

@@ -27,7 +27,7 @@ pytestmark = [
 
 Use = Callable[[Tab, str], Awaitable[None]]
 TOKEN = "s3cret"
-PHONE, DESK = (390, 800), (1400, 900)
+PHONE, DESK = (390, 844), (1400, 900)
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +197,28 @@ def test_hostile_text_is_text(devtools: str, tmp_path: Path) -> None:
             assert await page.value(f"document.querySelectorAll({tag!r}).length") == 0, tag
 
     browsed(devtools, Served(*jobs, most=64), use)
+
+
+def test_a_text_of_10_kb_moves_nothing_out_of_sight(devtools: str, tmp_path: Path) -> None:
+    """It scrolls by itself, and the link to the evidence stays beside it."""
+    in_json = b'"' + b"x" * 10_000 + b'"'
+    run_dir = written(tmp_path / "quickstart", hang_with_evidence(), range(1, 13))
+    run_dir.journal.write_bytes(run_dir.journal.read_bytes().replace(b'"host-1"', in_json))
+
+    async def use(page: Tab, base: str) -> None:
+        for size in (PHONE, DESK):
+            for path in ("/job/quickstart", "/job/quickstart/incident/1"):
+                await page.look(*size)
+                await page.open(f"{base}{path}")
+                await page.live()
+                assert await page.value("document.documentElement.scrollWidth") <= size[0], path
+                height = await page.value("document.documentElement.scrollHeight")
+                assert height < 6000, (path, size)
+        await page.open(f"{base}/job/quickstart")
+        top = "document.querySelector('#trouble a').getBoundingClientRect().bottom"
+        assert await page.value(top) < 500
+
+    browsed(devtools, Served(run_dir), use)
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -372,8 +372,14 @@ class Mirror:
                 )
             if begun + len(journal) >= max(1, remote.journal):
                 put(self.run_dir.journal, begun, journal)
-                put(self.run_dir.metrics, 0, _marked(lines, METRICS_MARK))
+                self._add_metrics(_marked(lines, METRICS_MARK))
                 self.write(replace(remote, settled=True, journal=begun + len(journal), metrics=0))
+
+    def _add_metrics(self, told: bytes) -> None:
+        """`told`: the first line of the metrics of the job, and the last ones."""
+        local = self.run_dir.metrics
+        known = local.read_bytes() if local.exists() else b""
+        put(local, 0, with_last_metrics(known, told))
 
     def lines(self, remote: Remote, pod: Object) -> list[bytes]:
         """The output of a pod; empty if it cannot be read."""
@@ -553,6 +559,18 @@ def put(path: Path, offset: int, data: bytes) -> None:
         stack.callback(os.close, fd)
         os.ftruncate(fd, offset)
         os.pwrite(fd, data, offset)
+
+
+def with_last_metrics(known: bytes, told: bytes) -> bytes:
+    """The copied metrics, followed by the last lines, which a pod printed below the first line.
+    Most of these were copied while the job ran, with those between."""
+    first, _, last = told.partition(b"\n")
+    begins = known.find(b"\n" + last.partition(b"\n")[0] + b"\n") + 1 if last else 0
+    if begins:
+        return known[:begins] + last
+    # Lines between the copied and the printed ones are missing, or nothing was copied yet, or it
+    # is of another run.
+    return known + last if known.startswith(first + b"\n") else told or known
 
 
 def end_of_line(path: Path, number: int) -> int | None:

@@ -13,7 +13,7 @@ from orchestrator.backends.kubernetes.api.api_errors import Forbidden
 from orchestrator.backends.kubernetes.api.client import Listed
 from orchestrator.backends.kubernetes.mirror import fetch
 from orchestrator.backends.kubernetes.mirror.fetch import main
-from orchestrator.backends.kubernetes.mirror.mirror import Mirror, contents
+from orchestrator.backends.kubernetes.mirror.mirror import Mirror, contents, with_last_metrics
 from orchestrator.backends.kubernetes.observe.reports import stamp, to_data
 from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, EVENTS, Object, Resource
 from orchestrator.contract.files.run_dir import RunDir
@@ -310,6 +310,38 @@ def test_without_a_running_pod_the_end_of_the_leaders_log_is_used(
     assert copy.run_dir.metrics.read_text() == '{"step":1}\n'
 
 
+def test_metrics_that_were_copied_stay_when_the_pods_are_gone(
+    copy: Mirror, there: RunDir, cluster: Cluster
+) -> None:
+    """The log of the leader has the first line and the last ones."""
+    happen(there, of(there).job, END[0])
+    lines = [b'{"step":%d}\n' % step for step in range(1, 10)]
+    there.metrics.write_bytes(b"".join(lines[:6]))
+    copy.refresh()
+    happen(there, END[1])
+    cluster.pods, cluster.no_exec = [a_pod("job-master", "Succeeded", **LEADER)], True
+    told = [lines[0], *lines[4:]]
+    cluster.lines = [*last_words(there, 1), *(b"ndctl-metrics: " + one.rstrip() for one in told)]
+    copy.refresh()
+    assert copy.run_dir.metrics.read_bytes() == b"".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("known", "told", "found"),
+    [
+        (b"", b"1\n7\n8\n", b"1\n7\n8\n"),
+        (b"1\n2\n", b"1\n7\n8\n", b"1\n2\n7\n8\n"),
+        (b"5\n6\n7\n", b"1\n7\n8\n", b"5\n6\n7\n8\n"),
+        (b"1\n2\n3\n", b"1\n2\n3\n", b"1\n2\n3\n"),
+        (b"of another run\n", b"1\n7\n", b"1\n7\n"),
+        (b"1\n", b"1\n", b"1\n"),
+        (b"1\n2\n", b"", b"1\n2\n"),
+    ],
+)
+def test_last_metrics_follow_the_copied_ones(known: bytes, told: bytes, found: bytes) -> None:
+    assert with_last_metrics(known, told) == found
+
+
 def last_words(there: RunDir, since: int) -> list[bytes]:
     return [b"ndctl-journal: " + one for one in there.journal.read_bytes().splitlines()[since:]]
 
@@ -320,7 +352,7 @@ def test_the_last_lines_of_a_long_journal_follow_those_already_seen(
     happen(there, of(there).job, END[0])
     copy.refresh()
     happen(there, END[1])
-    cluster.pods = [a_pod("job-master", "Succeeded", **LEADER)]
+    cluster.pods, cluster.no_exec = [a_pod("job-master", "Succeeded", **LEADER)], True
     cluster.lines = last_words(there, 1)
     copy.refresh()
     assert same(copy, there)
