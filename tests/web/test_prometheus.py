@@ -64,6 +64,39 @@ def test_promtool_accepts_the_rules_and_the_metrics(tmp_path: Path) -> None:
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
+@pytest.mark.parametrize(("state", "fires"), [("RUNNING", True), ("FAILED", False)])
+def test_the_last_restart_is_an_alert_only_while_the_job_runs(
+    tmp_path: Path, state: str, fires: bool
+) -> None:
+    assert PROMTOOL is not None
+    labels = {"job_name": "a", "run_root": "/runs"}
+    name = ", ".join(f'{key}="{value}"' for key, value in labels.items())
+    figures = {f"ndctl_restarts_{one}{{{name}}}": "1" for one in ("allowed", "without_checkpoint")}
+    for one in ("RUNNING", "SUCCEEDED", "FAILED", "CANCELLED"):
+        figures[f'ndctl_job_state{{{name}, state="{one}"}}'] = str(int(one == state))
+    said = {
+        "summary": "a fails with the next incident",
+        "description": "All restarts without a new checkpoint are used up. A checkpoint gives them"
+        " back.",
+    }
+    alert = {"exp_labels": {**labels, "severity": "critical"}, "exp_annotations": said}
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": key, "values": value} for key, value in figures.items()],
+        "alert_rule_test": [
+            {
+                "eval_time": "0m",
+                "alertname": "NdctlRestartsNearlyUsedUp",
+                "exp_alerts": [alert] if fires else [],
+            }
+        ],
+    }
+    path = tmp_path / "test.yaml"
+    path.write_text(json.dumps({"rule_files": [str(FOLDER / "rules.yaml")], "tests": [test]}))
+    checked = told(PROMTOOL, "test", "rules", str(path))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
 @contextlib.contextmanager
 def prometheus(folder: Path, port: int) -> Iterator[str]:
     """The address of a Prometheus that scrapes this port."""

@@ -1,0 +1,1 @@
+"""What people on call hear of a real job."""
