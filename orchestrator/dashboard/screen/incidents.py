@@ -27,7 +27,13 @@ def incidents(view: View, width: int, zone: tzinfo | None) -> Section:
         return plain([title("incidents", info, width), *_newest(blocks, height - 1, view)])
 
     max_lines = 1 + sum(map(len, blocks))
-    return Section(min_lines=min(4, max_lines), max_lines=max_lines, priority=2, draw=lines)
+    # The sentence about what is wrong now comes before curves; that of the past is less urgent.
+    least = 1 + len(blocks[0]) + (len(blocks) > 1) if _is_open(view) else 4
+    return Section(min_lines=min(least, max_lines), max_lines=max_lines, priority=2, draw=lines)
+
+
+def _is_open(view: View) -> bool:
+    return view.state == "RECOVERING" and bool(view.verdict or view.incidents)
 
 
 def sentence(incident: Incident, view: View) -> str:

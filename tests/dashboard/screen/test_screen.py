@@ -256,6 +256,15 @@ def test_the_cause_of_a_hang_is_shown_from_its_verdict_on() -> None:
         assert "✗ rank 3 did not call the operation in which the others wait" in words
 
 
+def test_the_sentence_about_an_open_incident_is_whole_on_a_small_screen() -> None:
+    shown = view_of(restarting(), metrics(1, 24))
+    (incident,) = shown.incidents
+    long = replace(incident, cause="no rank made progress; " * 7 + "that is all")
+    text = text_of(replace(shown, incidents=(long,)), 80, 24)
+    assert "that is all" in " ".join(text.split())
+    assert "─ loss" in text
+
+
 def test_no_column_of_a_wide_screen_is_empty() -> None:
     lines = [replace(one, mfu=0.3 + one.step / 100, data_s=one.step / 100) for one in metrics(1, 9)]
     many = [replace(one, grad_norm=2.0 / one.step, gpu_power_w=9.0 * one.step) for one in lines]
