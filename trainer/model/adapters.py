@@ -39,6 +39,11 @@ def add_adapters(decoder: Decoder, spec: LoraSpec) -> None:
     _check_targets(decoder, spec.target_modules)
     config = _lora_config(spec, decoder.config)
     _peft().inject_adapter_in_model(config, decoder, low_cpu_mem_usage=True)
+    for module in decoder.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):
+            # Under autocast PEFT would widen the input to the type of the adapter's weights, and
+            # each product of an adapter would narrow and store its own copy.
+            module.cast_input_dtype_enabled = False  # type: ignore[assignment]
 
 
 def draw_adapters(decoder: Decoder, seed: int) -> None:

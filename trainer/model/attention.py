@@ -32,8 +32,6 @@ def causal_attention(  # noqa: PLR0913 (transformers' signature)
 ) -> tuple[torch.Tensor, None]:
     """`attention_mask` is `Documents.starts_BS`, which transformers' layers hand on as it is."""
     scale = q_BHTD.shape[-1] ** -0.5 if scaling is None else scaling
-    # Under autocast the rotary embedding returns q and k in float32.
-    q_BHTD, k_BHTD = q_BHTD.to(v_BHTD.dtype), k_BHTD.to(v_BHTD.dtype)
     attend: Attend | None = getattr(module, "attend", None)
     if attend is not None:
         out_BHTD = attend(q_BHTD, k_BHTD, v_BHTD, scale, attention_mask)

@@ -6,11 +6,13 @@ stages.
 """
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PretrainedConfig, PreTrainedModel
 
 from trainer.data.documents import Documents
@@ -27,6 +29,16 @@ class NamedWeights(Protocol):
     config: PretrainedConfig
 
     def plain_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+
+class Reduction(Protocol):
+    """How a decoder's gradients are averaged over the data-parallel ranks (`parallel/data.py`)."""
+
+    def in_backward(self, last: bool) -> None:
+        """See `reduce_gradients_in_backward`."""
+
+    def finish(self) -> None:
+        """See `finish_reducing_gradients`."""
 
 
 def is_adapter(name: str) -> bool:
@@ -63,6 +75,12 @@ class Decoder(nn.Module):
         """Plain names of the 4-bit weights; see `model/quantize.py`."""
         self.loss: Loss | None = None
         """What `forward` computes on the last stage if it gets labels."""
+        self.autocast_dtype: torch.dtype | None = None
+        """Type of the products and hidden states, if the weights are wider; see `autocast`."""
+        self.reduction: Reduction | None = None
+        """None: nothing to average."""
+        self.replicas: DeviceMesh | None = None
+        """Under ZeRO-1: the ranks that share the optimizer's work."""
         layers = cast(nn.ModuleList, model.get_submodule(self.family.layers))
         kept = {str(index): layers[index] for index in range(part.first, part.stop)}
         self._put(self.family.layers, nn.ModuleDict(kept))
@@ -134,6 +152,22 @@ class Decoder(nn.Module):
         """Takes token ids [batch, tokens] on the first stage, else hidden states. Returns hidden
         states; on the last stage the loss of `labels` [batch, tokens], or without labels the
         logits [batch, tokens, vocabulary]. Without `documents` a sequence is one document."""
+        with self._casting(inputs.device):
+            hidden = self._through_layers(inputs, documents)
+            if not self.part.is_last:
+                return hidden
+            if self.autocast_dtype is not None:
+                # The cast weights of the layers, which the loss would keep, are not used again.
+                torch.clear_autocast_cache()
+            head = self.get_submodule(self.family.head)
+            return head(hidden) if labels is None else head(hidden, labels=labels, loss=self.loss)
+
+    def _casting(self, device: torch.device) -> AbstractContextManager[object]:
+        if self.autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(device.type, self.autocast_dtype)
+
+    def _through_layers(self, inputs: torch.Tensor, documents: Documents | None) -> torch.Tensor:
         positions = self.positions_1T if documents is None else documents.positions_BT
         starts = None if documents is None else documents.starts_BS
         hidden = self._embed(inputs, positions) if self.part.is_first else inputs
@@ -146,11 +180,7 @@ class Decoder(nn.Module):
         )
         for layer in self.layers.values():
             hidden = layer(hidden, attention_mask=starts, position_ids=positions, **angles)
-        if not self.part.is_last:
-            return hidden
-        hidden = self.get_submodule(self.family.norm)(hidden)
-        head = self.get_submodule(self.family.head)
-        return head(hidden) if labels is None else head(hidden, labels=labels, loss=self.loss)
+        return self.get_submodule(self.family.norm)(hidden) if self.part.is_last else hidden
 
     def _embed(self, ids_BT: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         hidden = self.get_submodule(self.family.embedding)(ids_BT)
@@ -158,7 +188,7 @@ class Decoder(nn.Module):
             hidden = hidden + self.get_submodule(self.family.positions)(positions)
         if self.family.dropout:
             hidden = self.get_submodule(self.family.dropout)(hidden)
-        return hidden
+        return hidden if self.autocast_dtype is None else hidden.to(self.autocast_dtype)
 
     def plain_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Each parameter under its name in the transformers model. A tied head has the name of the

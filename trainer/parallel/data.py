@@ -5,28 +5,17 @@
 """
 
 from collections.abc import Iterable
-from typing import Protocol, cast
 
 import torch
 from torch import nn
 
 from orchestrator.contract.spec.parallel_spec import ParallelSpec
 from orchestrator.contract.spec.train_spec import TrainSpec
-from trainer.model.decoder import Decoder
+from trainer.model.decoder import Decoder, Reduction
 from trainer.parallel.ddp import apply_ddp, autocast
 from trainer.parallel.fsdp import apply_fsdp
 from trainer.parallel.zero1 import apply_zero1, gather_whole, make_shards, shard_of
 from trainer.rank.ranks import Ranks
-
-
-class Reduction(Protocol):
-    """How one decoder's gradients are averaged over the data-parallel ranks."""
-
-    def in_backward(self, last: bool) -> None:
-        """See `reduce_gradients_in_backward`."""
-
-    def finish(self) -> None:
-        """See `finish_reducing_gradients`."""
 
 
 def apply_data_parallel(
@@ -41,11 +30,10 @@ def apply_data_parallel(
     if parallel.data == "fsdp":
         reduction = apply_fsdp(decoder, ranks, parallel.fsdp, train)
     else:
-        autocast(decoder, ranks.device, train.compute_dtype)
+        autocast(decoder, train.compute_dtype)
         apply = apply_ddp if parallel.data == "ddp" else apply_zero1
         reduction = apply(decoder, ranks, train.reduce_dtype)
-    # By `object.__setattr__`, because that of nn.Module is typed for tensors and modules only.
-    object.__setattr__(decoder, "reduction", reduction)
+    decoder.reduction = reduction
 
 
 def reduce_gradients_in_backward(decoder: Decoder, last: bool) -> None:
@@ -56,18 +44,14 @@ def reduce_gradients_in_backward(decoder: Decoder, last: bool) -> None:
     With a pipeline `last` is always false: its stages tell FSDP themselves, and
     `finish_reducing_gradients` averages the rest.
     """
-    if reduction := _reduction(decoder):
-        reduction.in_backward(last)
+    if decoder.reduction:
+        decoder.reduction.in_backward(last)
 
 
 def finish_reducing_gradients(decoder: Decoder) -> None:
     """Call it after the last backward pass of a step, before gradients are used."""
-    if reduction := _reduction(decoder):
-        reduction.finish()
-
-
-def _reduction(decoder: Decoder) -> Reduction | None:
-    return cast("Reduction | None", getattr(decoder, "reduction", None))
+    if decoder.reduction:
+        decoder.reduction.finish()
 
 
 def parameters_to_update(decoder: Decoder) -> list[tuple[str, nn.Parameter]]:

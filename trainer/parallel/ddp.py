@@ -25,19 +25,23 @@ def apply_ddp(decoder: Decoder, ranks: Ranks, reduce_dtype: Dtype) -> Buckets | 
     return Buckets(decoder, exchange)
 
 
-def autocast(decoder: Decoder, device: torch.device, dtype: Dtype) -> None:
-    """Make `decoder` compute in `dtype`, and return hidden states in it. Weights and gradient sums
-    stay float32."""
+def autocast(decoder: Decoder, dtype: Dtype) -> None:
+    """Make `decoder` compute in `dtype`. Weights and gradient sums stay float32.
+
+    Autocast itself narrows only the inputs of products. Embeddings and norms, whose weights are
+    float32, would return float32: then the residuals, and the input that each product casts for
+    itself, take 26 h instead of 16 h bytes per token and layer, h being the hidden size.
+    """
     if dtype == "float32":
         return
-    compute = getattr(torch, dtype)
-    cast = torch.autocast(device.type, compute)
-    object.__setattr__(decoder, "forward", cast(decoder.forward))
-    if decoder.head is not None:
-        # The cast weights of the layers, which the loss would keep, are not used again.
-        decoder.head.register_forward_pre_hook(lambda *_: torch.clear_autocast_cache())
-    else:
-        decoder.register_forward_hook(lambda _module, _inputs, output: output.to(compute))
+    decoder.autocast_dtype = getattr(torch, dtype)
+    for module in decoder.modules():
+        if isinstance(module, nn.LayerNorm) or type(module).__name__.endswith("RMSNorm"):
+            module.register_forward_hook(_narrow)
+
+
+def _narrow(_module: nn.Module, _inputs: object, output: torch.Tensor) -> torch.Tensor:
+    return output.to(torch.get_autocast_dtype(output.device.type))
 
 
 def gradients_of(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:

@@ -36,7 +36,7 @@ def apply_zero1(decoder: Decoder, ranks: Ranks, reduce_dtype: Dtype) -> Buckets 
     if replicas.size() == 1:
         return None
     group, dtype = replicas.get_group(), getattr(torch, reduce_dtype)
-    object.__setattr__(decoder, "replicas", replicas)
+    decoder.replicas = replicas
 
     def exchange(parameters: Sequence[nn.Parameter]) -> Callable[[], None]:
         return reduce_scatter(parameters, group, dtype)
@@ -46,7 +46,7 @@ def apply_zero1(decoder: Decoder, ranks: Ranks, reduce_dtype: Dtype) -> Buckets 
 
 def make_shards(decoder: Decoder) -> None:
     """Create this rank's shards. The decoder must have storage. Does nothing without ZeRO-1."""
-    replicas: DeviceMesh | None = getattr(decoder, "replicas", None)
+    replicas = decoder.replicas
     if replicas is None:
         return
     for parameter in trained(decoder):
@@ -151,7 +151,7 @@ def _is_even(whole: torch.Tensor, num_ranks: int) -> bool:
 
 def gather_whole(decoder: Decoder) -> Callable[[], None] | None:
     """A function that gathers the rows that other ranks updated; None without ZeRO-1."""
-    replicas: DeviceMesh | None = getattr(decoder, "replicas", None)
+    replicas = decoder.replicas
     if replicas is None:
         return None
     group, buckets = replicas.get_group(), bucketed(trained(decoder))

@@ -59,57 +59,36 @@ class Layer(Struct, frozen=True):
 def layer_of(setup: Setup) -> Layer:
     kind: Checkpointing = "full" if setup.checkpointing == "every_k" else setup.checkpointing
     ulysses = setup.mesh.cp > 1 and setup.context == "ulysses"
-    return _layer(setup.shape, setup.mesh.tp, _values(setup), ulysses, kind, setup.lora)
-
-
-class _Values(Struct, frozen=True):
-    """Bytes per value."""
-
-    size: int
-    """Of the compute type."""
-    hidden: int
-    """Of hidden states. FSDP casts weights and inputs. Under autocast (DDP and ZeRO-1) weights stay
-    float32, so the results of all operations except matrix products are float32."""
-
-    @property
-    def autocast(self) -> bool:
-        """Under autocast each matrix product casts its input and stores the result."""
-        return self.hidden > self.size
-
-
-def _values(setup: Setup) -> _Values:
     size = COMPUTE_BYTES[setup.dtype]
-    return _Values(size, size if setup.data == "fsdp" else FLOAT32_BYTES)
+    return _layer(setup.shape, setup.mesh.tp, size, ulysses, kind, setup.lora)
 
 
 @cache
 def _layer(
     shape: ModelShape,
     tp: int,
-    values: _Values,
+    size: int,
     ulysses: bool,
     kind: Checkpointing,
     lora: LoraSpec | None,
 ) -> Layer:
-    parts = _Parts.of(shape, tp, values, ulysses, lora, regathers=kind == "gathers")
-    plain = _usages(shape, tp, values, parts, lora)
-    hidden = shape.hidden_size * values.hidden / tp
+    parts = _Parts.of(shape, tp, size, ulysses, lora, regathers=kind == "gathers")
+    plain = _usages(shape, tp, size, parts, lora)
+    hidden = shape.hidden_size * size / tp
     kept = parts.whole if kind in STORES_ALL else hidden
-    # The stored input is there besides what the first norm stores, its cast copy. Under autocast
-    # the norm uses the input itself.
-    twice = 0.0 if kind in STORES_ALL or values.autocast else hidden
+    # The stored input is there besides what the first norm stores, its cast copy.
+    twice = 0.0 if kind in STORES_ALL else hidden
     if kind in BY_OPERATION:
-        kept += _by_operation(shape, tp, values, ulysses, kind, lora)
-        twice += _unneeded(shape, tp, values, lora)
+        kept += _by_operation(shape, tp, size, ulysses, kind, lora)
+        twice += _unneeded(shape, tp, size, lora)
     return Layer(
         whole=parts.whole,
         recomputed=0.0 if kind in STORES_ALL else parts.whole,
         kept=kept,
         usages=tuple(LayerUsage(m.tokens + twice, m.weights) for m in plain),
         plain_usages=plain,
-        last_norm=_norm(shape, tp, values, lora is None)
-        + (0 if lora else shape.hidden_size * values.size),
-        outputs=_outputs(shape, tp, values.size),
+        last_norm=_norm(shape, tp, size, lora is None) + (0 if lora else shape.hidden_size * size),
+        outputs=_outputs(shape, tp, size),
         widest=max(plain[0].tokens - parts.whole, plain[2].tokens),
     )
 
@@ -141,7 +120,7 @@ class _Parts(Struct, frozen=True):
         cls,
         shape: ModelShape,
         tp: int,
-        values: _Values,
+        size: int,
         ulysses: bool,
         lora: LoraSpec | None,
         *,
@@ -150,43 +129,40 @@ class _Parts(Struct, frozen=True):
         """The matrix products store the gathered outputs of the norms, or with `regathers` this
         rank's part of them. With LoRA only the adapters store their inputs, because a frozen matrix
         has no weight gradient."""
-        targets, size = None if lora is None else set(lora.target_modules), values.size
+        targets = None if lora is None else set(lora.target_modules)
         query, kv, heads = shape.query_size, shape.kv_size, shape.num_heads
         attention = (2 * query + 2 * kv + query * ulysses) * size + heads * FLOAT32_BYTES
         if shape.qk_norm:
             attention += (query + kv) * (FLOAT32_BYTES + size)
         into = shape.hidden_size * size / (tp if regathers else 1)
-        norm = _norm(shape, tp, values, trained=lora is None)
+        norm = _norm(shape, tp, size, trained=lora is None)
         further = (shape.layer_norms - 2) / 2 * norm
-        inputs = _count_matrices(shape, targets, "q_proj", "k_proj", "v_proj", "c_attn")
-        mlp_inputs = _count_matrices(shape, targets, "gate_proj", "up_proj", "c_fc")
-        # The matrices share one stored input. With autocast each stores its own cast, except under
-        # tp, which casts before it gathers.
-        if tp > 1 or not values.autocast:
-            inputs, mlp_inputs = min(1, inputs), min(1, mlp_inputs)
+        # The matrices share one stored input.
+        attends = _trains(shape, targets, "q_proj", "k_proj", "v_proj", "c_attn")
+        widens = _trains(shape, targets, "gate_proj", "up_proj", "c_fc")
         return cls(
-            attention=norm + into * inputs + further + attention / tp,
-            mlp_norm=norm + into * mlp_inputs + further,
+            attention=norm + into * attends + further + attention / tp,
+            mlp_norm=norm + into * widens + further,
             mlp=_mlp(shape, size, targets) / tp,
             regathers=regathers,
         )
 
 
-def _count_matrices(shape: ModelShape, targets: set[str] | None, *names: str) -> int:
-    """How many of the layer's matrices with these names are trained or have adapters."""
+def _trains(shape: ModelShape, targets: set[str] | None, *names: str) -> bool:
+    """Whether one of the layer's matrices with these names is trained or has an adapter."""
     existing = {name for name, _, _ in shape.linear}.intersection(names)
-    return len(existing if targets is None else existing & targets)
+    return bool(existing if targets is None else existing & targets)
 
 
-def _norm(shape: ModelShape, tp: int, values: _Values, trained: bool = True) -> float:
+def _norm(shape: ModelShape, tp: int, size: int, trained: bool = True) -> float:
     """Bytes that one norm stores. Sequence parallelism splits its tokens over tp.
 
     transformers computes RMS norms in float32 and stores the float32 input and, for the gradient of
     the scale, the normalised value. A layer norm stores its input.
     """
     if shape.norm_bias:
-        return shape.hidden_size * values.hidden / tp
-    scaled = FLOAT32_BYTES if shape.norms_in_float32 else values.hidden
+        return shape.hidden_size * size / tp
+    scaled = FLOAT32_BYTES if shape.norms_in_float32 else size
     return shape.hidden_size * (FLOAT32_BYTES + scaled * trained) / tp
 
 
@@ -210,7 +186,7 @@ def _mlp(shape: ModelShape, size: int, targets: set[str] | None) -> float:
 def _by_operation(
     shape: ModelShape,
     tp: int,
-    values: _Values,
+    size: int,
     ulysses: bool,
     kind: Checkpointing,
     lora: LoraSpec | None,
@@ -222,28 +198,26 @@ def _by_operation(
     outputs = sum(outputs for at, (_, outputs) in enumerate(shape.products) if at in stored)
     # Ulysses stores what it exchanged before and after attention.
     outputs += shape.query_size + ulysses * 2 * (shape.query_size + shape.kv_size)
-    scattered = 2 * shape.hidden_size * values.hidden * (tp > 1)
-    return (outputs * values.size + scattered + shape.num_heads * FLOAT32_BYTES) / tp
+    scattered = 2 * shape.hidden_size * size * (tp > 1)
+    return (outputs * size + scattered + shape.num_heads * FLOAT32_BYTES) / tp
 
 
-def _unneeded(shape: ModelShape, tp: int, values: _Values, lora: LoraSpec | None) -> float:
+def _unneeded(shape: ModelShape, tp: int, size: int, lora: LoraSpec | None) -> float:
     """Bytes of stored outputs that no gradient needs, so they stay until the layer is done."""
     _, outputs = shape.products[-1]
-    if tp > 1:
-        return outputs * values.hidden / tp
-    return outputs * values.size if shape.has_open_end(lora) else 0.0
+    return outputs * size / tp if tp > 1 or shape.has_open_end(lora) else 0.0
 
 
 def _usages(
-    shape: ModelShape, tp: int, values: _Values, parts: _Parts, lora: LoraSpec | None
+    shape: ModelShape, tp: int, size: int, parts: _Parts, lora: LoraSpec | None
 ) -> tuple[LayerUsage, ...]:
     """Points in the order of the backward pass: in the MLP, before the MLP, and in the first norm.
 
     The backward pass of an RMS norm holds five float32 values at once besides its input: the
     derivatives of its square, mean and product. That of a layer norm holds its result.
     """
-    hidden, inner = shape.hidden_size * values.size, shape.up_size * values.size / tp
-    incoming = shape.hidden_size * values.hidden / tp
+    hidden, inner = shape.hidden_size * size, shape.up_size * size / tp
+    incoming = hidden / tp
     experts = shape.experts_per_token if shape.num_experts else 1
     outward, into = shape.hidden_size * shape.intermediate_size, shape.hidden_size * shape.up_size
     weights = (math.ceil(outward / tp), math.ceil((outward + into) / tp), _split(shape, tp))

@@ -103,11 +103,6 @@ class _Rank(NamedTuple):
         return self.setup.pipeline.stages if self.setup.mesh.pp > 1 else 1
 
     @property
-    def hidden_bytes(self) -> int:
-        """Bytes of a hidden value between layers."""
-        return self.size if self.setup.data == "fsdp" else FLOAT32_BYTES
-
-    @property
     def incoming(self) -> float:
         """A hidden state between layers."""
         return self.setup.shape.hidden_size * self.size * self.tokens / self.setup.mesh.tp
@@ -158,7 +153,7 @@ class _Rank(NamedTuple):
         return Usage(
             activations=kept
             + self.layer.last_norm * self.tokens
-            + hidden * self.tokens * self.hidden_bytes,
+            + hidden * self.tokens * self.size,
             logits=logits,
             temporary=head * self.weight_bytes,
         )
@@ -503,6 +498,8 @@ def _replicated(rank: _Rank, states: States) -> Iterator[Point]:
     # buffer with padded rows is a copy of it.
     copies = rank.accumulates + _is_padded(setup, states)
     last = 0 if setup.lora else units.embedding.whole
+    # Its average is also the last one that becomes float32.
+    narrow = COMPUTE_BYTES[setup.reduce_dtype] if more < 0 and setup.data == "ddp" else 0
     yield Point(
         "end",
         units.layers,
@@ -510,9 +507,8 @@ def _replicated(rank: _Rank, states: States) -> Iterator[Point]:
             # Averages in another type become float32 gradients one bucket after the other.
             gradients=whole + max(0, states.trained.whole * more),
             gathered=casts,
-            activations=rank.others
-            + setup.shape.hidden_size * rank.hidden_bytes * rank.tokens / setup.mesh.tp,
-            temporary=last * MASTER_BYTES * copies,
+            activations=rank.others + rank.incoming,
+            temporary=last * max(MASTER_BYTES * copies, narrow),
         ),
     )
 

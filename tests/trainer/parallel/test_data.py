@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from transformers.pytorch_utils import Conv1D
 
 from orchestrator.contract.codec import decode
 from orchestrator.contract.files.trainer_config import TrainingConfig
@@ -28,9 +30,11 @@ from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
 from trainer.model.init_weights import allocate
 from trainer.parallel.activation import apply_activation_checkpointing
+from trainer.parallel.ddp import autocast
 from trainer.parallel.fsdp import outer_units, prefetch, wrap_units
 from trainer.parallel.zero1 import Layout, rows
 
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 256}
 SHARD: dict[str, Any] = {"dp_replicate": 1, "dp_shard": 2, "tp": 1}
 COPY: dict[str, Any] = {"dp_replicate": 2, "dp_shard": 1, "tp": 1}
 DDP, ZERO1 = {**COPY, "data": "ddp"}, {**COPY, "data": "zero1"}
@@ -293,6 +297,38 @@ def build(config: dict[str, Any] = LLAMA) -> Decoder:
     values = read_model_config(ModelSpec(config=config))
     layers = values.num_hidden_layers
     return build_stages(values, [StageSlice(0, layers, layers)])[0]
+
+
+@pytest.mark.parametrize("config", [LLAMA, QWEN3, GPT2], ids=lambda c: c["model_type"])
+def test_under_autocast_all_that_products_and_residuals_read_is_narrow(
+    config: dict[str, Any],
+) -> None:
+    """As with FSDP, which casts the weights. Gradients are those of the float32 weights."""
+    decoder = build(config)
+    allocate(decoder, torch.device("cpu"), offload=False)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.normal_(std=0.02)
+    autocast(decoder, "bfloat16")
+    seen: dict[str, torch.dtype] = {}
+    for name, module in decoder.named_modules():
+        if isinstance(module, (nn.Linear, Conv1D)) or name in decoder_layers(decoder):
+            module.register_forward_pre_hook(
+                lambda _module, inputs, kwargs, name=name: seen.update(
+                    {name: (*inputs, *kwargs.values())[0].dtype}
+                ),
+                with_kwargs=True,
+            )
+    decoder.set_positions(torch.arange(16).unsqueeze(0))
+    logits = decoder(torch.arange(16).unsqueeze(0))
+    assert len(seen) > 3 * config.get("num_hidden_layers", config.get("n_layer", 0))
+    assert {*seen.values(), logits.dtype} == {torch.bfloat16}
+    logits.float().sum().backward()
+    assert {p.grad.dtype for p in decoder.parameters() if p.grad is not None} == {torch.float32}
+
+
+def decoder_layers(decoder: Decoder) -> list[str]:
+    return [f"{decoder.family.layers}.{number}" for number in decoder.layers]
 
 
 def test_units_are_decoder_layers_or_modules_of_a_class() -> None:
