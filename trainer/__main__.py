@@ -6,7 +6,7 @@ import sys
 from ndctl.rank.parent_death import die_with_parent
 from orchestrator.contract.files.env import RankEnv
 from trainer.process import start
-from trainer.rank.environment import DRIVER, allocator_default, torch_defaults
+from trainer.rank.environment import DRIVER, gpu_defaults, torch_defaults
 
 if __name__ == "__main__":
     if sys.argv[1:] in (["-h"], ["--help"]):
@@ -14,7 +14,7 @@ if __name__ == "__main__":
         sys.exit(0)
     env = RankEnv.from_mapping(os.environ)  # noqa: TID251 (this is the entry point)
     gpu = DRIVER.exists() and not env.no_gpu
-    defaults = {**torch_defaults(env), **allocator_default(os.environ, gpu=gpu)}  # noqa: TID251
+    defaults = {**torch_defaults(env), **gpu_defaults(os.environ, gpu=gpu)}  # noqa: TID251
     for name, value in defaults.items():
         os.environ.setdefault(name, value)  # noqa: TID251
     if "TORCHELASTIC_RUN_ID" in os.environ and not env.heartbeat_socket:  # noqa: TID251

@@ -23,7 +23,7 @@ from trainer.config import complete
 from trainer.loop import Training
 from trainer.main import assemble
 from trainer.rank.determinism import make_deterministic
-from trainer.rank.environment import DRIVER, allocator_default, torch_defaults
+from trainer.rank.environment import DRIVER, gpu_defaults, torch_defaults
 from trainer.rank.ranks import arrange, peak_memory_bytes, process_group
 from trainer.rank.reporter import Reporter
 from trainer.rank.runtime import Runtime
@@ -36,7 +36,7 @@ LR = 1e-4
 
 def main(folder: Path) -> None:
     env = RankEnv.from_mapping(os.environ)
-    defaults = {**torch_defaults(env), **allocator_default(os.environ, gpu=DRIVER.exists())}
+    defaults = {**torch_defaults(env), **gpu_defaults(os.environ, gpu=DRIVER.exists())}
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     asked = json.loads((folder / "cases.json").read_text())

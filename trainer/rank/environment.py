@@ -15,15 +15,21 @@ ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC
 """Names of one setting. torch prefers the first, so it must not be set if the user set another."""
 
 
-def allocator_default(environ: Mapping[str, str], *, gpu: bool) -> Mapping[str, str]:
-    """The setting of the GPU's allocator, unless the user has one or the rank has no GPU.
-
-    A plan fills almost the whole memory of a device. With segments of fixed size, a rank can run
-    out of memory although enough is free, because no free segment is large enough.
-    """
-    if not gpu or any(name in environ for name in ALLOCATOR):
+def gpu_defaults(environ: Mapping[str, str], *, gpu: bool) -> Mapping[str, str]:
+    """Variables to set if they are not set yet; none without a GPU."""
+    if not gpu:
         return {}
-    return {ALLOCATOR[0]: "expandable_segments:True"}
+    # NCCL sends the tensors then, and gloo only objects. By default each of gloo's groups connects
+    # every rank with every other one: with 16,384 ranks that is 16,383 connections of each rank for
+    # the group of all ranks, and as many for that of checkpoints. On demand a rank connects to its
+    # neighbours, and rank 0 to those that send it something. Without a GPU gloo sends the tensors,
+    # and a lost rank is noticed at once where a connection exists already.
+    values = {"TORCH_GLOO_LAZY_INIT": "1"}
+    if not any(name in environ for name in ALLOCATOR):
+        # A plan fills almost the whole memory of a device. With segments of fixed size, a rank can
+        # run out of memory although enough is free, because no free segment is large enough.
+        values[ALLOCATOR[0]] = "expandable_segments:True"
+    return values
 
 
 def torch_defaults(env: RankEnv) -> Mapping[str, str]:

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.env import RankEnv
 from tests.trainer.launch.tiny_runs import ROOT, run_program
-from trainer.rank.environment import allocator_default, torch_defaults
+from trainer.rank.environment import gpu_defaults, torch_defaults
 from trainer.rank.ranks import INIT_TIMEOUT
 
 
@@ -26,12 +26,16 @@ def test_the_flight_recorder_writes_next_to_the_stacks() -> None:
 
 
 def test_a_gpu_gets_expandable_segments_unless_the_user_chose() -> None:
-    chosen = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    assert allocator_default({}, gpu=True) == chosen
-    assert allocator_default({}, gpu=False) == {}
+    assert gpu_defaults({}, gpu=True)["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert gpu_defaults({}, gpu=False) == {}
     # torch prefers the new name, so a value under an old one would be lost.
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        assert allocator_default({name: "max_split_size_mb:128"}, gpu=True) == {}
+        chosen = gpu_defaults({name: "max_split_size_mb:128"}, gpu=True)
+        assert "PYTORCH_ALLOC_CONF" not in chosen
+
+
+def test_beside_nccl_gloo_connects_on_demand() -> None:
+    assert gpu_defaults({}, gpu=True)["TORCH_GLOO_LAZY_INIT"] == "1"
 
 
 @pytest.mark.gpu
@@ -39,8 +43,8 @@ def test_torch_uses_the_setting_that_a_rank_makes_after_torch_was_imported() -> 
     """A rank is forked from a process that has imported torch."""
     program = (
         "import os, torch\n"
-        "from trainer.rank.environment import allocator_default\n"
-        "os.environ.update(allocator_default(os.environ, gpu=True))\n"
+        "from trainer.rank.environment import gpu_defaults\n"
+        "os.environ.update(gpu_defaults(os.environ, gpu=True))\n"
         "torch.empty(1, device='cuda')\n"
         "print(torch.cuda.memory._snapshot()['allocator_settings']['expandable_segments'])\n"
     )
