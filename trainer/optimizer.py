@@ -15,10 +15,10 @@ from trainer.model.regions import local_part
 
 
 def lr_at(step: int, train: TrainSpec) -> float:
-    """Learning rate of `step`, counted from 1: warm-up, peak, decay towards zero.
+    """Learning rate of `step`, counted from 1: warm-up, peak, decay.
 
-    The first step after the warm-up has the peak rate. The rate would be zero at the step after the
-    last one, so that no step has a rate of zero.
+    The first step after the warm-up has the peak rate. The rate would reach its end at the step
+    after the last one, so that no step has a rate of zero.
     """
     peak, schedule = train.optimizer.lr, train.schedule
     if step <= schedule.warmup_steps:
@@ -29,9 +29,10 @@ def lr_at(step: int, train: TrainSpec) -> float:
 def _decay(step: int, steps: int, schedule: ScheduleSpec) -> float:
     if schedule.kind == "constant":
         return 1.0
-    done = (step - 1 - schedule.warmup_steps) / max(1, steps - schedule.warmup_steps)
-    done = min(1.0, max(0.0, done))
-    return 1.0 - done if schedule.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    falls = schedule.decay_steps or max(1, steps - schedule.warmup_steps)
+    done = min(1.0, max(0.0, (step - 1 - (steps - falls)) / falls))
+    left = 1.0 - done if schedule.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return schedule.min_lr_factor + (1.0 - schedule.min_lr_factor) * left
 
 
 def build_optimizer(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 from torch import nn
+from transformers import get_wsd_schedule
 
 from orchestrator.contract.codec import Invalid, decode
 from orchestrator.contract.spec.train_spec import MOST_BETA, OptimizerSpec, TrainSpec
@@ -134,12 +135,12 @@ def test_the_learning_rate_is_set_for_every_parameter() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
 
 
-def schedule(kind: str, steps: int = 10, warmup_steps: int = 4) -> list[float]:
+def schedule(kind: str, steps: int = 10, warmup_steps: int = 4, **more: Any) -> list[float]:
     data = {
         "steps": steps,
         "global_batch_size": 1,
         "optimizer": {"lr": 1.0},
-        "schedule": {"kind": kind, "warmup_steps": warmup_steps},
+        "schedule": {"kind": kind, "warmup_steps": warmup_steps, **more},
     }
     spec: TrainSpec = decode(TrainSpec, data)
     return [lr_at(step, spec) for step in range(1, steps + 2)]
@@ -161,3 +162,34 @@ def test_a_schedule_falls_to_zero_after_the_last_step() -> None:
 
 def test_a_job_that_only_warms_up_does_not_divide_by_zero() -> None:
     assert schedule("cosine", steps=2, warmup_steps=2)[:2] == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+@pytest.mark.parametrize(("decay_steps", "lowest"), [(7, 0.1), (26, 0.0), (1, 0.5)])
+def test_schedules_are_those_of_transformers_after_the_warm_up(
+    kind: str, decay_steps: int, lowest: float
+) -> None:
+    steps, warmup = 30, 4
+    theirs = get_wsd_schedule(
+        torch.optim.SGD(weights(), lr=1.0),
+        num_warmup_steps=warmup,
+        num_decay_steps=decay_steps,
+        num_training_steps=steps,
+        min_lr_ratio=lowest,
+        decay_type=kind,
+    )
+    expected = []
+    for _ in range(steps + 1):
+        expected.append(theirs.get_last_lr()[0])
+        theirs.optimizer.step()
+        theirs.step()
+    found = schedule(kind, steps, warmup, decay_steps=decay_steps, min_lr_factor=lowest)
+    assert found[warmup:] == pytest.approx(expected[warmup:])
+    assert found[-1] == pytest.approx(lowest)
+
+
+def test_a_decay_must_fit_after_the_warm_up_and_a_constant_rate_has_none() -> None:
+    with pytest.raises(Invalid, match=r"decay_steps.*at most steps.*\(6\)"):
+        schedule("cosine", decay_steps=7)
+    with pytest.raises(Invalid, match=r"linear or cosine with decay_steps"):
+        schedule("constant", min_lr_factor=0.1)

@@ -116,9 +116,27 @@ class ScheduleSpec(Struct, frozen=True, kw_only=True):
     """The learning rate over the steps: a linear warm-up, then `kind`."""
 
     kind: Literal["constant", "linear", "cosine"] = "cosine"
-    """Learning rate after the warm-up; linear and cosine end at zero."""
+    """Learning rate after the warm-up; linear and cosine fall to `min_lr_factor` of the peak."""
     warmup_steps: Annotated[int, AtLeast(0)] = 0
     """Steps in which the learning rate rises linearly from zero to `optimizer.lr`."""
+    decay_steps: Count | None = None
+    """The rate falls in this many last steps, and before stays at its peak (warm-up, stable,
+    decay); null: in all steps after the warm-up."""
+    min_lr_factor: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
+    """Where the rate ends, as a fraction of `optimizer.lr`."""
+
+    def __post_init__(self) -> None:
+        if self.kind == "constant" and (self.decay_steps is not None or self.min_lr_factor):
+            raise Invalid(
+                [
+                    Problem(
+                        path="kind",
+                        value=self.kind,
+                        limit="linear or cosine with decay_steps or min_lr_factor",
+                        fix="set kind to linear, or remove those keys",
+                    )
+                ]
+            )
 
 
 class ProfileSpec(Struct, frozen=True, kw_only=True):
@@ -246,6 +264,16 @@ class TrainSpec(Struct, frozen=True, kw_only=True):
                     value=self.schedule.warmup_steps,
                     limit=f"at most steps ({self.steps})",
                     fix=f"set warmup_steps to {max(1, self.steps // 10)} or raise steps",
+                )
+            )
+        decays, left = self.schedule.decay_steps, self.steps - self.schedule.warmup_steps
+        if decays is not None and 0 <= left < decays:
+            problems.append(
+                Problem(
+                    path="schedule.decay_steps",
+                    value=decays,
+                    limit=f"at most steps without those of the warm-up ({left})",
+                    fix=f"set decay_steps to {left}, or remove it" if left else "remove it",
                 )
             )
         micro, batch = self.micro_batch_size, self.global_batch_size
