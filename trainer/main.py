@@ -29,7 +29,7 @@ from trainer.data.open_data import open_sequences
 from trainer.evaluate import Evaluator
 from trainer.loop import Training, log_step, train
 from trainer.loss import TokenLoss
-from trainer.measure.flops import flops_per_token, job_peak
+from trainer.measure.flops import TERA, flops_per_token, job_peak
 from trainer.measure.fullest import Fullest
 from trainer.measure.oom_snapshot import write_if_out_of_memory
 from trainer.measure.profiling import Profiling
@@ -331,5 +331,12 @@ def peak_tokens_per_second(
 ) -> float | None:
     """Tokens per second at the devices' peak FLOPS; a collective, so all ranks must call it."""
     each = flops_per_token(stages, ranks, config.data.sequence_length)
-    peak = job_peak(ranks, config.train.compute_dtype, config.train.device_tflops)
-    return None if peak is None else peak / each
+    dtype = config.train.compute_dtype
+    peak = job_peak(ranks, dtype, config.train.device_tflops)
+    if peak is None:
+        return None
+    if ranks.env.rank == 0:
+        one = peak / ranks.mesh.size() / TERA
+        # Also with float8: figures with and without it then compare.
+        LOG.info("mfu is relative to %.4g TFLOPS per device, its peak in %s", one, dtype)
+    return peak / each
