@@ -168,7 +168,7 @@ def _finish(job: Training, ahead: Ahead) -> None:
     if job.fullest.is_due(step):
         with job.stepper.watch.not_own_work():
             job.fullest.compare()
-    seconds = job.stepper.watch.take()
+    seconds = job.stepper.watch.pop_seconds()
     metrics = _measure(job, step, totals, step_s, seconds)
     _fail_if_hopeless(job, metrics, totals)
     _beat(job, metrics, seconds.get("own"))

@@ -25,7 +25,7 @@ class TokenLoss:
     """The loss of one micro batch: hidden states [batch, tokens, features], weights of the head
     [vocabulary, features] and labels [batch, tokens].
 
-    It also accumulates `LossSums` until `take` is called.
+    It also accumulates `LossSums` until `pop_sums` is called.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class TokenLoss:
         self._z_loss += sums.z_loss
         return loss
 
-    def take(self) -> LossSums:
+    def pop_sums(self) -> LossSums:
         """The sums since the last call."""
         sums = LossSums(self._loss, self._tokens, self._z_loss)
         self._reset()

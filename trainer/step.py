@@ -177,11 +177,11 @@ class Stepper:
         # Filled in place, because `torch.tensor` of Python numbers would wait for its copy.
         numbers = (stop, news.save_failed, news.every, news.remembered, news.remember_every)
         shares = (news.share_ended, news.share_failed)
-        told = (*map(float, (*numbers, *shares)), *self.batches.read)
-        flags = torch.zeros(len(told), dtype=torch.float64, device=norm2.device)
-        for place, number in enumerate(told):
-            flags[place] = number
-        vector = torch.cat([counts, flags])
+        values = (*map(float, (*numbers, *shares)), *self.batches.read)
+        rest = torch.zeros(len(values), dtype=torch.float64, device=norm2.device)
+        for place, value in enumerate(values):
+            rest[place] = value
+        vector = torch.cat([counts, rest])
         dist.all_reduce(vector)
         return vector
 

@@ -56,11 +56,11 @@ def test_value_and_gradients_are_those_of_whole_logits(
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
     torch.testing.assert_close(hidden.grad, wanted[0].float(), rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(weight.grad, wanted[1].float(), rtol=1e-5, atol=1e-7)
-    sums = loss.take()
+    sums = loss.pop_sums()
     assert sums.tokens.item() == 5
     assert found.item() == pytest.approx((sums.loss + sums.z_loss).item() / 16, rel=1e-6)
     assert (sums.z_loss.item() > 0) == (z > 0)
-    assert loss.take().loss.item() == 0
+    assert loss.pop_sums().loss.item() == 0
 
 
 @pytest.mark.parametrize("size", [1e2, 1e4, 1e15])
@@ -90,7 +90,7 @@ def test_without_gradients_the_sums_are_the_same() -> None:
     training(hidden, weight, labels)
     with torch.no_grad():
         evaluation(hidden, weight, labels)
-    assert evaluation.take().loss == training.take().loss
+    assert evaluation.pop_sums().loss == training.pop_sums().loss
 
 
 @pytest.mark.parametrize("chunks", [1, 4])
@@ -120,7 +120,7 @@ def test_without_learned_tokens_the_gradients_are_zero() -> None:
     hidden, weight, labels = inputs()
     loss = loss_with(z_loss=1.0)
     loss(hidden, weight, torch.full_like(labels, NOT_LEARNED)).backward()
-    assert loss.take().tokens.item() == 0
+    assert loss.pop_sums().tokens.item() == 0
     for leaf in (hidden, weight):
         assert leaf.grad is not None
         assert not leaf.grad.any()
@@ -130,7 +130,7 @@ def test_large_logits_do_not_overflow() -> None:
     hidden, labels = torch.full((1, 1, 1), 1e4), torch.zeros(1, 1, dtype=torch.long)
     loss = loss_with(z_loss=1e-9)
     loss(hidden, torch.ones(2, 1), labels)
-    sums = loss.take()
+    sums = loss.pop_sums()
     assert sums.loss.item() == pytest.approx(0.6931, rel=1e-4)
     assert sums.z_loss.item() == pytest.approx(1e-9 * (1e4 + 0.6931) ** 2)
 

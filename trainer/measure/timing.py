@@ -92,7 +92,7 @@ class Stopwatch:
         yield
         self.after_collective()
 
-    def take(self) -> dict[Part, float]:
+    def pop_seconds(self) -> dict[Part, float]:
         """Seconds of the parts that have ended. Parts that did not occur are missing."""
         running, self._running = self._running, []
         for part, begin, end in running:

@@ -89,7 +89,7 @@ class Regather:
         self._part_BtD = part_BtD.detach()
         self._storage = whole_BTD.untyped_storage()._cdata
         self._ranks = ranks
-        self._stored = self._taken = 0
+        self._stored = self._restored = 0
         self._whole: torch.Tensor | None = None
 
     def store(self, tensor: torch.Tensor) -> "torch.Tensor | _View":
@@ -101,15 +101,15 @@ class Regather:
         self._stored += 1
         return _View(self, tensor.shape)
 
-    def take(self, shape: torch.Size) -> torch.Tensor:
-        """The gathered tensor. It is freed when it was taken as often as it was stored. A backward
-        pass that is split, as in zero-bubble schedules, takes it twice as often."""
+    def restore(self, shape: torch.Size) -> torch.Tensor:
+        """The gathered tensor. It is freed when it was restored as often as it was stored. A
+        backward pass that is split, as in zero-bubble schedules, restores it twice as often."""
         if self._whole is None:
             with _below_autograd():
                 self._whole = _gathered(self._part_BtD, self._ranks)
         whole = self._whole.view(shape)
-        self._taken += 1
-        if self._taken % self._stored == 0:
+        self._restored += 1
+        if self._restored % self._stored == 0:
             self._whole = None
         return whole
 
@@ -120,7 +120,7 @@ class _View(NamedTuple):
 
 
 def _restore(stored: torch.Tensor | _View) -> torch.Tensor:
-    return stored.source.take(stored.shape) if isinstance(stored, _View) else stored
+    return stored.source.restore(stored.shape) if isinstance(stored, _View) else stored
 
 
 def gather_again(part_BtD: torch.Tensor, ranks: TensorRanks) -> torch.Tensor:

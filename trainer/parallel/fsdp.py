@@ -153,8 +153,9 @@ def prefetch(root: FSDPModule, units: Sequence[FSDPModule], spec: FsdpSpec) -> N
 def resharding_over(shards: DeviceMesh, reshard: bool | int) -> Iterator[None]:
     """Make all units share one mesh of `reshard` ranks to shard over between forward and backward.
 
-    torch creates a mesh per unit: 2 process groups per layer. With axes pp or tp, the names of
-    these groups clash, because ranks outside of `shards` create other groups at the same time.
+    torch 2.13 creates a mesh per unit: 2 process groups per layer. With axes pp or tp, the names of
+    these groups clash, because ranks outside of `shards` create other groups at the same time. It
+    has no argument for that mesh, so its function is replaced while the units are made.
     """
     if isinstance(reshard, bool) or reshard == shards.size():
         yield

@@ -51,14 +51,14 @@ class WholeModel:
             with self._watch.part("backward"):
                 loss.backward()
         finish_reducing_gradients(self._decoder)
-        return self._loss.take()
+        return self._loss.pop_sums()
 
     def evaluate(self, batches: Sequence[MicroBatch]) -> LossSums:
         with torch.no_grad():
             for batch in batches:
                 self._decoder(batch.inputs_BT, batch.labels_BT, batch.documents)
         free_gathered(self._decoder)
-        return self._loss.take()
+        return self._loss.pop_sums()
 
 
 def free_gathered(decoder: Decoder) -> None:

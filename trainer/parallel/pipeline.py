@@ -126,7 +126,7 @@ class Pipeline:
         for decoder in self._stages.values():
             finish_reducing_gradients(decoder)
         self._tied.add_gradients()
-        return self._loss.take()
+        return self._loss.pop_sums()
 
     def evaluate(self, batches: Sequence[MicroBatch]) -> LossSums:
         """In each tick, all stages process their next micro batch and send it to the next stage.
@@ -150,7 +150,7 @@ class Pipeline:
                 arrived = _send_to_next_stages(self._rank, outputs, expected)
         for decoder in self._stages.values():
             free_gathered(decoder)
-        return self._loss.take()
+        return self._loss.pop_sums()
 
 
 class ReducingStage(PipelineStage):

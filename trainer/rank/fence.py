@@ -35,7 +35,7 @@ def lock_out(out: Path, env: RankEnv) -> Iterator[None]:
     if env.heartbeat_socket:
         yield
         return
-    fd = broadcast_from_rank0(lambda: take(RunDir(out).trainer_lock))
+    fd = broadcast_from_rank0(lambda: lock_file(RunDir(out).trainer_lock))
     try:
         yield
     finally:
@@ -44,7 +44,7 @@ def lock_out(out: Path, env: RankEnv) -> Iterator[None]:
             os.close(fd)
 
 
-def take(path: Path) -> int:
+def lock_file(path: Path) -> int:
     """Lock `path`, and write there which process holds it. Returns the open file descriptor.
 
     The file is never removed: a process that has opened a removed file and one that creates it

@@ -44,10 +44,10 @@ def test_device_time_counts_after_the_device_has_finished() -> None:
     with watch.part("optimizer"):
         pass
     queue.now = 6.0
-    assert watch.take() == {"forward": 2.0, "passes": 5.0}
-    assert watch.take() == {}
+    assert watch.pop_seconds() == {"forward": 2.0, "passes": 5.0}
+    assert watch.pop_seconds() == {}
     queue.now = 8.0
-    assert watch.take() == {"optimizer": 1.0}
+    assert watch.pop_seconds() == {"optimizer": 1.0}
 
 
 def test_host_time_is_reported_once() -> None:
@@ -55,27 +55,27 @@ def test_host_time_is_reported_once() -> None:
     watch = Stopwatch(clock=lambda: next(times))
     with watch.part("forward"), watch.host_part("data"):
         pass
-    assert watch.take() == {"data": 3.0, "forward": 6.0}
-    assert watch.take() == {}
+    assert watch.pop_seconds() == {"data": 3.0, "forward": 6.0}
+    assert watch.pop_seconds() == {}
 
 
 def test_a_part_that_fails_is_not_counted() -> None:
     watch = Stopwatch()
     with pytest.raises(ValueError, match="no"), watch.part("forward"):
         raise ValueError("no")
-    assert watch.take() == {}
+    assert watch.pop_seconds() == {}
 
 
 def test_own_work_is_the_time_between_two_collectives() -> None:
     queue = Queue()
     watch = Stopwatch(queue.event)
     watch.before_collective()
-    assert watch.take() == {}, "ignore_progress says when that began"
+    assert watch.pop_seconds() == {}, "ignore_progress says when that began"
     watch.after_collective()
     watch.before_collective()
     watch.before_collective()
     queue.now = 2.0
-    assert watch.take() == {"own": 1.0}
+    assert watch.pop_seconds() == {"own": 1.0}
 
 
 def test_excluded_time_is_not_the_ranks_own_work() -> None:
@@ -86,7 +86,7 @@ def test_excluded_time_is_not_the_ranks_own_work() -> None:
         queue.marks += 100
     watch.before_collective()
     queue.now = 200.0
-    assert watch.take() == {"own": 2.0}, "a second before, and one after"
+    assert watch.pop_seconds() == {"own": 2.0}, "a second before, and one after"
 
 
 def test_on_the_host_time_is_read_from_the_clock() -> None:
@@ -94,4 +94,4 @@ def test_on_the_host_time_is_read_from_the_clock() -> None:
     watch = Stopwatch(clock=lambda: next(times))
     watch.after_collective()
     watch.before_collective()
-    assert watch.take() == {"own": 2.5}
+    assert watch.pop_seconds() == {"own": 2.5}

@@ -18,7 +18,7 @@ from orchestrator.posix.locks import is_free
 from tests.agent.world import is_gone, wait_for
 from tests.nfs_locks import byte_ranges
 from tests.trainer.launch.tiny_runs import LIMIT_S, ROOT, finish, metrics_of, tiny, train
-from trainer.rank.fence import take
+from trainer.rank.fence import lock_file
 
 
 @pytest.mark.parametrize("on_nfs", [False, True])
@@ -28,30 +28,30 @@ def test_the_second_holder_is_told_who_the_first_is(
     if on_nfs:
         monkeypatch.setattr(fcntl, "flock", byte_ranges.flock)
     lock = tmp_path / "out" / "trainer.lock"
-    first = take(lock)
+    first = lock_file(lock)
     with pytest.raises(
         TrainingError, match=f"process {os.getpid()} on {os.uname().nodename}"
     ) as it:
-        take(lock)
+        lock_file(lock)
     assert it.value.message.startswith(f"another job trains in out={lock.parent}")
     assert "set out to another folder" in it.value.fix
     os.close(first)
-    os.close(take(lock))
+    os.close(lock_file(lock))
 
 
 def test_a_holder_that_has_not_written_its_name_yet_still_counts(tmp_path: Path) -> None:
     lock = tmp_path / "trainer.lock"
-    first = take(lock)
+    first = lock_file(lock)
     lock.write_text("")
     with pytest.raises(TrainingError, match="another process holds"):
-        take(lock)
+        lock_file(lock)
     os.close(first)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TrainingError, match="failed to write to out="):
-        take(tmp_path / "file" / "trainer.lock")
+        lock_file(tmp_path / "file" / "trainer.lock")
 
 
 def test_a_file_system_without_flock_gives_a_warning(
@@ -61,13 +61,13 @@ def test_a_file_system_without_flock_gives_a_warning(
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    os.close(take(tmp_path / "trainer.lock"))
+    os.close(lock_file(tmp_path / "trainer.lock"))
     assert "a second job with the same out is not noticed" in caplog.text
 
 
 @pytest.mark.process
 def test_under_ndctl_the_fence_is_the_only_safeguard(tmp_path: Path) -> None:
-    lock = take(tmp_path / "out" / "trainer.lock")
+    lock = lock_file(tmp_path / "out" / "trainer.lock")
     config = tiny(tmp_path / "out", steps=1)
     (refused,) = ranks = train(config, 1)
     assert finish(ranks) == [TrainingError.exit_code]
