@@ -64,6 +64,7 @@ train:
   schedule:
     kind: cosine
     warmup_steps: 0
+    min_lr_factor: 0.0
   activation_checkpointing: auto
   compile: false
   float8: false
