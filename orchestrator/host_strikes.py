@@ -3,9 +3,10 @@
 A strike loses half its weight per day. A rank that was killed by SIGKILL without an explanation in
 the kernel log was most likely killed by a person or a daemon, so that is a quarter of a strike. A
 host that was replaced as a straggler broke nothing, so that is half a strike the first time and a
-full one after that. A host whose strikes weigh 1.5 together (as two strikes a day apart do) is
-excluded until they weigh half of that: a day for these two, longer for a host that fails again and
-again. A pin by a user overrides the strikes until the host is unpinned.
+full one after that. One that was replaced for its own warning gets half a strike. A host whose
+strikes weigh 1.5 together (as two strikes a day apart do) is excluded until they weigh half of
+that: a day for these two, longer for a host that fails again and again. A pin by a user overrides
+the strikes until the host is unpinned.
 
 There is one file per cluster under the run root, and the leaders of many jobs append lines to it. A
 line that cannot be read, such as one cut short by a crash, is ignored. (On NFS, of two appends from
@@ -46,6 +47,8 @@ STRAGGLER = "straggler"
 """Kind of the strike of a host that was replaced as a straggler."""
 FIRST_STRAGGLER = 0.5
 """Weight of a host's first straggler strike, because slowness may pass."""
+FORETOLD = 0.5
+"""Weight of a strike of a host that was replaced for its own warning, before it broke anything."""
 UNEXPLAINED_KILL = "sigkill-from-outside"
 """Class of a rank that was killed by SIGKILL, if nothing in the kernel log explains it."""
 KILLED = 0.25
@@ -174,6 +177,8 @@ def weight(failure: Failure) -> float:
         return 0.0
     if failure.kind in HOST_KINDS:
         return 1.0
+    if failure.kind == "host-warned":
+        return FORETOLD
     killed = failure.kind == "rank-killed" and failure.signal in HOST_SIGNALS
     replaced = failure.scope == "host" and failure.remedy == "replace"
     if not (killed or replaced):

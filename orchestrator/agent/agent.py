@@ -48,11 +48,13 @@ from orchestrator.contract.messages.agent_protocol import (
     Start,
     Stop,
 )
-from orchestrator.contract.messages.events import AgentRegistered, HostLeaving
+from orchestrator.contract.messages.events import AgentRegistered, HostLeaving, HostWarned
 from orchestrator.health.clocks_and_names import NAME_S, looked_up
 from orchestrator.health.host_probes import Probe, no_probe
+from orchestrator.health.host_warnings import WATCH_LIMIT_S, WATCH_S, Warned, Watch
 from orchestrator.job_secret import JobSecret
 from orchestrator.posix.retry_io import TAKE_OVER_S
+from orchestrator.posix.run_with_timeout import within
 from orchestrator.seams import Clock, Worker
 
 log = logging.getLogger(__name__)
@@ -105,6 +107,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     of another launch refuses this agent."""
     probe: Probe = no_probe
     """Checks the host when something broke on it."""
+    watch: Watch | None = None
+    """Looks now and then for signs that the host will fail."""
 
 
 class AgentSeams(Struct, frozen=True):
@@ -165,6 +169,8 @@ class Agent:
         """The last signal of a scheduler since the leader was last heard. The leader's host got it
         as well, but no leader has acted on it."""
         self.exit_code: int | None = None
+        self.warnings: dict[str, HostWarned] = {}
+        """Problem -> the last warning of it, to repeat after a reconnection."""
         self.tasks: set[asyncio.Task[None]] = set()
         self.checks: dict[int, Checked | None] = {}
         """The result of each all-reduce check; None while the check is running."""
@@ -191,6 +197,8 @@ class Agent:
         """Serve the leader until it releases this agent or is gone. Returns the exit code."""
         try:
             await self.processes.open(self.attempts.hear)
+            if self.config.watch is not None:
+                self._spawn(self._watch_host(self.config.watch))
             await self._serve()
         finally:
             # The ranks end first, because closing the processes kills the fork server and, with it,
@@ -211,6 +219,24 @@ class Agent:
         log.warning("the scheduler takes this host back: %s", signal_name)
         self._report(HostLeaving(host=self.config.place.host, why=signal_name))
         self._spawn(self._go_when_idle())
+
+    async def _watch_host(self, watch: Watch) -> None:
+        """Report what this host warns of."""
+        while True:
+            try:
+                found = await within(WATCH_LIMIT_S, watch, self.clock.monotonic())
+            except TimeoutError:
+                log.warning("this host is not watched any more: a driver hangs")
+                return  # another look would hang too
+            for one in found:
+                self.warn(one)
+            await asyncio.sleep(WATCH_S)
+
+    def warn(self, found: Warned) -> None:
+        """Tell the leader what is wrong with this host."""
+        log.warning("this host warns (%s): %s", found.kind, found.what)
+        host, what = self.config.place.host, found.what
+        self._report(HostWarned(host=host, problem=found.kind, what=what, lasts=found.lasts))
 
     async def _go_when_idle(self) -> None:
         # The leader must hear first that this host leaves, and how its ranks ended.
@@ -346,6 +372,7 @@ class Agent:
             former = self.attempts.ended
             self.outbox = deque(report for report in self.outbox if report is not former)
             self.outbox.extend(again)
+            self.outbox.extend(one for one in self.warnings.values() if one not in self.outbox)
             both += [asyncio.create_task(self._speak(ws)), asyncio.create_task(self._obey(ws))]
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             # This raises what broke the connection. `_serve` ignores network errors and reconnects.
@@ -498,6 +525,8 @@ class Agent:
             self.leave(exit_codes.FAILED)
 
     def _report(self, report: Report) -> None:
+        if isinstance(report, HostWarned):
+            self.warnings[report.problem] = report
         self.outbox.append(report)
         self.wake.set()
 

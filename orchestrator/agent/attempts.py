@@ -27,6 +27,7 @@ from orchestrator.contract.messages.events import (
     DrillHappened,
     EvidenceGathered,
     HostStopped,
+    HostWarned,
     LogGrew,
     RankExited,
     TrainingResumed,
@@ -285,7 +286,12 @@ class Attempts:
     def _drill_host(self, fired: DrillHappened, attempt: HostAttempt) -> None:
         drill = next((d for d in attempt.start.drills if d.id == fired.drill), None)
         # All other drills act in the rank that has reported this one.
-        if drill is not None and drill.target == "host":
+        if drill is None or drill.target != "host":
+            return
+        if drill.fault == "warn":
+            what = f"drill {drill}: uncorrected memory errors"
+            self.report(HostWarned(host=self.host, problem="gpu-memory", what=what))
+        else:
             log.warning("drill kills this agent and its ranks now: %s", drill)
             loop = asyncio.get_running_loop()
             loop.call_later(HOST_DRILL_S, self.processes.die)

@@ -24,6 +24,7 @@ Fault = Literal[
     "order",
     "data",
     "write",
+    "warn",
 ]
 """What happens to the rank:
 
@@ -38,13 +39,20 @@ Fault = Literal[
   calls another operation before it that no other rank calls
 - `data`: its data loader blocks
 - `write`: checkpoint files cannot be written, as on storage that does not respond
+
+To a host: `kill`, and `warn`: its agent reports memory errors of a GPU.
 """
-FAULTS: tuple[Fault, ...] = get_args(Fault)
+ON_HOSTS: tuple[Fault, ...] = ("kill", "warn")
+FAULTS: tuple[Fault, ...] = tuple(one for one in get_args(Fault) if one != "warn")
+"""What happens to a rank."""
 FROM_OUTSIDE: tuple[Fault, ...] = ("kill", "stop", "slow", "segv")
 """What the agent can do to any process. It slows one down by stopping it for half of the time."""
 IN_PYTHON: tuple[Fault, ...] = ("exit",)
 """What it can do to a Python program, which handles a signal for it."""
-FORM = f"FAULT:rank=R@step=S with FAULT one of {', '.join(FAULTS)}; or kill:host=H@step=S"
+FORM = (
+    f"FAULT:rank=R@step=S with FAULT one of {', '.join(FAULTS)};"
+    " or kill:host=H@step=S or warn:host=H@step=S"
+)
 
 
 class Drill(Struct, frozen=True, kw_only=True):
@@ -54,7 +62,8 @@ class Drill(Struct, frozen=True, kw_only=True):
     """Position in the job's list of drills, from 1."""
     fault: Fault
     target: Literal["rank", "host"]
-    """`host`: its agent and all its ranks are killed."""
+    """`host`: its agent and all its ranks are killed, or with `warn` its agent reports a warning.
+    """
     index: Annotated[int, AtLeast(0)]
     """Global rank of a rank, or node rank of a host."""
     step: Annotated[int, AtLeast(1)]
@@ -73,13 +82,13 @@ def parse_drill(text: str, number: int) -> Drill:
     found = re.fullmatch(rf"({'|'.join(FAULTS)}):rank=(\d+)@step=([1-9]\d*)", text)
     target: Literal["rank", "host"] = "rank"
     if found is None:
-        found = re.fullmatch(r"(kill):host=(\d+)@step=([1-9]\d*)", text)
+        found = re.fullmatch(rf"({'|'.join(ON_HOSTS)}):host=(\d+)@step=([1-9]\d*)", text)
         target = "host"
     if found is None:
         fix = "for example --drill kill:rank=1@step=25"
         raise Invalid([Problem(path="--drill", value=text, limit=FORM, fix=fix)])
     fault, index, step = found.groups()
-    known = next(one for one in FAULTS if one == fault)
+    known = next(one for one in (*FAULTS, *ON_HOSTS) if one == fault)
     return Drill(id=number, fault=known, target=target, index=int(index), step=int(step))
 
 

@@ -28,6 +28,7 @@ from orchestrator.diagnosis.hang.report import where_words
 from orchestrator.diagnosis.hang.verdicts import HangEvidence, RankFacts
 from orchestrator.diagnosis.stacks.python_stacks import main_stack, main_thread, place, shortened
 from orchestrator.job.hosts.straggler_replacement import why_slow
+from orchestrator.job.hosts.warned_hosts import outlook
 from orchestrator.job.incident import Incident
 from orchestrator.job.state import Run
 from orchestrator.plan.show.explain import plan_json
@@ -48,6 +49,7 @@ def describe_text(
         ("Training", _training(snapshot)),
         ("Checkpoints", _checkpoints(snapshot, zone, passed_over)),
         ("Stragglers", _stragglers(snapshot, zone)),
+        ("Warnings of hosts", _warnings(snapshot, zone)),
         ("Drills", _drills(snapshot)),
         ("Incidents", _incidents(snapshot, zone)),
         ("Ignored events", _ignored_events(snapshot.seen.run)),
@@ -182,6 +184,14 @@ def _planned_action(replaces: bool, spares: tuple[str, ...]) -> str:
     if not spares:
         return "not replaced: no spare host is free; cluster.spare_hosts requests spare hosts"
     return "ndctl moves its ranks to a spare host after the next checkpoint"
+
+
+def _warnings(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
+    """What each host warns of, and what ndctl will do about it."""
+    for one in snapshot.view.warnings:
+        yield row(one.host, format.one_line(one.what))
+        yield row("", f"since {format.date_time(one.at, zone)}")
+        yield row("", outlook(snapshot.seen.run, one, snapshot.view.now))
 
 
 def _drills(snapshot: Snapshot) -> Iterator[str]:

@@ -38,6 +38,7 @@ from orchestrator.contract.messages.events import (
     HostsChecked,
     HostStopped,
     HostUnavailable,
+    HostWarned,
     JobSubmitted,
     JournalDelayed,
     LeaderStarted,
@@ -232,6 +233,8 @@ def describe_event(event: Event) -> str:  # noqa: C901, PLR0915 - one line for e
             return f"the scheduler asks the job to stop: {why} ({said})"
         case HostFlagged(host=host, state=state, reason=reason):
             return f"{host} is {state}{f': {reason}' if reason else ''}"
+        case HostWarned(host=host, what=what, lasts=lasts):
+            return f"{host} warns: {what}" if lasts else f"{host}: {what}"
         case RunDirLost(why=why):
             return why
         case HostOpened(host=host):

@@ -21,8 +21,12 @@ from orchestrator.dashboard.view import (
     last_step,
 )
 from orchestrator.job.hosts.straggler_replacement import why_slow
+from orchestrator.job.hosts.warned_hosts import words_of
 from orchestrator.job.incident import Incident
 from orchestrator.job.stage import ENDED, State
+
+MOST_WARNINGS = 4
+"""Warnings of hosts that `status` shows; `describe` and `--json` have all."""
 
 
 class Row(str):
@@ -65,6 +69,7 @@ def status_json(snapshot: Snapshot) -> dict[str, Any]:
         "world_size": run.plan.world_size,
         "mesh": dict(zip(AXES, run.plan.mesh.degrees, strict=True)),
         "stragglers": [encode(found) for found in shown.stragglers],
+        "warnings": [encode(found) for found in shown.warnings],
         "incidents": [incident_json(incident) for incident in run.history.incidents],
         "ignored_events": dict(run.history.ignored),
         "checkpoint": _checkpoint_json(snapshot),
@@ -146,6 +151,7 @@ def status_rows(
         row("checkpoint", checkpoint_text(shown.checkpoint, shown)),
         *(row("unhealthy", line) for line in _unhealthy_hosts(shown)),
         *(row("straggler", line) for line in _worst_straggler(shown)),
+        *(row("warning", words_of(one)) for one in shown.warnings[:MOST_WARNINGS]),
         *_last_incident(shown, zone),
         row("run dir", str(snapshot.run_dir.path)),
         *(row("see why", command) for command in _log_commands(snapshot, described)),

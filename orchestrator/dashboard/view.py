@@ -21,6 +21,7 @@ from orchestrator.contract.messages.events import (
     CheckpointFailed,
     CheckpointSaved,
     HealthChanged,
+    HostWarned,
     JobSubmitted,
     RankExited,
     StepReached,
@@ -365,6 +366,8 @@ class View(Struct, frozen=True, kw_only=True):
     """Unix time when ndctl releases all hosts, if missing hosts do not arrive. None: none miss."""
     stragglers: tuple[StragglerFound, ...]
     """Ranks that delay their peers at present, the most expensive first."""
+    warnings: tuple[HostWarned, ...]
+    """What hosts warn of at present, oldest first."""
     incidents: tuple[Incident, ...]
     verdict: str
     """The cause of a hang, between its verdict and the incident, which follows once all ranks have
@@ -448,6 +451,7 @@ def view(
         spares=_spares(run),
         gives_back_at=gives_back_at(run) if leader_alive and is_short(run) else None,
         stragglers=() if over else _stragglers(run),
+        warnings=() if over else run.hosts.warned,
         incidents=run.history.incidents,
         verdict=_verdict(run),
         samples=progress.samples,

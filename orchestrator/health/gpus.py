@@ -90,6 +90,11 @@ def _is_bus_id(text: str) -> bool:
     return re.fullmatch(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(\.\d)?", text) is not None
 
 
+def short_bus_id(text: str) -> str | None:
+    """The bus id that nvidia-smi prints, in the form of the kernel; None if it is none."""
+    return _short(text) if _is_bus_id(text) else None
+
+
 def _short(bus_id: str) -> str:
     """The form of the kernel. nvidia-smi prints 8 digits of the domain, and the function."""
     domain, bus, device = bus_id.lower().split(":")

@@ -4,6 +4,7 @@ from orchestrator.contract.messages.events import Tick
 from orchestrator.job.attempt_end import give_up_stuck_hosts, recover, stop_failed
 from orchestrator.job.hosts import scale_up
 from orchestrator.job.hosts.agent_membership import outage_is_over
+from orchestrator.job.hosts.warned_hosts import replace_warned
 from orchestrator.job.leave import Result
 from orchestrator.job.start import checked, start_if_ready, wait
 from orchestrator.job.state import Run, is_overdue
@@ -36,7 +37,8 @@ def checking(run: Run, event: Tick) -> Result:
 
 
 def running(run: Run, event: Tick) -> Result:
-    return scale_up.ask(run, event.at)
+    after, actions = replace_warned(run, event.at)
+    return (after, actions) if actions else scale_up.ask(run, event.at)
 
 
 def diagnosing(run: Run, event: Tick) -> Result:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from orchestrator.contract.launch import Allocation
+from orchestrator.contract.messages.events import HostWarned
 
 
 class HostState(Struct, frozen=True, kw_only=True):
@@ -65,6 +66,8 @@ class Hosts(Struct, frozen=True, kw_only=True):
     draining: Mapping[str, str] = field(default_factory=dict)
     """Hosts that the scheduler drains and that the job keeps until it ends -> the scheduler's
     reason."""
+    warned: tuple[HostWarned, ...] = ()
+    """What hosts warn of at present, oldest first. At most one of a kind for each host."""
     carried: tuple[str, ...] = ()
     """Excluded hosts that were only excluded from the allocation before. The next allocation may
     have them again; otherwise a job of weeks would run out of hosts."""

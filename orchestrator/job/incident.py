@@ -13,6 +13,9 @@ from orchestrator.host_strikes import MOST_EVIDENCE
 PREFLIGHT = "preflight"
 """Kind of the incident of a host that failed a check before ranks started on it."""
 
+WARNED = "host-warned"
+"""Kind of the incident of a host that was replaced because it warned of its own failure."""
+
 
 class Incident(Struct, frozen=True, kw_only=True):
     """One failure and what followed from it."""

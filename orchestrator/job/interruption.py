@@ -19,12 +19,14 @@ class Leaving(Struct, frozen=True, kw_only=True):
     """False: the job continues within its allocation, on other hosts."""
     straggler: StragglerFound | None = None
     """The rank whose host is replaced."""
+    warned: bool = False
+    """Hosts are replaced that warn of their own failure."""
 
     @property
     def by_choice(self) -> bool:
         """The job stops by its own choice. No host is taken away, so a failure meanwhile has an
         incident."""
-        return self.cause == "growing" or self.straggler is not None
+        return self.cause == "growing" or self.straggler is not None or self.warned
 
 
 class Interruption(Struct, frozen=True, kw_only=True):

@@ -231,6 +231,8 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
     hosts = replace(
         run.hosts,
         by_name={},
+        # The agents of a new allocation report afresh.
+        warned=run.hosts.warned if same else (),
         settle_until=event.at + SETTLE_S,
         always=event.always,
         exclude={**known, **event.exclude},

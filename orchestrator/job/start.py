@@ -8,6 +8,7 @@ from orchestrator.contract.messages.actions import CheckHosts, StartAttempt
 from orchestrator.job.failures import oom_replan
 from orchestrator.job.failures.incident_records import left_out
 from orchestrator.job.hosts import agents_not_started
+from orchestrator.job.hosts.host_pool import preferred
 from orchestrator.job.hosts.preemption import STOP_SLACK_S
 from orchestrator.job.hosts.scale_up import grown
 from orchestrator.job.hosts.too_few import too_few
@@ -76,7 +77,7 @@ def _start_on(run: Run, at: float, there: list[str]) -> Result:
     # Each host is checked once, so a restart of ranks alone does not wait for the check.
     if run.job.preflight and not all(run.hosts.by_name[name].checked for name in there):
         return check(run, at, there)
-    return _start(run, at, there)
+    return _start(run, at, preferred(run, there) if run.hosts.warned else there)
 
 
 def _start(run: Run, at: float, there: list[str]) -> Result:

@@ -11,7 +11,7 @@ from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.contract.plan import Plan
 from orchestrator.diagnosis.cause.findings import Findings
 from orchestrator.job.host_state import Hosts, HostState, SchedulerState
-from orchestrator.job.incident import History, Incident
+from orchestrator.job.incident import WARNED, History, Incident
 from orchestrator.job.interruption import Interruption, Leaving
 from orchestrator.job.plans import JobPlan, Plans
 from orchestrator.job.progress import Attempt, Progress
@@ -97,9 +97,14 @@ class Run(Struct, frozen=True, kw_only=True):
 
 def pace_of(run: Run) -> SavePace:
     """How often the job failed, for the checkpoint interval of the next attempt. Drills do not
-    count, and neither do hosts that failed while no rank ran."""
+    count, and neither do hosts that failed while no rank ran, or were replaced before they failed.
+    """
     incidents = run.history.incidents
-    broke = [one for one in incidents if one.drill is None and one.saved is not None]
+    broke = [
+        one
+        for one in incidents
+        if one.drill is None and one.saved is not None and one.kind != WARNED
+    ]
     exposure = Exposure(
         failures=len(broke),
         in_memory=sum(one.in_memory for one in broke),

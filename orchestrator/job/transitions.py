@@ -35,6 +35,7 @@ from orchestrator.contract.messages.events import (
     HostsChecked,
     HostStopped,
     HostUnavailable,
+    HostWarned,
     JobSubmitted,
     LeaderStarted,
     LeaveAsked,
@@ -76,6 +77,7 @@ from orchestrator.job.hosts.scheduler import (
     requeue_refused,
 )
 from orchestrator.job.hosts.straggler_replacement import straggler_found, straggler_gone
+from orchestrator.job.hosts.warned_hosts import host_warned
 from orchestrator.job.leader_change import job_submitted, leader_after_end, leader_started
 from orchestrator.job.leave import Result, run_dir_lost
 from orchestrator.job.stage import (
@@ -154,6 +156,7 @@ TABLE: Mapping[type[Event], Mapping[type[Stage], Handler]] = {
     HostUnavailable: _from_leader(host_unavailable),
     HostStopped: _row((ATTEMPT, host_stopped), (IDLE, old_ranks_gone), (AFTER, no_effect)),
     HostsChecked: _of_an_attempt(hosts_checked, Checking),
+    HostWarned: _from_leader(host_warned),
     # The scheduler and the planner.
     HostFlagged: _from_leader(host_flagged),
     HostOpened: _from_leader(host_opened),

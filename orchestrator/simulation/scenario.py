@@ -38,10 +38,13 @@ KINDS: dict[str, str] = {
     "amnesia": "the scheduler restarts and has forgotten the job or the excluded hosts",
     "eviction": "a kubelet evicts a pod without a warning because memory is low",
     "dead-spare": "the agent of an idle host never starts, or its checks fail",
+    "warning": "a host reports that it will fail soon, or all report the same",
     "cancel": "a user cancels the job with ndctl or in the scheduler",
     "double": "two faults at once",
 }
-SINGLE = tuple(kind for kind in KINDS if kind != "double")
+SINGLE = tuple(kind for kind in KINDS if kind not in ("double", "warning"))
+WARNED_JOBS = 0.15
+"""Share of the jobs with warnings."""
 
 
 class Fault(Struct, frozen=True):
@@ -86,6 +89,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     on_oom: Literal["stop", "replan"]
     on_nan: Literal["stop", "rollback"]
     replace_stragglers: bool
+    replace_warned: bool
     auto_interval: bool
     """The ranks choose the checkpoint interval."""
     remembers: bool
@@ -119,7 +123,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
 
 def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
     """Deterministic for a seed and its kinds of faults."""
-    random = Random(seed)
+    random, warns = Random(seed), Random(seed + 15_485_863)
     scheduled = random.random() < 0.7
     hosts = random.choice((1, 2, 2, 3, 4))
     choices = _choices(Random(seed + 7_919_000_003), hosts)
@@ -143,12 +147,13 @@ def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
         min_hosts=random.randint(1, hosts),
         preflight=scheduled and random.random() < 0.7,
         resubmitted=random.random() < 0.2,
-        faults=_faults(random, kinds),
+        faults=_with_warnings(warns, _faults(random, kinds), kinds),
         policy=choices.policy,
         classes=choices.classes,
         on_oom=choices.on_oom,
         on_nan=choices.on_nan,
         replace_stragglers=choices.replace_stragglers,
+        replace_warned=warns.random() < 0.8,
         auto_interval=choices.auto_interval,
         remembers=choices.remembers,
         copies=Random(seed + 104_729).choice((0, 1, 1, 2)),
@@ -160,6 +165,8 @@ def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
         chosen = _make_straggler_detectable(chosen)
     if "parting" in kinds_drawn:
         chosen = replace(chosen, replace_stragglers=True, spares=max(1, chosen.spares))
+    if "warning" in kinds_drawn and warns.random() < 0.7:
+        chosen = replace(chosen, spares=max(1, chosen.spares))
     if "eviction" in kinds_drawn:
         chosen = replace(chosen, scheduled=True, successor_s=chosen.successor_s or 60.0)
     return chosen
@@ -270,6 +277,9 @@ def _rule(random: Random, number: int) -> PolicyRule:
 def _faults(random: Random, kinds: Sequence[str]) -> tuple[Fault, ...]:
     """One to six faults, or pairs of faults, in the first minutes of the job."""
     faults: list[Fault] = []
+    kinds = [kind for kind in kinds if kind != "warning"]
+    if not kinds:
+        return ()
     single = [kind for kind in kinds if kind != "double"] or list(SINGLE)
     horizon = random.choice((40.0, 90.0, 200.0))
     for _ in range(random.choice((1, 2, 3, 4, 6))):
@@ -278,6 +288,20 @@ def _faults(random: Random, kinds: Sequence[str]) -> tuple[Fault, ...]:
         faults += [Fault(one, at, random.random(), random.random()) for one in names]
     faults = [fault for fault in faults if fault.kind != "cancel" or _keeps_cancel(fault)]
     return tuple(sorted(faults, key=lambda fault: fault.at))
+
+
+def _with_warnings(
+    random: Random, faults: tuple[Fault, ...], kinds: Sequence[str]
+) -> tuple[Fault, ...]:
+    """`faults` and, in some jobs, warnings of hosts. They are drawn apart, because most jobs would
+    meet only one of both."""
+    if "warning" not in kinds or (faults and random.random() > WARNED_JOBS):
+        return faults
+    warnings = [
+        Fault("warning", 5.0 + 90.0 * random.random(), random.random(), random.random())
+        for _ in range(random.choice((1, 1, 2, 3)))
+    ]
+    return tuple(sorted((*faults, *warnings), key=lambda fault: fault.at))
 
 
 def _keeps_cancel(cancel: Fault) -> bool:

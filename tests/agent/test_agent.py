@@ -57,11 +57,13 @@ from orchestrator.contract.messages.events import (
     EvidenceGathered,
     HostLeaving,
     HostStopped,
+    HostWarned,
     RankExited,
 )
 from orchestrator.contract.messages.rank_messages import RankStarted, to_bytes
 from orchestrator.contract.spec.failures import FailureRule, Reading
 from orchestrator.health.host_probes import HostProbe
+from orchestrator.health.host_warnings import Warned, Watch
 from orchestrator.job_secret import draw, secret_from, server_context
 from orchestrator.posix.locks import is_free
 from tests.agent.world import (
@@ -179,6 +181,7 @@ async def run_agent(
     patience_s: float,
     leader_file: LeaderFile,
     leader_name: str,
+    watch: Watch | None,
 ) -> AsyncIterator[AgentRun]:
     place, leader = a_place(folder), FakeLeader(pulses=pulses)
     app = web.Application()
@@ -195,6 +198,7 @@ async def run_agent(
         agent_timeout=agent_timeout,
         patience_s=patience_s,
         leader_at="" if leader_file == "right" else f"127.0.0.1:{runner.addresses[0][1]}",
+        watch=watch,
     )
     agent = Agent(config, os.environ, clock)
     port = runner.addresses[0][1] if leader_file == "right" else free_port("127.0.0.1")
@@ -227,10 +231,11 @@ def run_script(
     patience_s: float = 0.0,
     leader_file: LeaderFile = "right",
     leader_name: str = "",
+    watch: Watch | None = None,
 ) -> T:
     async def with_clock(clock: LoopClock) -> T:
         async with run_agent(
-            folder, clock, agent_timeout, pulses, patience_s, leader_file, leader_name
+            folder, clock, agent_timeout, pulses, patience_s, leader_file, leader_name, watch
         ) as run:
             return await asyncio.wait_for(script(run), WAIT_S)
 
@@ -323,7 +328,7 @@ def test_a_leader_of_another_job_gets_no_proof(tmp_path: Path) -> None:
 
     async def with_clock(clock: LoopClock) -> tuple[int, list[str]]:
         leader_file: LeaderFile = "right"
-        async with run_agent(tmp_path, clock, TIMEOUT_S, True, 0.0, leader_file, "") as run:
+        async with run_agent(tmp_path, clock, TIMEOUT_S, True, 0.0, leader_file, "", None) as run:
             return await asyncio.wait_for(script(run), WAIT_S), run.leader.headers
 
     assert run_with_clock(with_clock) == (exit_codes.LEADER_LOST, [])
@@ -526,6 +531,44 @@ def test_an_agent_exits_when_its_patience_is_over(tmp_path: Path) -> None:
 
     code = run_script(tmp_path, script, agent_timeout=0.2, pulses=False, patience_s=0.3)
     assert code == exit_codes.LEADER_LOST
+
+
+def test_an_agent_reports_what_its_host_warns_of_and_repeats_it_after_a_reconnection(
+    tmp_path: Path,
+) -> None:
+    looks = [(Warned("links", "port mlx5_0/1 loses its link again and again"),)]
+
+    def watch(now: float) -> tuple[Warned, ...]:
+        return looks.pop() if looks else ()
+
+    async def script(run: AgentRun) -> None:
+        warned = await run.leader.expect(HostWarned)
+        assert (warned.host, warned.problem, warned.lasts) == ("host-0", "links", True)
+        await run.leader.lines[-1].close()
+        await run.leader.expect(Register, 2)
+        assert await run.leader.expect(HostWarned, 2) == warned
+
+    run_script(tmp_path, script, watch=watch)
+
+
+def test_a_driver_that_hangs_ends_the_watch_and_not_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.agent.agent.WATCH_LIMIT_S", 0.05)
+    hangs = threading.Event()
+
+    def watch(now: float) -> tuple[Warned, ...]:
+        hangs.wait(WAIT_S)
+        return (Warned("gpu", "too late"),)
+
+    async def script(run: AgentRun) -> None:
+        await run.leader.expect(Register)
+        await until(lambda: not run.agent.tasks, "the end of the watch")
+        hangs.set()
+        await run.leader.expect(Digest, 3)
+        assert run.leader.of(HostWarned) == []
+
+    run_script(tmp_path, script, watch=watch)
 
 
 @pytest.mark.process

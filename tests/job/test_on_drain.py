@@ -13,7 +13,7 @@ from orchestrator.job.stage import Running
 from orchestrator.seams import HostNotice
 from tests.job.job_driver import Job, submitted
 
-Policy = Literal["finish", "checkpoint_and_requeue", "at_next_checkpoint"]
+Policy = Literal["auto", "finish", "checkpoint_and_requeue", "at_next_checkpoint"]
 DRAINED = HostNotice("host-1", "ALLOCATED+DRAIN", "a fan", lets_finish=True)
 MAINTENANCE = HostNotice("host-1", "MAINTENANCE", "reservation maint_1")
 
@@ -33,9 +33,27 @@ def notice_arrives(job: Job, notice: HostNotice = DRAINED) -> tuple[Action, ...]
     return actions
 
 
-def test_by_default_a_drained_host_is_used_until_the_job_ends() -> None:
-    assert SlurmSpec().on_drain == "finish"
-    job = a_job("finish").running()
+def test_by_default_a_spare_replaces_a_drained_host_after_the_next_step() -> None:
+    assert SlurmSpec().on_drain == "auto"
+    job = a_job("auto", spares=1).running()
+    (stop,) = notice_arrives(job)
+    assert isinstance(stop, StopAttempt)
+    job.saves(7)
+    (start,) = job.stops()
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-2")
+    assert (job.run.history.incidents, job.run.history.restarts) == ((), 0)
+
+
+def test_by_default_the_drained_host_of_the_leader_is_used_in_spite_of_spares() -> None:
+    job = a_job("auto", spares=1).running()
+    assert notice_arrives(job, replace(DRAINED, host="host-0")) == ()
+    assert (type(job.run.stage), job.run.hosts.exclude) == (Running, {})
+
+
+@pytest.mark.parametrize("policy", ["auto", "finish"])
+def test_without_a_spare_a_drained_host_is_used_until_the_job_ends(policy: Policy) -> None:
+    job = a_job(policy).running()
     assert notice_arrives(job) == ()
     assert (type(job.run.stage), job.run.hosts.exclude) == (Running, {})
     assert job.run.hosts.draining == {"host-1": "host-1 is ALLOCATED+DRAIN: a fan"}

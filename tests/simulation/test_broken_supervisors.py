@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.contract.messages.actions import Action, Requeue, StartAttempt
+from orchestrator.contract.messages.actions import Action, Requeue, StartAttempt, StopAttempt
 from orchestrator.contract.messages.events import (
     AgentLost,
     AgentRegistered,
@@ -16,6 +16,7 @@ from orchestrator.contract.messages.events import (
     HangJudged,
     HostOpened,
     HostStopped,
+    HostWarned,
     JobSubmitted,
     LeaderStarted,
     LeaveAsked,
@@ -28,7 +29,7 @@ from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit
 from orchestrator.diagnosis.classes import default_rules
 from orchestrator.job.attempt_end import recover, stop
 from orchestrator.job.failures.policy import strike_weight
-from orchestrator.job.incident import Incident
+from orchestrator.job.incident import WARNED, Incident
 from orchestrator.job.interruption import Leaving
 from orchestrator.job.leave import end
 from orchestrator.job.stage import IDLE, Holding, Running, Stopping, Waiting
@@ -375,6 +376,31 @@ def ignores_class_budget(run: Run, event: Event) -> Result:
     )
 
 
+def names_hosts_for_a_shared_problem(run: Run, event: Event) -> Result:
+    if isinstance(event, HostWarned):
+        event = replace(event, problem="gpu-memory")
+    return step(run, event)
+
+
+def replaces_hosts_at_every_warning(run: Run, event: Event) -> Result:
+    """It forgets when it last replaced a host."""
+    kept = run.history.incidents
+    if isinstance(event, HostWarned):
+        before = tuple(replace(one, at=0.0) if one.kind == WARNED else one for one in kept)
+        run = replace(run, history=replace(run.history, incidents=before))
+    after, actions = step(run, event)
+    all_ = (*kept, *after.history.incidents[len(kept) :])
+    return replace(after, history=replace(after.history, incidents=all_)), actions
+
+
+def replaces_hosts_without_a_checkpoint(run: Run, event: Event) -> Result:
+    after, actions = step(run, event)
+    killed = tuple(
+        replace(one, grace_s=0.0) if isinstance(one, StopAttempt) else one for one in actions
+    )
+    return after, killed
+
+
 class KeepsStateOutsideTheJournal:
     """Decides by a counter of its own, which a new leader does not have."""
 
@@ -460,6 +486,9 @@ def first_broken(decide: Decide, kinds: Sequence[str], first: int = 0) -> Outcom
         (restarts_from_step_0_without_good_checkpoint, ("nan",), "all steps are discarded", 60),
         (takes_any_exit_0_as_success, ("error",), "steps are done", 3),
         (ignores_class_budget, ("rank",), "the first that fits", 6),
+        (names_hosts_for_a_shared_problem, ("warning",), "has no problem of its own", 38),
+        (replaces_hosts_at_every_warning, ("warning",), "twice for warnings", 75),
+        (replaces_hosts_without_a_checkpoint, ("warning",), "costs", 7),
         (never_doubles_the_wait_for_successors, ("host", "switch"), "for the time 2", 32),
     ],
 )

@@ -62,7 +62,7 @@ def drills_due(drills: Iterable[Drill], env: RankEnv, step: int) -> list[Drill]:
 def _hits_rank(drill: Drill, env: RankEnv) -> bool:
     if drill.target == "rank":
         return drill.index == env.rank
-    # A drill on a host: its first rank reports it, and the agent then kills itself and all ranks.
+    # A drill on a host: its first rank reports it, and the agent then does it.
     return drill.index == env.rank // env.local_world_size and env.local_rank == 0
 
 
@@ -70,6 +70,8 @@ def inject_fault(drill: Drill, reporter: Reporter, target: FaultTarget) -> None:
     """Report the drill to the agent, then inject its fault, or prepare a fault within the step."""
     LOG.warning("rank %d: drill %s", reporter.env.rank, drill)
     reporter.drill_fired(drill)
+    if drill.fault == "warn":
+        return  # the agent reports the warning
     if drill.target == "host":
         threading.Event().wait(AGENT_KILLS_WITHIN_S)
         os.kill(os.getpid(), signal.SIGKILL)

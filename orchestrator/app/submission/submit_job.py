@@ -480,7 +480,8 @@ def _check_drills(submission: Submission) -> None:
     plan, steps = submission.planned.plan, _steps(submission.planned.spec)
     run = _run_of(submission.planned.spec)
     for drill in submission.drills:
-        if run is not None and drill.fault not in faults_of(run):
+        of_rank = drill.target == "rank"
+        if run is not None and of_rank and drill.fault not in faults_of(run):
             can = ", ".join(faults_of(run))
             raise DrillError(
                 f"drill {drill} needs the bundled trainer: ndctl injects it inside a step",
@@ -574,6 +575,7 @@ def submitted_event(
         max_restarts=resilience.max_restarts,
         max_allocations=resilience.max_allocations,
         replace_stragglers=resilience.replace_stragglers,
+        replace_warned=resilience.replace_warned,
         hang_timeout=None if resilience.hang_timeout == "auto" else resilience.hang_timeout,
         checkpoint_timeout=None
         if resilience.checkpoint_timeout == "auto"

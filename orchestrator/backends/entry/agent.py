@@ -34,6 +34,7 @@ from orchestrator.failover.storage import FailoverFiles
 from orchestrator.failover.takeover import FollowingSeams, run_follower
 from orchestrator.health.host_check import Wanted, examine_host, sight
 from orchestrator.health.host_probes import prober
+from orchestrator.health.host_warnings import HostWatch
 from orchestrator.job_secret import secret_from
 from orchestrator.journal.current_launch import current_launch
 from orchestrator.posix.fd_limit import allow_files
@@ -93,6 +94,7 @@ def _be_agent(
         outlives_leader=scheduled and not args.patience and not args.lead,
         leader_at=args.leader_at,
         probe=prober(_wanted(args), environ, sight(run_command)),
+        watch=HostWatch(Path("/"), run_command),
     )
     # Ranks do not need the secret, and their child processes might log the environment.
     environ = {name: value for name, value in environ.items() if name != env.TOKEN}

@@ -31,6 +31,9 @@ from orchestrator.contract.spec.types import Step
 Health = Literal["ok", "slow", "silent", "dead"]
 Span = tuple[int, int]
 """First and last rank of a range."""
+WarningKind = Literal["gpu-memory", "gpu", "links", "throttling"]
+"""What a host warns of: memory errors of a GPU, another error of one, a link that is lost again and
+again, a GPU that its hardware slows down."""
 Above = Literal["keeper", "torchrun", "launcher"]
 """A process that started a rank. The kernel kills the rank when this process dies."""
 
@@ -62,6 +65,9 @@ class JobSubmitted(Struct, frozen=True, kw_only=True):
     on_oom: Literal["stop", "replan"] = "stop"
     on_nan: Literal["stop", "rollback"] = "stop"
     replace_stragglers: bool = False
+    replace_warned: bool = False
+    """A spare replaces a host that warns of its own failure. False in journals of older versions.
+    """
     checkpoint_timeout: float | None = None
     """Seconds; None: the default for any file system."""
     keep_attempts: int = 100
@@ -483,6 +489,19 @@ class HostLeaving(Struct, frozen=True, kw_only=True):
     why: str
 
 
+class HostWarned(Struct, frozen=True, kw_only=True):
+    """A host reports that it will fail soon, or that it slows its peers down. Its ranks still
+    train."""
+
+    at: float = 0.0
+    host: str
+    problem: WarningKind
+    what: str
+    """The device, and what it reports."""
+    lasts: bool = True
+    """False: the problem has ended."""
+
+
 class HostFlagged(Struct, frozen=True, kw_only=True):
     """The scheduler has flagged a host of the allocation, for example as draining."""
 
@@ -576,7 +595,7 @@ RankEvent = (
 """Events that a rank or its watcher may send to its agent. The agent does not trust their contents:
 it checks the attempt and overwrites what it knows itself."""
 
-AgentEvent = RankEvent | HostStopped | HostLeaving
+AgentEvent = RankEvent | HostStopped | HostLeaving | HostWarned
 """Events that an agent reports unchanged. `EvidenceGathered` and `AgentRegistered` are parts of
 larger messages."""
 

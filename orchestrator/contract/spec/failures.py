@@ -35,6 +35,7 @@ KINDS = (
     "connection-lost",
     "launch-failed",
     "preflight",
+    "host-warned",
 )
 """Kinds of incident: how the failure was detected, independent of its cause."""
 

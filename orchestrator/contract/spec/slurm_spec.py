@@ -145,8 +145,9 @@ class SlurmSpec(Struct, frozen=True, kw_only=True):
     """How long before the time limit Slurm sends its signal (with the site's
     `preempt_send_user_signal` also before a preemption). Ranks have this time, less 45 s, for a
     checkpoint, even if `resilience.stop_grace` is less. A larger value does not help."""
-    on_drain: Literal["finish", "checkpoint_and_requeue", "at_next_checkpoint"] = "finish"
-    """When a host with ranks is drained: `finish` trains on, which is Slurm's meaning, until
+    on_drain: Literal["auto", "finish", "checkpoint_and_requeue", "at_next_checkpoint"] = "auto"
+    """When a host with ranks is drained: `auto` moves its ranks to a spare after the next step, and
+    without a spare does as `finish`. `finish` trains on, which is Slurm's meaning, until
     maintenance starts there or the host is gone. `checkpoint_and_requeue` writes a checkpoint at
     once and continues without the host. `at_next_checkpoint` does so after the next checkpoint.
     Without spares, and without `shrink`, the job continues from the queue."""

@@ -22,6 +22,7 @@ from orchestrator.contract.messages.events import (
     CheckpointSaved,
     DrillHappened,
     HangOver,
+    HostWarned,
     LogGrew,
     StragglerFound,
     StragglerGone,
@@ -55,6 +56,7 @@ PRINTED_EVENTS = (
     LogGrew,
     StragglerFound,
     StragglerGone,
+    HostWarned,
     HangOver,
 )
 

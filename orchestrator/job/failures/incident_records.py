@@ -179,6 +179,13 @@ def drilled(run: Run, host: str) -> bool:
     return any(where == host for _, where in _happened(run))
 
 
+def drill_on(run: Run, host: str, fault: str) -> str | None:
+    """The drill with this fault that happened on the host in the present attempt."""
+    return next(
+        (str(one) for one, where in _happened(run) if (where, one.fault) == (host, fault)), None
+    )
+
+
 def _happened(run: Run) -> Iterator[tuple[Drill, str | None]]:
     """The drills of the present attempt, each with its host."""
     assert run.job is not None

@@ -110,6 +110,14 @@ def decide(run: Run, verdict: Verdict) -> Decision:
     )
 
 
+def rule_for(run: Run, verdict: Verdict) -> tuple[str, Remedy]:
+    """The name and the action of the first rule that fits, before anything has failed: no budget is
+    used, and nothing is said of what is possible."""
+    failure = classified(verdict)
+    rule, _ = _first(run, failure)
+    return rule.name, failure.remedy if rule.action == "class" else rule.action
+
+
 # Which rule
 
 

@@ -19,6 +19,14 @@ def addresses(run: Run) -> Mapping[str, str]:
     return {address: name for address, name in known if many[address] == 1}
 
 
+def preferred(run: Run, there: list[str]) -> list[str]:
+    """The hosts `there` without those that warn, if there are enough others."""
+    warned = {one.host for one in run.hosts.warned}
+    others = [host for host in there if host not in warned]
+    enough = room_for(run.plan, others, switches_of(run)) >= len(run.plan.hosts)
+    return others if enough else there
+
+
 def must_not_run(run: Run, host: HostState) -> bool:
     """The host failed a check, or is excluded."""
     return bool(host.unfit) or host.name in run.hosts.exclude

@@ -105,7 +105,7 @@ def host_flagged(run: Run, event: HostFlagged) -> Result:
     """The scheduler drained a host, or it is down: save a checkpoint and continue without it."""
     if event.host in run.hosts.exclude and event.host not in run.hosts.shut:
         return run, ()  # excluded for another reason
-    patience = _on_drain(run) if event.lets_finish else "checkpoint_and_requeue"
+    patience = _on_drain(run, event.host) if event.lets_finish else "checkpoint_and_requeue"
     words = f"{event.host} is {event.state}" + (f": {event.reason}" if event.reason else "")
     if patience == "finish" and _is_needed(run, event.host):
         return replace(
@@ -151,16 +151,26 @@ def _leave_host(run: Run, at: float, host: str, words: str) -> Result:
     return stop(with_leaving(run, leaving), at, words, grace_to_leave_s(run, at))
 
 
-def _on_drain(run: Run) -> str:
+def _on_drain(run: Run, host: str) -> str:
     slurm = run.job.launch.slurm if run.job else None
-    return slurm.on_drain if slurm is not None else "checkpoint_and_requeue"
+    if slurm is None:
+        return "checkpoint_and_requeue"
+    if slurm.on_drain != "auto":
+        return slurm.on_drain
+    # The leader does not move, so leaving its host would end the allocation.
+    leads = host == run.scheduler.leader
+    return "finish" if leads or not _is_replaceable(run, host) else "checkpoint_and_requeue"
 
 
 def _is_needed(run: Run, host: str) -> bool:
     """Ranks run on the host, or the next attempt needs it. A spare is not needed."""
     if not isinstance(run.stage, IDLE):
         return host in run.attempt.placement
-    return len([name for name in usable(run) if name != host]) < len(run.plan.hosts)
+    return not _is_replaceable(run, host)
+
+
+def _is_replaceable(run: Run, host: str) -> bool:
+    return len([name for name in usable(run) if name != host]) >= len(run.plan.hosts)
 
 
 def host_opened(run: Run, event: HostOpened) -> Result:

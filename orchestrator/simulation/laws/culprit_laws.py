@@ -55,6 +55,7 @@ class Cause(Struct, frozen=True):
 
 class CulpritLaws:
     def __init__(self, world: "World") -> None:
+        self.world = world
         self.failed_ranks: dict[tuple[int, int], FailedRank] = {}
         """Key: attempt and rank."""
         self.hung_ranks: set[tuple[int, str, int]] = set()
@@ -110,13 +111,20 @@ class CulpritLaws:
     def check_decision(self, before: Run, run: Run) -> None:
         new = run.history.incidents[len(before.history.incidents) :]
         for incident in new:
-            if incident.kind != "preflight":
+            if incident.kind == "host-warned":
+                self._check_warned(incident)
+            elif incident.kind != "preflight":
                 self._check_incident(incident)
         if run.ending == "CANCELLED" and before.ending is None:
             message = "the job is cancelled, and no incident reports the earlier failure"
             require(bool(new) or not self.failed_before_cancel, message)
         if new or run.attempt.number > before.attempt.number or run.ending is not None:
             self.reset()
+
+    def _check_warned(self, one: Incident) -> None:
+        """A host is replaced only for what it alone has reported."""
+        host = self.world.hosts[one.culprit.host or ""]
+        require(bool(host.own_warnings), f"{host.name} is replaced, and has no problem of its own")
 
     def _check_incident(self, one: Incident) -> None:
         host, rank, attempt = one.culprit.host, one.culprit.rank, one.attempt

@@ -287,10 +287,12 @@ class Laws:
 
     def _fails_during_stop(self, event: Event, before: Run) -> bool:
         """Whether something failed while the job stopped for a reason of its own. The scheduler's
-        request may itself end ranks and agents; a stop to scale up or to replace a straggler does
-        not, so a failure during such a stop must become an incident."""
+        request may itself end ranks and agents; a stop to scale up or to replace a host does not,
+        so a failure during such a stop must become an incident."""
         wish = before.interruption.leaving
-        own = wish is not None and (wish.cause == "growing" or wish.straggler is not None)
+        own = wish is not None and (
+            wish.cause == "growing" or wish.straggler is not None or wish.warned
+        )
         if not own or not isinstance(before.stage, Stopping):
             return False
         match event:

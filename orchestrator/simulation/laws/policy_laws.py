@@ -72,11 +72,21 @@ class PolicyLaws:
         for incident in run.history.incidents[len(before.history.incidents) :]:
             if incident.kind == "preflight":
                 self.recovered |= {incident.id} if isinstance(before.stage, Running) else set()
+            elif incident.kind == "host-warned":
+                self._check_warned(incident)
             elif incident.rule == no_progress.RULE:
                 require(run.ending == "FAILED", f"{incident.rule} decides, but the job continues")
             elif incident.remedy is not None and incident.rule:
                 self._check_incident(incident, event, before, run)
             self.incidents.append(incident)
+
+    def _check_warned(self, one: Incident) -> None:
+        """Nothing has failed, so no budget counts. A rule of the user may keep the host."""
+        require(self.scenario.replace_warned, "a host is replaced, against replace_warned")
+        rule = self._first_rule(one)
+        action = self.class_actions[one.failure] if rule.action == "class" else rule.action
+        fit = (one.rule, action, one.remedy) == (rule.name, "replace", "replace")
+        require(fit, f"rule {one.rule} replaces a host, and {rule.name} says {action}")
 
     def _check_incident(self, one: Incident, event: Event, before: Run, run: Run) -> None:
         rule = self._first_rule(one)

@@ -21,7 +21,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.contract.skipped_batches import Window
 from orchestrator.contract.spec.policy import PolicyRule
 from orchestrator.job.failures.policy import covers, default_rules
-from orchestrator.job.incident import PREFLIGHT, Incident
+from orchestrator.job.incident import PREFLIGHT, WARNED, Incident
 from orchestrator.job.stage import IDLE
 from orchestrator.job.state import Run
 from orchestrator.simulation.laws.law import require
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.simulation.world.world import World
 
 SCALE_UP_EVERY_S = 1800.0
+REPLACE_WARNED_EVERY_S = 600.0
 REPLACE_AGAIN_S = 30.0
 """Seconds before a host that came back may be replaced again; doubles each time."""
 SAME_MOMENT_S = 2.0
@@ -59,6 +60,8 @@ class RecoveryLaws:
         self.first_bad_step: int | None = None
         """The first bad step. Training must resume from an earlier step."""
         self.last_scale_up: float | None = None
+        self.last_warned: float | None = None
+        """When hosts were last replaced for their warnings."""
         self.save_every: int | None = None
         self.losses: list[AgentLost] = []
         """Losses of hosts with ranks of the newest attempt that no incident reports yet."""
@@ -155,6 +158,9 @@ class RecoveryLaws:
         if incident.kind == PREFLIGHT:
             return
         self.incidents_since_step.append(incident)
+        if incident.kind == WARNED:
+            self._check_warned(incident)
+            return
         host, pinned = incident.culprit.host, self.world.scenario.pinned
         if incident.kind == "hang" and host is not None:
             require(
@@ -175,6 +181,15 @@ class RecoveryLaws:
         if rule is not None and incident.remedy not in ("stop", "requeue"):
             again = self._num_earlier_incidents(rule, incident)
             self.earliest_start = event.at + self._min_backoff_s(rule, again)
+
+    def _check_warned(self, incident: Incident) -> None:
+        """A host that warns is replaced, but a job does not stop for warnings all the time."""
+        host, last = incident.culprit.host or "", self.last_warned
+        pinned = self.world.scenario.scheduled and self.world.scenario.pinned.get(host) == "always"
+        require(not pinned, f"{host} is excluded, but is pinned to be always used")
+        soon = last is not None and 0 < incident.at - last < REPLACE_WARNED_EVERY_S
+        require(not soon, "the job stops twice for warnings within ten minutes")
+        self.last_warned, self.replaced[host] = incident.at, incident.cause
 
     def _check_rollback(self, incident: Incident, before: Run) -> None:
         """A rollback resumes before the first bad step. It restarts from step 0 only if there is no
@@ -305,6 +320,7 @@ class RecoveryLaws:
 
     def at_end(self) -> None:
         run = self.world.run
+        self._check_nothing_lost(run)
         for incident in run.history.incidents:
             again = incident.action == "the job was submitted again"
             person = incident.remedy is None and (again or incident.action.startswith("cancelled"))
@@ -316,6 +332,14 @@ class RecoveryLaws:
             require(
                 not trained, f"batches {sorted(trained)} were trained, but are named as skipped"
             )
+
+    def _check_nothing_lost(self, run: Run) -> None:
+        """If hosts only warn and nothing else happens, no step is trained twice."""
+        if any(fault.kind != "warning" for fault in self.world.scenario.faults):
+            return
+        for incident in run.history.incidents:
+            lost = incident.lost_steps
+            require(not lost, f"incident {incident.id} ({incident.kind}) costs {lost} steps")
 
 
 def batches(windows: Iterable[Window]) -> set[int]:

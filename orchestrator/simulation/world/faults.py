@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.contract.files import exit_codes
+from orchestrator.health.host_warnings import Warned
 from orchestrator.simulation.scenario import Fault
 from orchestrator.simulation.world.hosts import FAILED_CHECK, Host
 from orchestrator.simulation.world.k8s_operator import KubernetesOperator
@@ -353,6 +354,22 @@ def _ask_notices(world: "World") -> None:
         world.leader.ask_notices()
 
 
+def _warning(world: "World", fault: Fault) -> float | None:
+    """A host reports what will make it fail. Or all slow down at once, as in a warm room."""
+    used = [host for host in world.hosts.values() if host.agent]
+    if not used:
+        return None
+    if fault.size < 0.3:
+        found, hosts = Warned("throttling", "GPU 0000:01:00 slows down: it is too hot"), used
+    else:
+        found, hosts = Warned("gpu-memory", "GPU 0000:01:00: memory errors"), [_pick(used, fault)]
+        hosts[0].own_warnings.add(found.kind)
+    for host in hosts:
+        if host.agent is not None:
+            host.agent.agent.warn(found)
+    return 0.0
+
+
 def _resumed(host: Host) -> None:
     host.draining = ""
 
@@ -462,6 +479,7 @@ FAULTS: Mapping[str, "Callable[[World, Fault], float | None]"] = {
     "preemption": _preemption,
     "time-limit": _time_limit,
     "drain": _drain,
+    "warning": _warning,
     "scheduler": _scheduler,
     "amnesia": _amnesia,
     "eviction": _eviction,

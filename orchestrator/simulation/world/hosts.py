@@ -30,6 +30,8 @@ class Host:
     """Its ranks hung at some time."""
     ever_slow: bool = False
     """Its ranks were slower than others at some time."""
+    own_warnings: set[str] = field(default_factory=set)
+    """Problems that it alone has warned of."""
     draining: str = ""
     """The administrator's reason for the drain; empty: not drained."""
     drained_at: float = 0.0

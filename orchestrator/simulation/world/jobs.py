@@ -87,6 +87,7 @@ def submission_event(
         on_oom=scenario.on_oom,
         on_nan=scenario.on_nan,
         replace_stragglers=scenario.replace_stragglers,
+        replace_warned=scenario.replace_warned,
         in_memory=scenario.remembers,
         copies=scenario.copies if scenario.remembers and scenario.hosts > 1 else 0,
     )

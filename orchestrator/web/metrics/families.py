@@ -12,7 +12,7 @@ from msgspec import Struct
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from orchestrator.contract.messages.events import JobSubmitted
+from orchestrator.contract.messages.events import JobSubmitted, WarningKind
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard.reading.job_reader import ReadJob
 from orchestrator.dashboard.time_spent.account import TimeSpent
@@ -82,6 +82,11 @@ def _lost(sample: Sample) -> Values:
 def _incidents(sample: Sample) -> Values:
     counts = Counter((one.failure or one.kind, one.scope) for one in sample.view.incidents)
     return [(labels, float(count)) for labels, count in sorted(counts.items())]
+
+
+def _warnings(sample: Sample) -> Values:
+    counts = Counter(one.problem for one in sample.view.warnings)
+    return [((problem,), float(counts[problem])) for problem in get_args(WarningKind)]
 
 
 def _ranks(sample: Sample) -> Values:
@@ -237,6 +242,12 @@ FAMILIES: tuple[Family, ...] = (
         "ndctl_stragglers",
         "Ranks that make their peers wait at present.",
         lambda sample: _one(len(sample.view.stragglers)),
+    ),
+    Family(
+        "ndctl_host_warnings",
+        "Hosts that warn of their own failure at present, by problem.",
+        _warnings,
+        ("problem",),
     ),
     Family(
         "ndctl_rank_heartbeat_age_seconds",
