@@ -8,6 +8,8 @@ they do nothing special, so the lines can stay.
     ndctl.phase("eval")          not a training step
     ndctl.latest_checkpoint()    where to resume
     ndctl.checkpoint(step)       save a checkpoint, all ranks together
+    ndctl.save_in_memory(…)      keep a state in the memory of the host, after each step
+    ndctl.load_from_memory()     the newest of them, after a restart
     ndctl.should_stop()          checkpoint now and leave
 
 A notebook or another program calls these (docs/python.md).
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from ndctl.client.planning import plan
     from ndctl.client.submitting import run, submit
     from ndctl.client.values import Event, LogLine, Metric, Plan, Status
+    from ndctl.rank.memory import load_from_memory, save_in_memory
     from ndctl.rank.reporting import log, phase
     from ndctl.rank.resuming import latest_checkpoint
     from ndctl.rank.saving import CheckpointError, checkpoint
@@ -48,8 +51,10 @@ _SCRIPT = {
     "CheckpointError": "ndctl.rank.saving",
     "checkpoint": "ndctl.rank.saving",
     "latest_checkpoint": "ndctl.rank.resuming",
+    "load_from_memory": "ndctl.rank.memory",
     "log": "ndctl.rank.reporting",
     "phase": "ndctl.rank.reporting",
+    "save_in_memory": "ndctl.rank.memory",
     "should_stop": "ndctl.rank.stopping",
 }
 """Names for scripts -> module that defines them. These modules need the standard library alone."""
@@ -94,10 +99,12 @@ __all__ = [
     "job",
     "jobs",
     "latest_checkpoint",
+    "load_from_memory",
     "log",
     "phase",
     "plan",
     "run",
+    "save_in_memory",
     "should_stop",
     "submit",
 ]

@@ -36,6 +36,8 @@ class Link:
         """The script reports its steps itself, with `ndctl.log`."""
         self.use: Mapping[str, float] = {}
         """Memory and GPU that the rank uses, as keys of `metrics.jsonl`."""
+        self.resumed = False
+        """It is known from which step the script resumed."""
         self.stopped = False
         """The script knows that it was asked to stop, so its end is not the end of the training."""
 

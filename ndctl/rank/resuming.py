@@ -86,7 +86,7 @@ def _verified(ranks: Ranks, folder: Path) -> str:
 
 
 def _tell(link: Link, step: int, skipped: Skipped) -> None:
-    link.step = step
+    link.step, link.resumed = step, True
     if link.rank == 0:
         passed = [{"name": name, "why": why} for name, why in skipped]
         link.send(

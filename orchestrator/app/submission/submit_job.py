@@ -610,9 +610,8 @@ def submitted_event(
 
 def _memory_of(spec: CommonSpec) -> MemoryCheckpointSpec | None:
     """None: no checkpoints in the memory of the hosts."""
-    if not isinstance(spec, JobSpec) or spec.checkpoint.memory.every == "off":
-        return None
-    return spec.checkpoint.memory
+    memory = spec.checkpoint.memory
+    return None if memory.every == "off" else memory
 
 
 def _keep(spec: CommonSpec) -> Keep | None:

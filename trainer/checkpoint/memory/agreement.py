@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from ndctl.rank.host_memory import available_bytes
 from orchestrator.contract.memory.peers import HostMemory
-from trainer.checkpoint.memory.room import available_bytes
 from trainer.checkpoint.memory.slot import Layout, Slot
 from trainer.rank.ranks import Ranks
 
