@@ -106,7 +106,7 @@ cluster:
     exclusive: true
     switch_wait: '1:00'
     notice_s: 90.0
-    on_drain: finish
+    on_drain: auto
     env: {}
     hooks:
       timeout: 300.0
@@ -135,6 +135,7 @@ resilience:
   shrink: true
   min_hosts: 1
   replace_stragglers: false
+  replace_warned: true
   keep_ranks: false
   preflight: auto
   on_oom: stop

@@ -106,7 +106,7 @@ cluster:
     exclusive: true
     switch_wait: '1:00'
     notice_s: 120.0
-    on_drain: finish
+    on_drain: auto
     env: {}
     hooks:
       timeout: 300.0
@@ -136,6 +136,7 @@ resilience:
   shrink: false
   min_hosts: 1
   replace_stragglers: false
+  replace_warned: true
   keep_ranks: false
   preflight: auto
   on_oom: stop
