@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ndctl.client.planning import plan
     from ndctl.client.submitting import run, submit
     from ndctl.client.values import Event, LogLine, Metric, Plan, Status
-    from ndctl.rank.memory import load_from_memory, save_in_memory
+    from ndctl.rank.memory.kept import load_from_memory, save_in_memory
     from ndctl.rank.reporting import log, phase
     from ndctl.rank.resuming import latest_checkpoint
     from ndctl.rank.saving import CheckpointError, checkpoint
@@ -51,10 +51,10 @@ _SCRIPT = {
     "CheckpointError": "ndctl.rank.saving",
     "checkpoint": "ndctl.rank.saving",
     "latest_checkpoint": "ndctl.rank.resuming",
-    "load_from_memory": "ndctl.rank.memory",
+    "load_from_memory": "ndctl.rank.memory.kept",
     "log": "ndctl.rank.reporting",
     "phase": "ndctl.rank.reporting",
-    "save_in_memory": "ndctl.rank.memory",
+    "save_in_memory": "ndctl.rank.memory.kept",
     "should_stop": "ndctl.rank.stopping",
 }
 """Names for scripts -> module that defines them. These modules need the standard library alone."""

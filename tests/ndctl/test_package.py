@@ -46,7 +46,8 @@ def test_the_package_says_what_it_has() -> None:
 
 
 def test_a_script_for_another_version_learns_what_this_one_has() -> None:
-    has = "CheckpointError, attempt, checkpoint, latest_checkpoint, log, phase, should_stop$"
+    has = "CheckpointError, attempt, checkpoint, latest_checkpoint, load_from_memory, log, phase"
+    has += ", save_in_memory, should_stop$"
     with pytest.raises(
         AttributeError, match=rf"no attribute 'lgo'; for scripts, ndctl .* has {has}"
     ):

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import ndctl
-from ndctl.rank import memory as module
-from ndctl.rank import memory_slots
 from ndctl.rank.agreement import Ranks
 from ndctl.rank.link import Link
-from ndctl.rank.memory import Kept
-from ndctl.rank.memory_slots import NOT_SENT, ROOM, SENT, Memory, Slot
+from ndctl.rank.memory import kept as module
+from ndctl.rank.memory import slots as memory_slots
+from ndctl.rank.memory.kept import Kept
+from ndctl.rank.memory.slots import NOT_SENT, ROOM, SENT, Memory, Slot
 from orchestrator.contract.memory import slot_file
 from orchestrator.contract.memory.slot_file import Label
 from tests.ndctl.rank.many_ranks import World, place_in

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from ndctl.rank.host_memory import available_bytes
+from ndctl.rank.memory.available import available_bytes
 from orchestrator.contract.memory.peers import HostMemory
 from trainer.checkpoint.memory.slot import Layout, Slot
 from trainer.rank.ranks import Ranks

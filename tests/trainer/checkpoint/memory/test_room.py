@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ndctl.rank.host_memory import available_bytes
+from ndctl.rank.memory.available import available_bytes
 
 GIB = 1 << 30
 # From Debian 12, cut.

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ndctl.rank.host_memory import available_bytes
+from ndctl.rank.memory.available import available_bytes
 
 BEGIN = struct.Struct("<QQ")
 MARK = struct.Struct("<Q")

@@ -15,7 +15,7 @@ from typing import Any
 from ndctl.rank.agreement import NotAgreed, Ranks, ranks_of_script
 from ndctl.rank.checkpoint_files import newest_complete, step_of
 from ndctl.rank.link import Link, current
-from ndctl.rank.memory_slots import NOT_SENT, SENDING, Header, Made, Memory, NoRoom, Slot
+from ndctl.rank.memory.slots import NOT_SENT, SENDING, Header, Made, Memory, NoRoom, Slot
 from ndctl.rank.place import Place, place
 
 SAVE, LOAD = "ndctl.save_in_memory", "ndctl.load_from_memory"
