@@ -508,6 +508,17 @@ SLOW = StragglerFound(
 SLOW_WORDS = "rank 3 takes 0.350 s of its own a step, its peers 0.100 s, which costs 300 tokens/s"
 
 
+def test_a_warning_of_a_host_is_shown_with_what_ndctl_does_about_it() -> None:
+    what = "GPU 0000:0f:00: uncorrected memory errors"
+    warned = HostWarned(at=START + 20, host="host-1", problem="gpu-memory", what=what)
+    seen = snapshot([*started(), warned])
+    assert f"warning     host-1 warns: {what}" in status_text(seen, UTC)
+    text = describe_text(seen, UTC)
+    assert "Warnings of hosts" in text
+    assert "not replaced: resilience.replace_warned is false" in text
+    assert [one["host"] for one in status_json(seen)["warnings"]] == ["host-1"]
+
+
 def test_a_straggler_is_named_with_its_cost() -> None:
     seen = snapshot([*started(), SLOW])
     assert f"straggler   host-1: {SLOW_WORDS}" in status_text(seen, UTC)
