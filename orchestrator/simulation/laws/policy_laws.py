@@ -165,8 +165,9 @@ class PolicyLaws:
                 return on_one_host and self._is_strike(former) and self._is_strike(one)
 
     def _is_strike(self, one: Incident) -> bool:
-        """Whether the incident counts as a strike against its host."""
-        if one.scope == "user":
+        """Whether the incident counts as a whole strike against its host."""
+        # A host that only warned has broken nothing, which is half a strike.
+        if one.scope == "user" or one.kind == "host-warned":
             return False
         excluded = "replace" in (self.class_actions[one.failure], one.remedy)
         explained = one.failure != "sigkill-from-outside"
