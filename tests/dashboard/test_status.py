@@ -723,12 +723,12 @@ def scheduled() -> list[Event]:
         HostFlagged(at=START, host="host-1", state="DRAINING", reason="bad fan"),
         HostOpened(at=START, host="host-1"),
         HostLeaving(at=START, host="host-1", why="SIGTERM"),
-        HostWarned(at=START, host="host-1", problem="links", what="port mlx5_0/1 is lost"),
         HostUnavailable(at=START, host="host-1", why="Slurm says DOWN"),
         HostsChecked(at=START, check=1, unfit={"host-1": "both links are slow"}),
         Replanned(at=START, plan=smaller, plan_number=2),
         ReplanRefused(at=START, hosts=1, why="the batch does not divide"),
         RequeueRefused(at=START, why="Slurm job 7 has ended"),
+        HostWarned(at=START, host="host-1", problem="links", what="port mlx5_0/1 is lost"),
         RunDirLost(at=START, why="the run directory was moved or removed"),
     ]
 
