@@ -14,7 +14,6 @@ from orchestrator.backends.entry.pod_agent import (
     Pod,
     await_launch,
     await_others,
-    ends,
     hear_late,
     newest_line,
     run,
@@ -180,13 +179,6 @@ def test_newest_line_cuts_a_journal_at_a_whole_line() -> None:
         b"two\nthree\n",
         data,
     ]
-
-
-def test_ends_keeps_the_first_line_and_the_last_lines() -> None:
-    lines = [str(number) for number in range(1000)]
-    assert ends(lines[:200]) == lines[:200]
-    assert ends(lines) == ["0", *lines[801:]]
-    assert len(ends(lines)) == pod_agent.ENDS
 
 
 def test_the_sigterm_handler_is_set_before_slow_imports() -> None:
