@@ -244,7 +244,7 @@ def events(  # noqa: PLR0913 - click hands over one argument for each option
             for entries in event_batches(found.run_dir, clock, ended, follow=follow):
                 if not as_json:
                     for line in event_lines(entries, None, since, heartbeats=heartbeats):
-                        say(line)
+                        say_report(line)
                     continue
                 for entry in entries:  # in the order of the journal, so that it can be replayed
                     if event_time(entry.event) >= since:

@@ -330,7 +330,7 @@ def say(text: str, *, label: str = "", err: bool = False, **style: Any) -> None:
 
 
 def say_report(text: str) -> None:
-    """Print the text of `status` or `describe`: on a terminal in colours, and wrapped."""
+    """Print a report: on a terminal in colours, and wrapped."""
     import sys
 
     if not sys.stdout.isatty():
@@ -391,11 +391,16 @@ def print_as(
     value: Any,
     body: Callable[[Any], Mapping[str, Any]],
     text: Callable[[Any], str],
+    printed: Callable[[str], None] = say,
 ) -> None:
+    """
+    Args:
+        printed: `say_report` for sentences; tables are not wrapped.
+    """
     if as_json:
         print_json(body(value))
     else:
-        say(text(value))
+        printed(text(value))
 
 
 OFFLINE = "plan without the cluster, for the hosts in a file: --inventory FILE"

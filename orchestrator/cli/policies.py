@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.options import json_option, print_as, set_option
+from orchestrator.cli.options import json_option, print_as, say_report, set_option
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -33,7 +33,7 @@ def list_rules(
     from orchestrator.app import policies
 
     found = policies.policy_of(spec, overrides, os.environ)
-    print_as(as_json, found, policies.listed_json, policies.listed_text)
+    print_as(as_json, found, policies.listed_json, policies.listed_text, say_report)
 
 
 @policy.command(epilog="Example: ndctl policy explain disk-full examples/quickstart.yaml")
@@ -46,7 +46,7 @@ def explain(name: str, spec: str | None, overrides: tuple[str, ...], as_json: bo
     from orchestrator.app import policies
 
     found = policies.explain(name, policies.policy_of(spec, overrides, os.environ))
-    print_as(as_json, found, policies.explained_json, policies.explained_text)
+    print_as(as_json, found, policies.explained_json, policies.explained_text, say_report)
 
 
 def _check_signal(ctx: click.Context, param: click.Parameter, said: str | None) -> str | None:
@@ -99,4 +99,4 @@ def classify(
         exit_code=exit_code,
         signal=signal,
     )
-    print_as(as_json, found, classification.as_json, classification.as_text)
+    print_as(as_json, found, classification.as_json, classification.as_text, say_report)

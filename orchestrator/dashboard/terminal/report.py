@@ -1,4 +1,4 @@
-"""`status` and `describe` on a terminal: colours, and long lines wrapped behind their label.
+"""Reports on a terminal: colours, and long lines wrapped behind their label or their time.
 
 A pipe gets the plain text. Lines with a command or a path are not wrapped, because a person copies
 them: the terminal itself breaks them without a newline.
@@ -17,6 +17,8 @@ LABEL_WIDTH = 14
 """Cells before the text of a row, as `status.row` writes them."""
 TITLE = re.compile(rf"(?P<name>\S+): (?P<state>{'|'.join(get_args(State))})\b(?P<rest>.*)")
 ROW = re.compile(rf"(?P<label>  [a-z][a-z :]{{1,{LABEL_WIDTH - 3}}})(?P<text>\S.*)?")
+TIME = re.compile(r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+)(?P<text>  \S.*)")
+"""An event, as `event_text.event_line` writes it."""
 COPIED = ("next", "see why", "run dir", "file", "fix:", "folder", "program")
 """Rows that are not wrapped."""
 TROUBLE = ("unhealthy", "straggler", "incident", "excluded", "ndctl did")
@@ -37,6 +39,8 @@ def _wrapped(line: str, width: int) -> list[str]:
         return [line]
     own = len(line) - len(line.lstrip())
     indent = LABEL_WIDTH if row or own >= LABEL_WIDTH else own + 2
+    if event := TIME.fullmatch(line):
+        indent = len(event["time"]) + 2
     return textwrap.wrap(
         line,
         width,
@@ -58,6 +62,8 @@ def _painted(line: str) -> Line:
         )
     if row := ROW.fullmatch(line):
         return (Piece(row["label"], _label_look(row["label"].strip())), Piece(row["text"] or ""))
+    if event := TIME.fullmatch(line):
+        return (Piece(event["time"], {"dim": True}), Piece(event["text"]))
     is_heading = line and not line.startswith(" ")
     return (Piece(line, {"bold": True} if is_heading else {}),)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.app.policies import listed_text, policy_of
 from orchestrator.cli import SECTIONS, cli
 from orchestrator.dashboard import format
 from orchestrator.dashboard.describe import describe_text
@@ -106,3 +107,22 @@ def test_help_has_every_command_in_a_section_and_cuts_nothing() -> None:
     for command in cli.commands.values():
         first = re.sub(r"\s+", " ", str(command.help)).split(". ")[0].rstrip(".")
         assert first in words
+
+
+def test_an_event_is_wrapped_behind_its_time() -> None:
+    time = "2026-11-28 12:55:06 UTC"
+    text = f"{time}  agent of host-1 registered from 127.0.0.1 with 2 devices -> start attempt 1"
+    first, *rest = list(report_lines(text, 60))
+    assert first[0] == Piece(time, {"dim": True})
+    shown = ["".join(piece.text for piece in line) for line in (first, *rest)]
+    assert " ".join(line.strip() for line in shown) == text
+    assert all(len(line) <= 60 for line in shown)
+    assert all(line.startswith(" " * len(f"{time}  ")) for line in shown[1:])
+
+
+def test_rules_are_wrapped_on_a_terminal() -> None:
+    text = listed_text(policy_of(None, (), {}))
+    shown = ["".join(piece.text for piece in line) for line in report_lines(text, 80)]
+    assert "\n".join(shown).split() == text.split()
+    rules = shown[: shown.index(next(line for line in shown if line.startswith("Budget")))]
+    assert all(len(line) <= 80 for line in rules)
