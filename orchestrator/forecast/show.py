@@ -19,7 +19,8 @@ SEEN = 0.01
 def describe_forecast(found: Forecast, basis: Basis, rates: Rates) -> str:
     said, setting = found.expected, basis.setting
     days = setting.horizon_s / 86400
-    devices = f"{setting.hosts:,} hosts, {setting.spares} spare, {setting.reserve:,} more free"
+    hosts = "1 host" if setting.hosts == 1 else f"{setting.hosts:,} hosts"
+    devices = f"{hosts}, {setting.spares} spare, {setting.reserve:,} more free"
     lines = [
         f"job        {devices}; {days:g} days",
         *_lacking(basis),
