@@ -42,7 +42,7 @@ def fix_of_value(problem: Problem) -> str | None:
     if path in BY_KEY and (fix := BY_KEY[path](value)) is not None:
         return fix
     if value == -1 and "'auto'" in problem.limit:
-        return f"did you mean {path}: auto? The planner chooses"
+        return f"set {path} to auto, and ndctl chooses"
     if problem.limit == "key: value pairs" and isinstance(value, list) and (pairs := _pairs(value)):
         return f"write {path}: {pairs}"
     return None

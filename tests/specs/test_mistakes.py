@@ -127,7 +127,7 @@ MISTAKES = [
     ("model: {name: llama3}", "model.name", "did you mean model.preset, or model.path"),
     ("parallel: {data: zero3}", "parallel.data", "did you mean fsdp?"),
     ("train: {dtype: bf16-mixed}", "train.dtype", "did you mean bfloat16?"),
-    ("parallel: {dp_shard: -1}", "parallel.dp_shard", "did you mean parallel.dp_shard: auto?"),
+    ("parallel: {dp_shard: -1}", "parallel.dp_shard", "set parallel.dp_shard to auto"),
     (
         "cluster: {slurm: {gres: 'nvme:1,gpu:h100:8'}}",
         "cluster.slurm.gres",

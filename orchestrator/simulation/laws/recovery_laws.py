@@ -335,7 +335,7 @@ class RecoveryLaws:
 
     def _check_nothing_lost(self, run: Run) -> None:
         """If hosts only warn and nothing else happens, no step is trained twice."""
-        if any(fault.kind != "warning" for fault in self.world.scenario.faults):
+        if {fault.kind for fault in self.world.scenario.faults} != {"warning"}:
             return
         for incident in run.history.incidents:
             lost = incident.lost_steps
