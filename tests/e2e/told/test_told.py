@@ -65,7 +65,8 @@ def test_a_drill_is_told_by_webhook_and_mail_and_in_the_report(
         )
         done = ndctl.submit("--follow", *DRILLS, **SMALL, **FAILS, notify=notify)
         assert done.code == 1, done.out + done.err
-    assert_nothing_left(ndctl.run_dir)
+        # The leader outlives the job by what it still has to tell.
+        assert_nothing_left(ndctl.run_dir)
     told = ["incident", "recovered", "budget_low", "incident", "failed"]
     assert sorted(one["event"] for one in hook.got) == sorted(told)
     assert len(set(hook.ids)) == len(told), "each is delivered once"
