@@ -228,6 +228,11 @@ class Agent:
             except TimeoutError:
                 log.warning("this host is not watched any more: a driver hangs")
                 return  # another look would hang too
+            except Exception:
+                # Training needs no watch. Any other task that fails ends the agent, and with it the
+                # ranks of a host that may be healthy.
+                log.exception("this host is not watched any more")
+                return
             for one in found:
                 self.warn(one)
             await asyncio.sleep(WATCH_S)

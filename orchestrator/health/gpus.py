@@ -83,7 +83,11 @@ def parse_xids(text: str) -> tuple[Xid, ...]:
     found = re.finditer(
         r"^\[\s*(\d+\.\d+)\].*NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)", text, re.MULTILINE
     )
-    return tuple(Xid(bus_id=_short(m[2]), number=int(m[3]), at_s=float(m[1])) for m in found)
+    return tuple(
+        Xid(bus_id=_short(m[2]), number=int(m[3]), at_s=float(m[1]))
+        for m in found
+        if _is_bus_id(m[2])
+    )
 
 
 def _is_bus_id(text: str) -> bool:

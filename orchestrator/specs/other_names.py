@@ -50,7 +50,6 @@ KEYS: Mapping[str, str] = {
     "lr_warmup_iters": "train.schedule.warmup_steps",
     "lr_decay_style": "train.schedule.kind",
     "lr_wsd_decay_iters": "train.schedule.decay_steps",
-    "min_lr": "train.schedule.min_lr_factor",
     "clip_grad": "train.grad_clip",
     "adam_beta1": "train.optimizer.beta1",
     "adam_beta2": "train.optimizer.beta2",
@@ -121,6 +120,7 @@ KEYS: Mapping[str, str] = {
 """Name elsewhere -> key here."""
 
 SENTENCES: Mapping[str, str] = {
+    "min_lr": "did you mean train.schedule.min_lr_factor, a fraction of train.optimizer.lr?",
     "dp": "did you mean parallel.dp_shard (FSDP), or parallel.dp_replicate (DDP, HSDP)?",
     "data_parallel_size": "did you mean parallel.dp_shard (FSDP), or parallel.dp_replicate (DDP)?",
     "gradient_accumulation_steps": "remove it: it follows from train.global_batch_size,"

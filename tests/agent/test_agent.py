@@ -571,6 +571,18 @@ def test_a_driver_that_hangs_ends_the_watch_and_not_the_agent(
     run_script(tmp_path, script, watch=watch)
 
 
+def test_a_defect_of_the_watch_ends_the_watch_and_not_the_agent(tmp_path: Path) -> None:
+    def watch(now: float) -> tuple[Warned, ...]:
+        raise ValueError("an output that no version had before")
+
+    async def script(run: AgentRun) -> None:
+        await run.leader.expect(Register)
+        await until(lambda: not run.agent.tasks, "the end of the watch")
+        await run.leader.expect(Digest, 3)
+
+    run_script(tmp_path, script, watch=watch)
+
+
 @pytest.mark.process
 def test_a_host_that_must_leave_reports_it_and_exits_after_its_ranks(tmp_path: Path) -> None:
     async def script(run: AgentRun) -> None:

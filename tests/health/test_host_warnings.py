@@ -102,6 +102,13 @@ def test_xids_after_which_a_gpu_goes_on_warn_too(host: Host, xid: int, kind: str
     assert [one.kind for one in host.look()] == [kind]
 
 
+@pytest.mark.parametrize("bus_id", [":::::", "03:00", "0000:0f", "0f"])
+def test_a_line_of_the_kernel_log_without_a_bus_id_is_skipped(host: Host, bus_id: str) -> None:
+    host.look()
+    host.answers["dmesg"] = f"[  100.5] NVRM: Xid (PCI:{bus_id}): 79, pid=1, name=python\n"
+    assert host.look() == ()
+
+
 def test_throttling_that_lasts_is_reported_and_its_end_too(host: Host) -> None:
     host.answers["clocks_throttle"] = FAST
     host.look()
