@@ -30,7 +30,7 @@ def found(space: Space) -> list[SpecChange]:
     return list(smallest_changes(space, many_hosts(space)))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(space=spaces)
 def test_every_proposed_change_leads_to_a_plan(space: Space) -> None:
     assume(not can_fit(space))
