@@ -20,12 +20,14 @@ from typing import Any, Literal, TypeGuard, TypeVar, Union, cast
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
-from orchestrator.contract.spec.limits import OneOf
+from orchestrator.contract.spec.limits import Limit, OneOf
 
 T = TypeVar("T")
 ABSENT: Any = object()
 """Stands for a value that is missing; null is a value."""
 TAG = "kind"
+FEW_NAMES = 6
+"""So many names fit into the first line of a message."""
 UNKNOWN_KEY = "unknown key"
 """What is wrong with a key that a struct does not have."""
 
@@ -183,10 +185,18 @@ def _read_limited(kind: Any, data: Any, path: str, problems: list[Problem]) -> A
         return None
     for limit in limits:
         if not limit.admits(value):
-            near = nearest(value, limit.names) if isinstance(limit, OneOf) else None
-            fix = f"did you mean {near}?" if near else f"set {path} to {limit.advice}"
-            problems.append(Problem(path=path, value=data, limit=str(limit), fix=fix))
+            problems.append(_outside(limit, value, data, path))
     return value
+
+
+def _outside(limit: Limit, value: Any, data: Any, path: str) -> Problem:
+    words, near = str(limit), None
+    if isinstance(limit, OneOf):
+        near = nearest(value, limit.names)
+        if len(limit.names) > FEW_NAMES:  # the fix has them, unless it knows a better one
+            words = f"one of {len(limit.names)} names"
+    fix = f"did you mean {near}?" if near else f"set {path} to {limit.advice}"
+    return Problem(path=path, value=data, limit=words, fix=fix)
 
 
 def _read_union(kinds: tuple[Any, ...], data: Any, path: str, problems: list[Problem]) -> Any:

@@ -3,6 +3,8 @@
 The profiles are in `inventory/profiles/`. The names are here because a spec may contain one.
 """
 
+import re
+
 from orchestrator.contract.spec.types import Auto, Dtype
 
 GPU_NAMES = (
@@ -22,6 +24,19 @@ GPU_NAMES = (
 CPU = "cpu"
 """Profile of ranks that run without a GPU."""
 PROFILE_NAMES = (*GPU_NAMES, CPU)
+VENDORS = frozenset(("nvidia", "amd", "gpu", "geforce", "tesla", "instinct"))
+
+
+def nearest_gpu(word: object) -> str | None:
+    """The GPU that `word` probably names, such as h100-sxm-80gb for `H100` or `nvidia-h100`: the
+    commonest one whose name has all parts of the word. None if no name is similar."""
+    from orchestrator.contract.codec import nearest
+
+    parts = [one for one in re.findall("[a-z0-9]+", str(word).lower()) if one not in VENDORS]
+    if not any(one in name for one in parts for name in GPU_NAMES if len(one) > 3):
+        return nearest(word, GPU_NAMES)
+    alike = (name for name in GPU_NAMES if all(one in name for one in parts))
+    return next(alike, None) or nearest("-".join(parts), GPU_NAMES)
 
 
 def compute_dtype(wish: Dtype | Auto, *, fast_bfloat16: bool) -> Dtype:

@@ -35,8 +35,8 @@ def describe_forecast(found: Forecast, basis: Basis, rates: Rates) -> str:
         f" {_steps(said, basis)}",
         f"{INDENT}{said.low:.1%} to {said.high:.1%} in 90 % of the simulations; closed form"
         f" {said.closed:.1%}",
-        f"{INDENT}{said.failures:,.0f} failures ({said.fewest:,} to {said.most:,}); no spare was"
-        f" free {said.waits:,.3g} times",
+        f"{INDENT}{_many(said.failures)} failures on average ({said.fewest:,} to {said.most:,}); no"
+        f" spare was free {said.waits:,.3g} times",
         f"best       {found.best.effective:.1%} with a checkpoint every"
         f" {_steps(found.best, basis)} and {found.best.setting.spares} spare"
         f" host{'' if found.best.setting.spares == 1 else 's'}",
@@ -150,10 +150,16 @@ def _steps(one: Expected, basis: Basis) -> str:
     return f"{steps:,} step{'' if steps == 1 else 's'} ({_time(one.setting.interval_s)})"
 
 
+def _many(count: float) -> str:
+    return f"{count:,.0f}" if count >= 10 else f"{count:.2g}"
+
+
 def _time(seconds: float) -> str:
     if seconds < 120:
         return show_seconds(seconds)
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.3g} h"
+    if seconds < 7200:
+        return f"{seconds / 60:.3g} min"
+    return f"{seconds / 3600:.3g} h" if seconds < 100 * 3600 else f"{seconds / 86400:,.3g} days"
 
 
 def forecast_json(found: Forecast, basis: Basis, rates: Rates) -> dict[str, Any]:

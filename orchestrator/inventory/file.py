@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from orchestrator.contract.codec import Invalid, Problem, nearest
+from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.devices import PROFILE_NAMES
 from orchestrator.contract.spec.limits import AtLeast, AtMost
 from orchestrator.contract.spec.types import MOST_HOSTS, Count, Devices, Hosts
@@ -17,7 +17,7 @@ from orchestrator.errors import SpecError
 from orchestrator.inventory.generate import LEVELS, regular
 from orchestrator.inventory.hosts import Host, Inventory
 from orchestrator.inventory.profile import Profile
-from orchestrator.inventory.profiles import load_profile
+from orchestrator.inventory.profiles import load_profile, unknown_profile
 from orchestrator.yaml_document import Document, decode_document, parse, read_text, spec_error
 
 T = TypeVar("T")
@@ -31,10 +31,7 @@ def check_profile(name: str | None) -> None:
     """Raises Invalid if `name` cannot be the name of a profile."""
     if name is None or name in PROFILE_NAMES or name.endswith((".yaml", ".yml")):
         return
-    near = nearest(name, PROFILE_NAMES)
-    limit = f"one of {', '.join(PROFILE_NAMES)}, or the path of a .yaml file"
-    fix = f"did you mean {near}?" if near else "use one of them, or write your own file"
-    raise Invalid([Problem(path="profile", value=name, limit=limit, fix=fix)])
+    raise Invalid([unknown_profile(name)])
 
 
 Price = Annotated[float, AtLeast(0)] | None

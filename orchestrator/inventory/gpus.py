@@ -10,10 +10,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from orchestrator.contract.codec import Invalid, Problem, nearest
+from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.devices import PROFILE_NAMES
 from orchestrator.inventory.profile import Profile
-from orchestrator.inventory.profiles import load_profile
+from orchestrator.inventory.profiles import load_profile, unknown_profile
 from orchestrator.yaml_document import decode_document, parse, read_text
 
 EXAMPLE = "gpus: [{type: h100, profile: h100-sxm-80gb}]"
@@ -36,10 +36,7 @@ class GpuEntry(Struct, frozen=True, kw_only=True):
             problems.append(Problem(path="type", limit="given, or feature", fix="add one of them"))
         name = self.profile
         if name and name not in PROFILE_NAMES and not name.endswith((".yaml", ".yml")):
-            near = nearest(name, PROFILE_NAMES)
-            limit = f"one of {', '.join(PROFILE_NAMES)}, or the path of a .yaml file"
-            fix = f"did you mean {near}?" if near else "use one of them, or write your own file"
-            problems.append(Problem(path="profile", value=name, limit=limit, fix=fix))
+            problems.append(unknown_profile(name))
         if problems:
             raise Invalid(problems)
 

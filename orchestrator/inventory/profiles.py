@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.contract.devices import PROFILE_NAMES
 
 if TYPE_CHECKING:
+    from orchestrator.contract.codec import Problem
     from orchestrator.inventory.profile import Profile
 
 FOLDER = Path(__file__).parent / "profiles"
@@ -36,7 +37,10 @@ def load_profile(
     elif name_or_path.endswith((".yaml", ".yml")):
         path = Path(name_or_path)
     else:
-        raise _unknown(name_or_path)
+        from orchestrator.errors import SpecError
+
+        problem = unknown_profile(name_or_path)
+        raise SpecError(f"profile {problem.said}", fix=problem.fix)
     document = parse(read_text(path, f"known profiles: {', '.join(PROFILE_NAMES)}"), str(path))
     if isinstance(document.data, dict):
         document.data = _laid_over({"calibration": _calibration(document.data)}, document.data)
@@ -71,16 +75,15 @@ def _table(name: str) -> dict[str, Any]:
     return tomllib.loads((CALIBRATIONS / f"{name}.toml").read_text(encoding="utf-8"))
 
 
-def _unknown(name: str) -> Exception:
-    from orchestrator.contract.codec import nearest
-    from orchestrator.errors import SpecError
+def unknown_profile(name: str) -> "Problem":
+    """What is wrong with a `profile` that no profile has as its name."""
+    from orchestrator.contract.codec import Problem, nearest
+    from orchestrator.contract.devices import nearest_gpu
 
-    near = nearest(name, PROFILE_NAMES)
-    return SpecError(
-        f"profile must be one of {', '.join(PROFILE_NAMES)}, or the path of a .yaml file,"
-        f" got {name!r}",
-        fix=f"did you mean {near}?" if near else "use one of them, or write your own file",
-    )
+    near = nearest_gpu(name) or nearest(name, PROFILE_NAMES)
+    fix = f"did you mean {near}?" if near else "use one of them, or write your own file"
+    limit = f"one of {', '.join(PROFILE_NAMES)}, or the path of a .yaml file"
+    return Problem(path="profile", value=name, limit=limit, fix=fix)
 
 
 def _merged(data: dict[str, Any], overrides: Mapping[str, Any], source: str) -> dict[str, Any]:

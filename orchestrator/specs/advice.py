@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -47,12 +47,8 @@ def _fix_of_key(problem: Problem) -> str:
     every = [key.path for key in all_keys() if "[]" not in key.path]
     here = [path for path in every if path.rpartition(".")[0] == above]
     names = {path.rpartition(".")[2]: path for path in here}
-    # The same key in another form, such as nodeSelector, or the same word elsewhere.
-    if name in names:
-        return f"did you mean {names[name]}?"
-    # A typo: steps for step. It comes before the same word elsewhere (run.metrics.step).
-    if typo := difflib.get_close_matches(name, names, n=1, cutoff=TYPO):
-        return f"did you mean {names[typo[0]]}?"
+    if (path := _beside(name, names)) is not None:
+        return f"did you mean {path}?"
     if name in SENTENCES:
         return SENTENCES[name]
     if name in KEYS:
@@ -69,6 +65,19 @@ def _fix_of_key(problem: Problem) -> str:
     if 0 < len(names) <= FEW:
         return f"remove it, or use one of {', '.join(names)}"
     return f"remove it; `ndctl explain{' ' if above else ''}{above}` lists the keys"
+
+
+def _beside(name: str, names: Mapping[str, str]) -> str | None:
+    """The key of the same mapping that was meant: `names` has the last words of its keys."""
+    # The same key in another form, such as nodeSelector.
+    if name in names:
+        return names[name]
+    # Another tool's name of a key that belongs here is no typo: gpus is gpus_per_host, not gpu.
+    if KEYS.get(name) in names.values():
+        return KEYS[name]
+    # A typo: steps for step. It comes before the same word elsewhere (run.metrics.step).
+    typo = difflib.get_close_matches(name, names, n=1, cutoff=TYPO)
+    return names[typo[0]] if typo else None
 
 
 def keys_for_name(name: str) -> list[str]:

@@ -72,6 +72,23 @@ def _run(value: Any) -> str | None:
     return f"write {run_of(value)}; ndctl starts it on each rank, without torchrun"
 
 
+def _fsdp(value: Any) -> str | None:
+    """`fsdp: full_shard`, or `fsdp: 8`, as other tools write how parameters are sharded."""
+    if isinstance(value, bool):
+        return f"write parallel.data: {'fsdp' if value else 'ddp'}"
+    if isinstance(value, int):
+        return f"did you mean parallel.dp_shard: {value}?"
+    fix = DATA_PARALLEL.get(str(value).lower(), "")
+    return fix.replace("did you mean ", "did you mean parallel.data: ") or None
+
+
+def _gpu(value: Any) -> str | None:
+    from orchestrator.contract.devices import nearest_gpu
+
+    near = nearest_gpu(value)
+    return f"did you mean {near}?" if near else None
+
+
 def _every(value: Any) -> str | None:
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return f"did you mean checkpoint.every_steps: {value}?" if is_number else None
@@ -117,9 +134,11 @@ def _billions(name: str) -> float | None:
 
 BY_KEY: Mapping[str, Callable[[Any], str | None]] = {
     "checkpoint.every": _every,
+    "cluster.gpu": _gpu,
     "cluster.slurm.time": _slurm_time,
     "model": _model,
     "model.preset": _preset,
+    "parallel.fsdp": _fsdp,
     "run": _run,
 }
 """Key -> what to do about its value."""

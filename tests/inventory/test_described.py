@@ -77,8 +77,8 @@ def test_an_unknown_device_is_refused_with_the_known_ones() -> None:
         cluster(gpu="h100")
     (problem,) = refused.value.problems
     assert problem.path == "gpu"
-    assert all(name in problem.limit for name in GPU_NAMES)
-    assert "cpu" not in problem.limit
+    assert all(name in problem.fix for name in GPU_NAMES)
+    assert "cpu" not in problem.fix
 
 
 def test_gpus_of_a_kind_and_ranks_on_cpus_exclude_each_other() -> None:

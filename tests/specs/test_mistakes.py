@@ -126,6 +126,13 @@ MISTAKES = [
     ("model: {flavor: 8B}", "model.flavor", "did you mean model.preset, such as llama3-8b?"),
     ("model: {name: llama3}", "model.name", "did you mean model.preset, or model.path"),
     ("parallel: {data: zero3}", "parallel.data", "did you mean fsdp?"),
+    ("cluster: {gpu: H100}", "cluster.gpu", "did you mean h100-sxm-80gb?"),
+    ("cluster: {gpu: A100-40GB}", "cluster.gpu", "did you mean a100-sxm-40gb?"),
+    ("cluster: {gpu: t4}", "cluster.gpu", "set cluster.gpu to one of h100-sxm-80gb, "),
+    ("cluster: {gpus: 8}", "cluster.gpus", "did you mean cluster.gpus_per_host?"),
+    ("parallel: {fsdp: full_shard}", "parallel.fsdp", "did you mean parallel.data: fsdp?"),
+    ("parallel: {fsdp: 8}", "parallel.fsdp", "did you mean parallel.dp_shard: 8?"),
+    ("parallel: {fsdp: true}", "parallel.fsdp", "write parallel.data: fsdp"),
     ("train: {dtype: bf16-mixed}", "train.dtype", "did you mean bfloat16?"),
     ("parallel: {dp_shard: -1}", "parallel.dp_shard", "set parallel.dp_shard to auto"),
     (

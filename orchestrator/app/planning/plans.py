@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from orchestrator.app.planning.planned_hosts import (
+    SHOWN,
     Given,
     Purpose,
     inventory_for,
@@ -142,9 +143,11 @@ def _looked_and_planned(
     *,
     resume: bool = False,
 ) -> Planned:
-    looked = look_at(
-        written, environ, run_root, hosts_of_a_file=inventory is not None, resume=resume
+    # A plan for devices that the spec names is often made on a laptop, for a cluster elsewhere.
+    other_hosts = inventory is not None or (
+        purpose in SHOWN and written.spec.cluster.gpu is not None
     )
+    looked = look_at(written, environ, run_root, other_hosts=other_hosts, resume=resume)
     also: list[NdctlError] = [] if looked.refusal is None else [looked.refusal]
     try:
         planned = _planned(written, environ, inventory, run_root, purpose)
@@ -166,7 +169,7 @@ def look_at(
     environ: Mapping[str, str],
     run_root: Path | None,
     *,
-    hosts_of_a_file: bool = False,
+    other_hosts: bool = False,
     resume: bool = False,
 ) -> "Looked":
     """Check the inputs that a spec names and, with `resume`, the checkpoint."""
@@ -178,9 +181,9 @@ def look_at(
         from orchestrator.app.submission.program_check import look_at_program
 
         # A program resumes as it likes, so only its own checks are left to the ranks.
-        return look_at_program(spec, environ, hosts_of_a_file=hosts_of_a_file)
+        return look_at_program(spec, environ, other_hosts=other_hosts)
     assert isinstance(spec, JobSpec)
-    looked = look(spec, hub, hosts_of_a_file=hosts_of_a_file)
+    looked = look(spec, hub, other_hosts=other_hosts)
     if not resume:
         return looked
     from orchestrator.app.submission.resume_check import look_back

@@ -62,14 +62,14 @@ class Looked(Struct, frozen=True, kw_only=True):
         return (*self.doubts, *filter(None, (self.unchecked,)))
 
 
-def look(spec: JobSpec, hub: Path, *, hosts_of_a_file: bool = False) -> Looked:
+def look(spec: JobSpec, hub: Path, *, other_hosts: bool = False) -> Looked:
     """Check all files and folders that `spec` names.
 
     Args:
         hub: the local Hugging Face cache.
-        hosts_of_a_file: the hosts are from an inventory file, so they may see other files.
+        other_hosts: the hosts are described, and may see other files than this machine.
     """
-    if elsewhere := sees_other_files(spec, hosts_of_a_file):
+    if elsewhere := sees_other_files(spec, other_hosts):
         named = tuple(_named(spec))
         return Looked(unchecked=f"{_listed(named)} not checked: {elsewhere}" if named else "")
     problems = tuple(_problems(spec, hub))
@@ -122,13 +122,13 @@ def _listed(names: Iterable[str]) -> str:
     return f"{', '.join(names)} {'was' if len(names) == 1 else 'were'}"
 
 
-def sees_other_files(spec: CommonSpec, hosts_of_a_file: bool) -> str:
+def sees_other_files(spec: CommonSpec, other_hosts: bool) -> str:
     """Why this machine does not see the files of the ranks; empty if it does."""
     if spec.cluster.backend == "kubernetes":
         return "pods see the files of their image and volumes"
     if spec.cluster.backend == "slurm" and spec.cluster.slurm.container is not None:
         return "ranks see the files of their container"
-    return "the hosts are from an inventory file" if hosts_of_a_file else ""
+    return "the hosts are from an inventory file or cluster.gpu" if other_hosts else ""
 
 
 def _problems(spec: JobSpec, hub: Path) -> Iterator[Problem]:

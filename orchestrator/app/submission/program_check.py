@@ -14,17 +14,17 @@ from orchestrator.contract.spec.run_spec import RunSpec
 
 
 def look_at_program(
-    spec: ScriptSpec, environ: Mapping[str, str], *, hosts_of_a_file: bool = False
+    spec: ScriptSpec, environ: Mapping[str, str], *, other_hosts: bool = False
 ) -> Looked:
     """Check the program of `spec` and its working directory.
 
     Args:
-        hosts_of_a_file: the hosts are from an inventory file, so they may see other files.
+        other_hosts: the hosts are described, and may see other files than this machine.
     """
     if spec.elsewhere:
         unchecked = f"run was neither copied nor checked: {spec.elsewhere}, so it must be there"
         return Looked(unchecked=unchecked)
-    if elsewhere := sees_other_files(spec, hosts_of_a_file):
+    if elsewhere := sees_other_files(spec, other_hosts):
         return Looked(unchecked=f"run was not checked: {elsewhere}")
     return Looked(problems=tuple(_problems(spec.run, environ)), doubts=tuple(_doubts(spec.run)))
 

@@ -24,6 +24,7 @@ from trainer.data.packing.tokenizer import open_tokenizer
 from trainer.model.weights import SINGLE
 
 __all__ = ["cluster"]
+GPU = "h100-sxm-80gb"
 NO_DATA = "data.files=/data/none/*.txt"
 
 
@@ -197,6 +198,15 @@ def test_a_missing_model_is_reported_with_its_line(path: str, fix: str, hub: Pat
     assert isinstance(done.exception, SpecError)
     assert done.exception.message.startswith("--set model.path: must be a folder or a hub id")
     assert done.exception.fix.endswith(fix)
+
+
+@pytest.mark.parametrize("command", ["plan", "validate", "forecast"])
+def test_a_plan_for_devices_that_the_spec_names_needs_no_data_here(command: str, hub: Path) -> None:
+    """It is made on a laptop, for a cluster elsewhere."""
+    elsewhere = ["--set", NO_DATA, "--set", "cluster.backend=slurm"]
+    done = CliRunner().invoke(cli, [command, str(SPEC), *elsewhere, "--set", f"cluster.gpu={GPU}"])
+    assert done.exit_code == 0, done.exception
+    assert ("data.files was not checked" in done.output) == (command == "validate")
 
 
 def test_problems_can_be_printed_as_json(hub: Path, tmp_path: Path) -> None:
