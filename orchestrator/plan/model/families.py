@@ -4,6 +4,7 @@ A missing key has the default of the transformers class of its `model_type`, bec
 builds the model with that class.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -185,12 +186,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
     """
     kind = str(config.get("model_type", "none"))
     if kind not in DEFAULTS:
-        known = ", ".join(DEFAULTS)
-        near = nearest(kind, DEFAULTS)
-        raise PlanError(
-            f"model_type must be one of {known}, got {kind!r}",
-            fix=f"did you mean {near}?" if near else f"use a model of the families {known}",
-        )
+        raise _unknown(kind)
     own_names = {ALIASES.get(kind, {}).get(key, key): value for key, value in config.items()}
     values = {key: own_names.get(key, default) for key, default in DEFAULTS[kind].items()}
     _check(values)
@@ -204,6 +200,23 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         notes=_misspelt(own_names, DEFAULTS[kind]),
         untrainable=None if kind in TRAINABLE else _untrainable(kind),
         **fields,
+    )
+
+
+def _unknown(kind: str) -> PlanError:
+    """A typo gets the right spelling; another family gets a way to be planned all the same."""
+    near = nearest(kind, DEFAULTS)
+    # qwen2_moe is no qwen3_moe, and llama4 no llama.
+    numbers = [re.findall(r"\d", name) for name in (kind, near or "")]
+    further = any(kind.startswith(name) for name in DEFAULTS)
+    is_typo = near is not None and numbers[0] == numbers[1] and not further
+    return PlanError(
+        f"model_type must be one of {', '.join(DEFAULTS)}, got {kind!r}",
+        fix=f"did you mean {near}?"
+        if is_typo
+        else f"if {kind} is built like one of them, plan it as that family with its own sizes, for"
+        " example model.config: {model_type: llama, hidden_size: …}; your own script can train any"
+        " model: ndctl run -- train.py",
     )
 
 

@@ -95,6 +95,23 @@ def test_sizes_of_known_models_equal_the_published_ones(
     assert shape_of(config).parameters == parameters
 
 
+@pytest.mark.parametrize(
+    ("kind", "fix"),
+    [
+        ("lama", "did you mean llama?"),
+        ("Mistral", "did you mean mistral?"),
+        ("llama4", "if llama4 is built like one of them, plan it as that family"),
+        ("qwen2_moe", "if qwen2_moe is built like one of them"),
+        ("qwen3_next", "if qwen3_next is built like one of them"),
+        ("olmo2", "your own script can train any model: ndctl run -- train.py"),
+    ],
+)
+def test_another_family_is_no_typo(kind: str, fix: str) -> None:
+    with pytest.raises(PlanError) as refused:
+        shape_of({"model_type": kind})
+    assert fix in refused.value.fix
+
+
 def test_only_the_chosen_experts_are_active() -> None:
     """Mixtral has 12.9 of 46.7 billion active (Jiang et al. 2024, "Mixtral of Experts"), Qwen3 has
     3.3 of 30.5 billion (model card)."""
