@@ -264,7 +264,8 @@ def dashboard(job: str | None, plain: bool, run_root: str | None, place: "Place 
     Keys open what is selected, show logs, events, metrics, stacks, and cancel a job. Without a
     terminal, prints one picture.
     """
-    keys = not plain and sys.stdout.isatty() and sys.stdin.isatty()
+    # textual draws on stderr, so `2>file` would leave the terminal empty.
+    keys = not plain and all(one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr))
     if keys and not _has_textual():
         warn(f"no keys without textual: `{sys.executable} -m pip install 'ndctl[dashboard]'`")
         keys = False

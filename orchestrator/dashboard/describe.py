@@ -254,8 +254,11 @@ def _evidence(incident: Incident) -> Iterator[Row]:
         yield row("  evidence", f"signal {found.signal}")
     elif found.exit_code is not None:
         yield row("  evidence", f"exit code {found.exit_code}")
+    # The rows `class` and `to do` have it, unless `to do` has commands.
+    known = f"class {incident.failure} (scope {incident.scope}): {incident.advice}"
     for note in found.notes:
-        yield row("  evidence", format.one_line(note))
+        if note != known or incident.edits:
+            yield row("  evidence", format.one_line(note))
     if found.traceback:
         yield from _quoted("traceback", found.traceback.splitlines())
     if found.log_tail:

@@ -135,9 +135,14 @@ def use(peak_memory_bytes: float | None, gpu_utilization: float | None) -> list[
 
 
 def lost_time(lost_s: Iterable[tuple[str, float]]) -> str:
-    """`restart 12 s, lost work 8.0 s`: the causes of lost time, the largest first."""
+    """`starts 12 s, lost work 8.0 s`: the causes of lost time, the largest first."""
     causes = sorted(lost_s, key=lambda pair: -pair[1])
-    return ", ".join(f"{cause.replace('_', ' ')} {duration(s)}" for cause, s in causes if s >= 0.05)
+    return ", ".join(f"{lost_to(cause)} {duration(s)}" for cause, s in causes if s >= 0.05)
+
+
+def lost_to(cause: str) -> str:
+    """A cause of lost time, for people. `restart` has the first start too, which is no restart."""
+    return "starts" if cause == "restart" else cause.replace("_", " ")
 
 
 def coordinates(coords: Mapping[str, int], degrees: Mapping[str, int]) -> str:

@@ -42,16 +42,21 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 def in_a_terminal(
-    program: str, words: Sequence[str], environ: dict[str, str], shown: Sequence[str]
+    program: str,
+    words: Sequence[str],
+    environ: dict[str, str],
+    shown: Sequence[str],
+    stderr: int | None = None,
 ) -> str:
-    """What the command writes. `q` is pressed each time that one of `shown` has appeared."""
+    """What the command writes to the terminal. `q` is pressed each time that one of `shown` has
+    appeared."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     with subprocess.Popen(
         [sys.executable, "-c", program, *words],
         stdin=theirs,
         stdout=theirs,
-        stderr=theirs,
+        stderr=theirs if stderr is None else stderr,
         env=environ,
     ) as process:
         os.close(theirs)
@@ -76,6 +81,14 @@ def test_a_terminal_gets_the_fleet_with_keys_and_is_restored(environ: dict[str, 
     assert "\x1b[?1049h" in text
     assert "\x1b[?1049l" in text
     assert "quickstart" in text
+
+
+@pytest.mark.timeout(60)
+def test_with_stderr_in_a_file_the_terminal_gets_the_plain_screen(environ: dict[str, str]) -> None:
+    """textual would draw its screen into the file."""
+    words = ["dashboard", "quickstart"]
+    text = in_a_terminal(NDCTL, words, environ, ["more: ndctl describe"], subprocess.DEVNULL)
+    assert "SUCCEEDED" in text
 
 
 @pytest.mark.timeout(60)

@@ -567,6 +567,13 @@ def test_describe_shows_every_incident_completely() -> None:
         assert words in text, words
 
 
+def test_describe_gives_the_advice_for_a_class_once() -> None:
+    text = describe_text(snapshot(failed(), metrics(1, 9), alive=False), UTC)
+    advice = "the rank's log shows what it did last; add a class to resilience.failure_classes"
+    rows = [line.split()[:2] for line in text.splitlines() if advice in line]
+    assert rows == [["to", "do"]] * 2
+
+
 def test_describe_shows_the_stacks_of_a_hang() -> None:
     events = [
         *hung(),

@@ -143,7 +143,8 @@ class Tab:
         await self.ask("Emulation.setEmulatedMedia", features=features)
 
     async def picture(self, path: Path) -> bytes:
-        said = await self.ask("Page.captureScreenshot", format="png")
+        """In the format that the name ends with: png or webp."""
+        said = await self.ask("Page.captureScreenshot", format=path.suffix[1:], quality=80)
         path.write_bytes(base64.b64decode(said["data"]))
         return path.read_bytes()
 

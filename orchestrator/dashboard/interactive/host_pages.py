@@ -46,8 +46,8 @@ def host_page(page: Page, content: JobContent) -> Frame:
         return page.of_rows([gone], [], list(_incidents(page, view, page.place.host)))
     head = [page.job_head(view, format.one_line(host.name)), *_agent(content, host.name)]
     rows = [
-        Row(_rank_line(view, host.first_rank + place, health), f"{RANK}{host.first_rank + place}")
-        for place, health in enumerate(host.ranks)
+        Row(_with_why(_rank_line(view, rank, health), view, rank), f"{RANK}{rank}")
+        for rank, health in enumerate(host.ranks, host.first_rank)
     ]
     return page.of_rows(head, rows, list(_incidents(page, view, host.name)))
 
@@ -69,10 +69,12 @@ def _rank_line(view: View, rank: int, health: Health) -> Text:
     line = Text.assemble("  ", (f"{sign} rank {rank:<{number}}", style))
     line.append(f"  {format.health_text(health):<14}", style=style)
     line.append(_coordinates(view, rank), style=DIM)
-    slow = next((found for found in view.stragglers if found.rank == rank), None)
-    if slow is not None:
-        line.append(f"  {format.one_line(why_slow(slow))}")
     return line
+
+
+def _with_why(line: Text, view: View, rank: int) -> Text:
+    slow = next((found for found in view.stragglers if found.rank == rank), None)
+    return line if slow is None else line.append(f"  {format.one_line(why_slow(slow))}")
 
 
 def _coordinates(view: View, rank: int) -> str:

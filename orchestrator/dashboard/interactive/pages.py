@@ -68,7 +68,7 @@ def draw_page(sight: Sight, width: int, height: int) -> Frame:
         case NewestLines():
             return text_page(page, _title(place), content)
         case _:
-            return text_page(page, "help", NewestLines(lines=help_lines(), dropped=0))
+            return text_page(page, "help", NewestLines(lines=help_lines(width), dropped=0))
 
 
 def _of_job(page: Page, content: JobContent, readings: list[Reading]) -> Frame:

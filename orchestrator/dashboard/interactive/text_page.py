@@ -1,6 +1,7 @@
 """Long texts: logs, events, stacks, help. A text that grows is followed while its end is shown."""
 
 from collections.abc import Iterator, Sequence
+from textwrap import wrap
 
 from rich.text import Text
 
@@ -82,12 +83,15 @@ def _by_words(text: str, width: int) -> Iterator[str]:
 
 
 def _by_cells(text: str, width: int) -> Iterator[str]:
+    """The same for text with characters that take no cell, or two."""
     part, used = "", 0
     for char in text:
         size = format.cells(char)
         if used + size > width and part:
-            yield part
-            part, used = "", 0
+            end = part.rfind(" ", len(part) * 3 // 4) + 1 or len(part)
+            yield part[:end]
+            part = part[end:]
+            used = format.cells(part)
         part, used = part + char, used + size
     yield part
 
@@ -102,9 +106,12 @@ def tail(lines: Sequence[str], width: int, height: int) -> list[Text]:
     return shown[-height:] if height else []
 
 
-def help_lines() -> list[str]:
+def help_lines(width: int) -> list[str]:
     lines = ["", "Keys"]
-    lines += [f"  {key.sign:<5} {key.words}" for key in KEYS]
+    for key in KEYS:
+        first = f"  {key.sign:<5} "
+        room = max(10, width - 2)
+        lines += wrap(key.words, room, initial_indent=first, subsequent_indent=" " * len(first))
     lines += ["", "Ranks"]
     lines += [f"  {GLYPHS[health][0]}     {_MEANING[health]}" for health in WORST_FIRST]
     lines += [

@@ -136,7 +136,7 @@ def _time(time: TimeSpent) -> Iterator[Markup]:
     if not time.elapsed_s:
         return
     parts = [("training that counts", time.effective_s)]
-    parts += [(cause.replace("_", " "), s) for cause, s in time.lost_s.items() if s >= 0.05]
+    parts += [(format.lost_to(cause), s) for cause, s in time.lost_s.items() if s >= 0.05]
     said = [f"{name} {format.duration(s)}, {s / time.elapsed_s:.1%}" for name, s in parts]
     yield element("h2", "Where the time of the job went")
     yield element(

@@ -35,7 +35,10 @@ def header(view: View, width: int, zone: tzinfo | None) -> list[Text]:
     name = Text(view.name, style=BOLD)
     name.truncate(max(8, width // 2 - 4), overflow="ellipsis")
     left = Text.assemble(" ", name, "  ", badge(view.state), ("   " + stage_text, DIM))
-    right = Text(f"{format.date_time(view.now, zone)} ", style=DIM)
+    clock = format.date_time(view.now, zone)
+    # A narrow screen has room for the time of day, which is of today.
+    ways = [Text(f"{text} ", style=DIM) for text in (clock, clock.split()[1])]
+    right = next((way for way in ways if left.cell_len + 2 + way.cell_len <= width), ways[-1])
     return [
         left_and_right(left, right, width),
         _progress(view, width),

@@ -82,12 +82,22 @@ def _newest(blocks: list[list[Text]], height: int, view: View) -> list[Text]:
     for index, block in enumerate(blocks):
         left = len(blocks) - index
         if height - len(lines) < len(block) + (left > 1):
-            short = block[: max(0, height - len(lines) - (left > 1))] if index == 0 else []
+            short = _cut(block, height - len(lines) - (left > 1)) if index == 0 else []
             older = left - 1 if short else left
             note = [Text(f"  … {older:,} earlier: {view.commands.of('describe')}", style=DIM)]
             return [*lines, *short, *(note if older else [])][:height]
         lines += block
     return lines
+
+
+def _cut(block: list[Text], height: int) -> list[Text]:
+    """The first lines of an incident; the last one shows that there is more."""
+    shown = block[: max(0, height)]
+    if not shown:
+        return []
+    last = shown[-1].copy()
+    last.append(" …", style=DIM)
+    return [*shown[:-1], last]
 
 
 def _incident(view: View, incident: Incident, width: int, zone: tzinfo | None) -> list[Text]:

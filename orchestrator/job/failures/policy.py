@@ -92,7 +92,10 @@ def decide(run: Run, verdict: Verdict) -> Decision:
         return Decision(action="stop", rule=rule.name, reason=reason, fix=verdict.fix)
     if counts and run.history.fruitless >= job.max_restarts:
         budget = f"{run.history.fruitless} of max_restarts {job.max_restarts}"
-        reason = f"no new checkpoint in {budget} restarts; last cause: {verdict.cause}"
+        spent = (
+            f"no new checkpoint in {budget} restarts" if job.max_restarts else "max_restarts is 0"
+        )
+        reason = f"{spent}; last cause: {verdict.cause}"
         return Decision(action="stop", rule=BUDGET, reason=reason)
     found = _possible(run, action, verdict)
     wait_s = (

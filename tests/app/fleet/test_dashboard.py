@@ -1,21 +1,32 @@
 """What the screen with keys reads and does, on real run directories."""
 
+import json
 import os
 import threading
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.app.fleet.dashboard import JobServices
 from orchestrator.app.fleet.known_jobs import Scope
+from orchestrator.backends.kubernetes.mirror.mirror_paths import REMOTE, folder_of
 from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.dashboard.interactive.content import Source
 from orchestrator.dashboard.interactive.feed import KEPT, Feed, Feeds
 from orchestrator.errors import JobError
 from orchestrator.job.stage import ENDED
 from orchestrator.journal.journal import to_line
 from orchestrator.journal.snapshot import replay
-from tests.dashboard.dashboard_story import START, StoryClock, broken, finished, journal
+from tests.dashboard.dashboard_story import (
+    START,
+    StoryClock,
+    broken,
+    finished,
+    journal,
+    submitted,
+)
 
 
 def write(run_dir: RunDir, events: list) -> None:  # type: ignore[type-arg]
@@ -43,6 +54,24 @@ def test_the_fleet_is_that_of_list_and_opens_its_jobs(
     assert content.view.time is not None
     with pytest.raises(JobError, match="cannot be read from here"):
         services.open_job(str(tmp_path / "elsewhere"))
+
+
+def test_a_machine_without_the_kubeconfig_of_a_job_shows_all_other_jobs(
+    services: JobServices, tmp_path: Path
+) -> None:
+    folder = folder_of(tmp_path / "runs", "prod", "team", "far")
+    on_pods = submitted(
+        backend="kubernetes", launch=replace(submitted().launch, kubernetes=KubernetesSpec())
+    )
+    write(RunDir(folder), [on_pods, *broken()[1:]])
+    of_the_cluster = {"context": "prod", "namespace": "team", "kind": "pytorchjob", "job": "far"}
+    kept = {"run_dir": "/runs/far", "python": "python3", "launch": 1}
+    (folder / REMOTE).write_text(json.dumps({**of_the_cluster, **kept}))
+    environ = {**services.environ, "KUBECONFIG": str(tmp_path / "none")}
+    content = JobServices(services.scope, environ, services.clock).fleet()
+    assert {row.name for row in content.rows} == {"a", "b", "far"}
+    (warning,) = content.warnings
+    assert "cannot find a Kubernetes cluster" in warning
 
 
 def test_a_job_is_read_again_only_from_where_the_last_read_ended(

@@ -58,7 +58,8 @@ class StatusServer:
         known = {"progressPercentage", "estimatedRemainingSeconds", "metrics", "lastUpdatedTime"}
         assert set(status) <= known
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", status["lastUpdatedTime"])
-        percent, left = status["progressPercentage"], status.get("estimatedRemainingSeconds", 0)
+        percent = status.get("progressPercentage", 0)
+        left = status.get("estimatedRemainingSeconds", 0)
         assert type(percent) is int
         assert 0 <= percent <= 100
         assert type(left) is int

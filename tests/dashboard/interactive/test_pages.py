@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 from rich.cells import cell_len
 
+from orchestrator.dashboard.follow.newest_lines import NewestLines
 from orchestrator.dashboard.interactive.content import Reading, sources_of
 from orchestrator.dashboard.interactive.pages import Sight, draw_page
 from orchestrator.dashboard.interactive.places import Kind, Place, press
@@ -19,6 +20,7 @@ from tests.dashboard.interactive.scenes import (
     log_lines,
     many_hosts,
     sight,
+    slow_job,
 )
 
 SIZES = ((80, 24), (120, 40), (200, 60))
@@ -50,6 +52,33 @@ def test_a_page_fills_the_screen_exactly(name: str, width: int, height: int) -> 
     # Control characters are still there, and take no cell: the edge writes them out.
     assert all(line.cell_len <= width for line in frame.lines)
     assert all("\n" not in line.plain for line in frame.lines)
+
+
+def test_an_incident_that_is_cut_says_so() -> None:
+    long = replace(killed_job().view.incidents[0], cause="it waits for a rank " * 12)
+    content = killed_job()
+    content = replace(content, view=replace(content.view, incidents=(long,)))
+    lines = text_of(sight("job", lambda _: content)).split("\n")
+    head = next(at for at, line in enumerate(lines) if "─ incidents" in line)
+    end = next(at for at in range(head + 1, len(lines)) if lines[at].startswith("─"))
+    assert lines[end - 1].rstrip().endswith("…")
+    assert "it waits for a rank" in lines[end - 1]
+
+
+def test_a_page_says_what_a_straggler_costs_once() -> None:
+    page = text_of(sight("rank", lambda _: slow_job(), host="host-1", rank=3), 200)
+    assert page.count("which costs 300 tokens/s") == 1
+
+
+def test_long_lines_are_broken_between_words() -> None:
+    words = " ".join(["资源不足 and more words"] * 12)
+    content = NewestLines(lines=[words], dropped=0)
+    lines = [line.rstrip() for line in text_of(sight("logs", lambda _: content)).split("\n")]
+    shown = [line.strip() for line in lines[1:-1] if line.strip()]
+    assert " ".join(shown) == words
+    assert "the\n         two ends" in "\n".join(
+        line.rstrip() for line in text_of(PAGES["help"]).split("\n")
+    )
 
 
 def test_trouble_is_marked_on_every_page_of_a_job() -> None:

@@ -23,6 +23,14 @@ def test_restarts_without_a_checkpoint_spend_the_budget() -> None:
     assert (job.run.history.restarts, len(job.run.history.incidents)) == (2, 3)
 
 
+def test_without_a_budget_the_first_failure_ends_the_job() -> None:
+    (end,) = Job(max_restarts=0).running().fails_once()
+    assert end == EndJob(
+        state="FAILED",
+        reason="max_restarts is 0; last cause: rank 1 was killed by SIGKILL (rule max-restarts)",
+    )
+
+
 def test_a_new_checkpoint_restores_the_budget() -> None:
     job = Job(max_restarts=1).running()
     for number in range(1, 6):

@@ -78,26 +78,23 @@ class TrainerServer(Struct, frozen=True):
 def status_body(report: JobReport, pace: Pace | None) -> dict[str, Any]:
     """The body in the API's format: whole percents and seconds, metrics as text."""
     status: dict[str, Any] = {
-        "progressPercentage": _percent(report),
         "lastUpdatedTime": stamp(report.updated),
         "metrics": [
             {"name": name, "value": value} for name, value in _metrics(report, pace).items()
         ],
     }
-    left = report.steps - report.step
-    # While ranks restart, no step time is known, and a guess would mislead. How many steps a user's
-    # own program does is unknown.
+    # It is unknown how many steps a user's own program does.
+    if report.steps:
+        # Rounded down, so that only a job with all steps done shows 100.
+        status["progressPercentage"] = min(100, 100 * report.step // report.steps)
+    left = max(0, report.steps - report.step)
+    # While ranks restart, no step time is known, and a guess would mislead.
     step_s = pace.step_s if pace is not None and report.steps else None
     if report.state == "RUNNING" and step_s is not None:
         status["estimatedRemainingSeconds"] = min(MOST_SECONDS, round(left * step_s))
     elif report.state == "SUCCEEDED":
         status["estimatedRemainingSeconds"] = 0
     return {"trainerStatus": status}
-
-
-def _percent(report: JobReport) -> int:
-    """Rounded down, so that only a job with all steps done shows 100."""
-    return min(100, 100 * report.step // report.steps) if report.steps else 0
 
 
 def _metrics(report: JobReport, pace: Pace | None) -> dict[str, str]:

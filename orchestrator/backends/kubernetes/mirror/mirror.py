@@ -210,7 +210,9 @@ class Mirror:
 
     @property
     def cluster(self) -> str:
-        return self.api.context
+        # Not that of the kubeconfig, which may have lost the context or be missing by now: then
+        # `refresh` says so, and other jobs are listed.
+        return self.remote.context
 
     # Updates
 

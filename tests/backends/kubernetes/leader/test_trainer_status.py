@@ -90,6 +90,13 @@ def test_a_job_with_steps_left_is_never_at_100_percent() -> None:
     assert nearly["progressPercentage"] == 99
 
 
+def test_an_own_program_has_no_percents_and_no_time_left(server: StatusServer) -> None:
+    """How many steps it does is unknown; 0 % would be a false fact."""
+    for state in ("RUNNING", "FAILED"):
+        client(server).post(status_body(replace(REPORT, steps=0, state=state), PACE))
+        assert server.taken[-1]["trainerStatus"].keys() == {"lastUpdatedTime", "metrics"}
+
+
 def test_a_refusal_quotes_the_server_and_an_unreachable_server_is_retried(
     server: StatusServer,
 ) -> None:
