@@ -403,7 +403,10 @@ def print_as(
         printed(text(value))
 
 
-OFFLINE = "plan without the cluster, for the hosts in a file: --inventory FILE"
+OFFLINE = (
+    "plan without the cluster: --set cluster.gpu=h100-sxm-80gb, or the hosts of a file with"
+    " --inventory FILE"
+)
 """Fix of a command that plans, if the cluster cannot be asked."""
 Looks = Literal["not", "at-inputs", "at-checkpoint-too"]
 

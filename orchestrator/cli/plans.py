@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -70,7 +71,8 @@ def validate(
         body |= {"name": planned.spec.name, "mesh": planned.plan.split}
         body |= {"resumes": looked.resumes} if resume else {}
         body |= {"untrainable": planned.plan.untrainable}
-        print_json(body | {"unchecked": looked.unchecked, "doubts": list(looked.doubts)})
+        doubts = [*looked.doubts, *_needed_to_submit(planned)]
+        print_json(body | {"unchecked": looked.unchecked, "doubts": doubts})
         return
     if planned.plan.untrainable:
         from orchestrator.plan.show.explain import cannot_train
@@ -79,8 +81,17 @@ def validate(
     say(f"{spec}: valid; {planned.plan.world_size} ranks, {planned.plan.split}")
     if looked.resumes:
         say(f"resumes {looked.resumes}")
-    for note in (*from_user(planned), *looked.notes):
+    for note in (*from_user(planned), *looked.notes, *_needed_to_submit(planned)):
         say(f"note: {note}")
+
+
+def _needed_to_submit(planned: "Planned") -> Iterator[str]:
+    cluster = planned.spec.cluster
+    if cluster.backend == "kubernetes":
+        from orchestrator.backends.kubernetes.render.checks import missing
+
+        for one in missing(cluster.kubernetes):
+            yield f"to submit it, {one.path} {one.said}; {one.fix}"
 
 
 def from_user(planned: "Planned") -> tuple[str, ...]:

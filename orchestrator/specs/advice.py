@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -54,13 +54,12 @@ def _fix_of_key(problem: Problem) -> str:
     if name in KEYS:
         return f"did you mean {KEYS[name]}?"
     elsewhere = [path for path in every if path.rpartition(".")[2] == name]
-    near = nearest(name, names)
+    near = nearest(name, names) or _part_of(name, names)
     if near is not None and not elsewhere:
         return f"did you mean {names[near]}?"
     if elsewhere:
         return f"did you mean {' or '.join(sorted(elsewhere, key=len)[:2])}?"
-    known = nearest(name, [*KEYS, *SENTENCES])
-    if known is not None:
+    for known in difflib.get_close_matches(name, [*KEYS, *SENTENCES], n=1, cutoff=TYPO):
         return SENTENCES.get(known) or f"did you mean {KEYS[known]}?"
     if 0 < len(names) <= FEW:
         return f"remove it, or use one of {', '.join(names)}"
@@ -78,6 +77,12 @@ def _beside(name: str, names: Mapping[str, str]) -> str | None:
     # A typo: steps for step. It comes before the same word elsewhere (run.metrics.step).
     typo = difflib.get_close_matches(name, names, n=1, cutoff=TYPO)
     return names[typo[0]] if typo else None
+
+
+def _part_of(name: str, names: Iterable[str]) -> str | None:
+    """The name whose words are all in `name`, such as shm for shm_size."""
+    words = set(name.split("_"))
+    return next((one for one in names if words >= set(one.split("_"))), None)
 
 
 def keys_for_name(name: str) -> list[str]:

@@ -61,6 +61,8 @@ def _rename(document: Document, problem: Problem) -> bool:
     meant = MEANT.fullmatch(problem.fix)
     if meant is not None and isinstance(taken, dict) and not _takes_keys(meant[1]):
         return True  # A guess by the name alone, which the value shows to be wrong.
+    if meant is not None and "run" in document.data and meant[1].split(".")[0] not in document.data:
+        return True  # It may be a section of the bundled trainer, which is refused beside run.
     if meant is not None and isinstance(_at(document.data, meant[1]), UnsetType):
         document.places[meant[1]] = document.place_of(problem.path)
         return _put(document.data, meant[1], taken)

@@ -112,6 +112,11 @@ MISTAKES = [
         "cluster.kubernetes.volumeMounts",
         "did you mean cluster.kubernetes.volumes: [",
     ),
+    (
+        "cluster: {kubernetes: {shm_size: 64Gi}}",
+        "cluster.kubernetes.shm_size",
+        "did you mean cluster.kubernetes.shm?",
+    ),
     # Lightning
     ("train: {precision: bf16-mixed}", "train.precision", "did you mean train.dtype?"),
     ("train: {accumulate_grad_batches: 4}", "train.accumulate_grad_batches", "remove it: it fol"),

@@ -148,3 +148,11 @@ def test_keys_that_the_planner_does_not_read_change_no_plan(tmp_path: Path) -> N
     file.write_text(GOOD.replace("{tp: 3}", "{}"))
     sets = [f"{key}={value}" for key, value in OTHER_VALUES.items()]
     assert plan_spec(file, sets, {}).plan == plan_spec(file, (), {}).plan
+
+
+def test_a_key_of_the_bundled_trainer_in_a_spec_with_run_brings_no_further_error(
+    tmp_path: Path,
+) -> None:
+    """`lr` means train.optimizer.lr, but there is no train beside run."""
+    error = refused(tmp_path, "name: demo\nrun: {script: train.py}\nlr: 3e-4\n")
+    assert keys(error) == ["lr", "run.script"]

@@ -244,3 +244,15 @@ def test_a_run_root_that_is_not_utf8_is_refused_before_anything_is_written(
     assert isinstance(told.exception, JobError)
     assert "is not UTF-8" in told.exception.message
     assert not root.exists()
+
+
+def test_validate_says_what_pods_need_beyond_the_plan(hub: Path) -> None:
+    pods = ["--set", "cluster.backend=kubernetes", "--set", f"cluster.gpu={GPU}"]
+    done = CliRunner().invoke(cli, ["validate", str(SPEC), *pods])
+    assert done.exit_code == 0, done.exception
+    for key in ("image", "runs"):
+        assert f"to submit it, cluster.kubernetes.{key} must be set" in done.output
+    given = ["cluster.kubernetes.image=x/y:1", "cluster.kubernetes.runs={claim: runs}"]
+    pods += [word for one in given for word in ("--set", one)]
+    done = CliRunner().invoke(cli, ["validate", str(SPEC), *pods, "--json"])
+    assert json.loads(done.stdout)["doubts"] == []

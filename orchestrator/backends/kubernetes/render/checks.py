@@ -42,7 +42,7 @@ def refuse(handover: Handover) -> None:
 
 def problems(launch: LaunchPlan) -> Iterator[Problem]:
     spec = spec_of(launch)
-    yield from _missing(spec)
+    yield from missing(spec)
     yield from _names(launch, spec)
     yield from _environment(spec)
     yield from _volumes(spec)
@@ -59,7 +59,8 @@ def problems(launch: LaunchPlan) -> Iterator[Problem]:
         )
 
 
-def _missing(spec: KubernetesSpec) -> Iterator[Problem]:
+def missing(spec: KubernetesSpec) -> Iterator[Problem]:
+    """What pods need and a plan does not."""
     if spec.image is None:
         yield Problem(
             path=f"{PLACE}.image",
