@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class FiniteRange(click.FloatRange):
     """Also refuses `nan`, which compares false with every bound, and `inf`."""
 
+    name = "number"
+
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:

@@ -61,6 +61,7 @@ def run(  # noqa: PLR0913 - click hands over one argument for each option
 
     if not words:
         raise click.UsageError("name your program after --, for example: ndctl run -- train.py")
+    _refuse_launcher(words)
     asked = Asked(
         words=words,
         name=name,
@@ -76,3 +77,19 @@ def run(  # noqa: PLR0913 - click hands over one argument for each option
     warn_of_settings(planned.spec)
     root = run_root_of(run_root, os.environ, planned.spec.run_root)
     submit_one(Submission(planned=planned, run_root=root, drills=drills), follow=follow)
+
+
+def _refuse_launcher(words: tuple[str, ...]) -> None:
+    from pathlib import Path
+
+    from orchestrator.errors import SpecError
+    from orchestrator.specs.foreign import without_launcher
+
+    found = without_launcher(words)
+    if found is None or Path(words[0]).is_file():
+        return
+    launcher, typed = found
+    raise SpecError(
+        f"leave {launcher} out: ndctl starts torchrun on each host, and your program on each rank",
+        fix=typed,
+    )

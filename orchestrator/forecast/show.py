@@ -25,7 +25,7 @@ def describe_forecast(found: Forecast, basis: Basis, rates: Rates) -> str:
         f"job        {devices}; {days:g} days",
         *_lacking(basis),
         f"failures   one every {_time(setting.mtbf_s)} on average"
-        f" ({rates.per_1000_host_days:.3g} per 1,000 host-days)",
+        f" ({_many(rates.per_1000_host_days)} per 1,000 host-days)",
         *wrapped(rates.source, INDENT, INDENT),
         f"checkpoint {show_bytes(basis.checkpoint_bytes)} in {show_seconds(setting.write_s)},"
         f" {_stall(setting.stalled_s)}",
@@ -36,7 +36,7 @@ def describe_forecast(found: Forecast, basis: Basis, rates: Rates) -> str:
         f"{INDENT}{said.low:.1%} to {said.high:.1%} in 90 % of the simulations; closed form"
         f" {said.closed:.1%}",
         f"{INDENT}{_many(said.failures)} failures on average ({said.fewest:,} to {said.most:,}); no"
-        f" spare was free {said.waits:,.3g} times",
+        f" spare was free {_many(said.waits)} times",
         f"best       {found.best.effective:.1%} with a checkpoint every"
         f" {_steps(found.best, basis)} and {found.best.setting.spares} spare"
         f" host{'' if found.best.setting.spares == 1 else 's'}",
@@ -106,8 +106,8 @@ def _too_few(basis: Basis) -> list[str]:
     beside = setting.spares + setting.reserve
     is_ = "is" if beside == 1 else "are"
     words = (
-        f"{gone:.3g} hosts are in repair on average, and {beside} {is_} free beyond the job's own:"
-        f" in the long run too few are left {bare:.1%} of the time; plan for fewer"
+        f"{_many(gone)} hosts are in repair on average, and {beside} {is_} free beyond the job's"
+        f" own: in the long run too few are left {bare:.1%} of the time; plan for fewer"
         " (--set cluster.hosts=N), or add hosts"
     )
     return wrapped(words, "too few    ", INDENT)
@@ -151,7 +151,7 @@ def _steps(one: Expected, basis: Basis) -> str:
 
 
 def _many(count: float) -> str:
-    return f"{count:,.0f}" if count >= 10 else f"{count:.2g}"
+    return f"{count:,.0f}" if count >= 100 else f"{count:.3g}"
 
 
 def _time(seconds: float) -> str:

@@ -6,7 +6,7 @@ One sentence about the whole file says more than one about each of its keys.
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -130,6 +130,37 @@ def program_in(text: str) -> Program | None:
     return None
 
 
+def without_launcher(words: Sequence[str]) -> tuple[str, str] | None:
+    """The launcher at the start of a command line, and the same as `ndctl run`; None: it starts
+    with no launcher that is known."""
+    launcher = PurePath(words[0]).name if words else ""
+    if launcher not in COMMANDS and not re.fullmatch(r"python(3(\.\d+)?)?", launcher):
+        return None
+    found = program_in(shlex.join(words))
+    if found is None:
+        return launcher, "ndctl run -- train.py"
+    typed = ["--", found.name] if found.key == "script" else ["--", "-m", found.name]
+    before = words[: words.index(found.name)]
+    options = [
+        word
+        for option, names in SIZES.items()
+        if (number := _number(before, names)) is not None
+        for word in (option, number)
+    ]
+    return launcher, shlex.join(["ndctl", "run", *options, *typed, *found.args])
+
+
+def _number(words: Sequence[str], names: Sequence[str]) -> str | None:
+    """The value of the first of these options, if it is a number or, as 2:4, a range."""
+    for at, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if name.replace("_", "-") in names:
+            value = value or (words[at + 1] if at + 1 < len(words) else "")
+            if (found := re.fullmatch(r"(?:\d+:)?(\d+)", value)) is not None:
+                return found[1]
+    return None
+
+
 def run_of(text: object) -> str:
     """The key `run` of a spec for a command line, or an example of it."""
     found = program_in(text) if isinstance(text, str) else None
@@ -138,4 +169,11 @@ def run_of(text: object) -> str:
 
 OURS = {"model", "data", "train", "parallel", "cluster", "checkpoint"}
 """Keys at the top of job specs alone."""
+COMMANDS = ("torchrun", "accelerate", "deepspeed", "torchx", "srun", "mpirun", "composer")
+"""Programs that start another one on each rank, as ndctl does itself."""
+SIZES: Mapping[str, Sequence[str]] = {
+    "--hosts": ("--nnodes", "--num-nodes", "--num-machines"),
+    "--gpus-per-host": ("--nproc-per-node", "--num-gpus", "--ntasks-per-node", "--nproc"),
+}
+"""Option of `ndctl run` -> options of launchers."""
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")

@@ -1,13 +1,16 @@
 """Files of other tools in place of a job spec. The texts are as those tools' documentation has
 them, shortened."""
 
-from pathlib import Path
+import shlex
+from pathlib import Path, PurePath
 
 import pytest
+from click.testing import CliRunner
 
+from orchestrator.cli import cli
 from orchestrator.errors import SpecError
 from orchestrator.load import load_spec, read_spec
-from orchestrator.specs.foreign import program_in
+from orchestrator.specs.foreign import program_in, without_launcher
 
 FILES = {
     "pytorchjob.yaml": (
@@ -86,3 +89,36 @@ def test_a_command_line_in_place_of_a_program_is_written_out(key: str) -> None:
     with pytest.raises(SpecError) as refused:
         load_spec(f"name: a\n{key}: torchrun train.py --lr 1\n", "job.yaml")
     assert 'write run: {script: train.py, args: ["--lr", "1"]}' in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "typed"),
+    [
+        ("torchrun --nproc_per_node 4 train.py --lr 1", "--gpus-per-host 4 -- train.py --lr 1"),
+        (
+            "/opt/bin/torchrun --nnodes=2:4 --nproc-per-node=8 -m pkg.train a",
+            "--hosts 4 --gpus-per-host 8 -- -m pkg.train a",
+        ),
+        ("torchrun --nproc_per_node=gpu train.py", "-- train.py"),
+        ("python3.11 -u train.py 'a b'", "-- train.py 'a b'"),
+        ("python -m torch.distributed.run --nproc-per-node 2 t.py", "--gpus-per-host 2 -- t.py"),
+        ("accelerate launch --num_machines=2 train.py", "--hosts 2 -- train.py"),
+        (
+            "deepspeed --num_gpus 4 train.py --deepspeed ds.json",
+            "--gpus-per-host 4 -- train.py --deepspeed ds.json",
+        ),
+        ("srun --ntasks-per-node=8 python train.py", "--gpus-per-host 8 -- train.py"),
+        ("torchrun --help", "-- train.py"),
+    ],
+)
+def test_a_launcher_is_left_out(line: str, typed: str) -> None:
+    words = shlex.split(line)
+    assert without_launcher(words) == (PurePath(words[0]).name, f"ndctl run {typed}")
+    done = CliRunner().invoke(cli, ["run", "--", *words])
+    assert isinstance(done.exception, SpecError)
+    assert done.exception.message.startswith(f"leave {PurePath(words[0]).name} out: ")
+
+
+def test_other_programs_are_no_launchers() -> None:
+    for words in (("train.py",), ("-m", "pkg.train"), ("--no-python", "torchrun"), ()):
+        assert without_launcher(words) is None
