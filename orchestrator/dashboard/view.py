@@ -450,7 +450,7 @@ def view(
         hosts=tuple(_host_rows(seen, standing.state)),
         spares=_spares(run),
         gives_back_at=gives_back_at(run) if leader_alive and is_short(run) else None,
-        stragglers=() if over else _stragglers(run),
+        stragglers=_stragglers(seen, standing.state),
         warnings=() if over else run.hosts.warned,
         incidents=run.history.incidents,
         verdict=_verdict(run),
@@ -470,10 +470,11 @@ def _verdict(run: Run) -> str:
     return f"{format.one_line(judged.cause)} (confidence {judged.confidence:.0%})"
 
 
-def _stragglers(run: Run) -> tuple[StragglerFound, ...]:
-    return tuple(
-        sorted(run.attempt.stragglers.values(), key=lambda found: found.peers_s - found.own_s)
-    )
+def _stragglers(seen: ReplayedJob, state: State) -> tuple[StragglerFound, ...]:
+    """Without those whose ranks have stopped."""
+    found = seen.run.attempt.stragglers.values()
+    present = (one for one in found if _rest(seen, state, one.host) == "ok")
+    return tuple(sorted(present, key=lambda one: one.peers_s - one.own_s))
 
 
 def _backend(run: Run, name: str) -> str:
@@ -526,15 +527,19 @@ def _host_rows(seen: ReplayedJob, state: State) -> Iterable[HostRow]:
     run, each = seen.run, seen.run.plan.ranks_per_host
     slow = set() if state in ENDED else {found.rank for found in run.attempt.stragglers.values()}
     blamed = set() if state == "SUCCEEDED" else set(_culprit_ranks(run))
-    for node, host in enumerate(run.attempt.placement or run.plan.hosts):
+    names = run.attempt.placement or run.plan.hosts
+    lost = {node for node, host in enumerate(names) if host in seen.lost}
+    exited = any(word == "dead" and rank // each not in lost for rank, word in seen.health.items())
+    for node, host in enumerate(names):
         rest = _rest(seen, state, host)
         told: Mapping[int, Health] = seen.health
         if state == "SUCCEEDED" or host in seen.lost:
             told = {}
         numbers = range(node * each, (node + 1) * each)
         ranks = [_health(told.get(rank, rest), rest) for rank in numbers]
-        # All ranks of a lost host are dead, and no other mark is needed.
-        if (slow or blamed) and host not in seen.lost:
+        # All ranks of a lost host are dead. They need a mark only if ranks of other hosts, which
+        # lost their peers, exited too.
+        if (slow or blamed) and (exited or node not in lost):
             marked = zip(numbers, ranks, strict=True)
             ranks = [_mark(health, rank in slow, rank in blamed) for rank, health in marked]
         yield HostRow(name=host, first_rank=node * each, ranks=tuple(ranks))

@@ -322,9 +322,12 @@ def labelled(label: str, text: str) -> list[str]:
 def test_a_stop_is_shown_once_with_its_cause_and_the_log_command() -> None:
     seen = snapshot(failed(), alive=False)
     text = status_text(seen, UTC)
-    assert text.startswith("quickstart: FAILED, the job was stopped: the same error twice, so")
+    why = (
+        "rank 1 raised ValueError: boom at step 10: the same error twice, so the program has a bug"
+    )
+    assert text.startswith(f"quickstart: FAILED, {why}")
     assert text.count("the same error twice") == 1
-    assert text.count("boom") == 1, "the cause stands with the incident"
+    assert text.count("boom") == 1, "the incident does not repeat the cause"
     (done,) = labelled("ndctl did", text)
     assert done.startswith("stopped the job (rule repeated-error); ")
     assert labelled("see why", text) == ["ndctl logs quickstart --rank 1 --attempt 2"]

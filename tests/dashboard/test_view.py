@@ -12,6 +12,7 @@ from orchestrator.contract.messages.events import (
     HealthChanged,
     HostStopped,
     LeaderStarted,
+    StragglerFound,
     TrainingResumed,
 )
 from orchestrator.dashboard.metrics import NO_PROGRESS
@@ -85,6 +86,38 @@ def test_late_events_of_an_earlier_attempt_change_nothing() -> None:
 
 def test_the_next_attempt_starts_with_fresh_ranks() -> None:
     assert health(view_of(restarting())) == ["starting"] * 4
+
+
+def test_a_lost_host_is_marked_among_ranks_that_exited_because_of_it() -> None:
+    lost = AgentLost(at=START + 29, host="host-1", why="its connection closed", silent_s=0.1)
+    exits = [replace(killed(START + 30, rank), signal=None, exit_code=1) for rank in (0, 1)]
+    stopped = HostStopped(at=START + 31, attempt=1, host="host-0", finished=False)
+    shown = view_of([*started(), lost, *exits, stopped])
+    assert shown.incidents[-1].culprit.host == "host-1"
+    assert health(shown) == ["dead", "dead", "culprit", "culprit"]
+
+
+def test_a_straggler_is_shown_while_its_rank_runs() -> None:
+    slow = StragglerFound(
+        at=START + 20,
+        attempt=1,
+        rank=3,
+        host="host-1",
+        own_s=0.35,
+        peers_s=0.1,
+        step_s=1.0,
+        steps=15,
+        lost_tokens_per_second=None,
+    )
+    lost = AgentLost(at=START + 30, host="host-1", why="its connection closed", silent_s=0.1)
+    assert view_of([*started(), slow]).stragglers == (slow,)
+    assert view_of([*started(), slow, lost]).stragglers == ()
+    assert view_of([*started(), slow, killed(START + 30), *stopping()]).stragglers == ()
+
+
+def stopping() -> list[Event]:
+    hosts = ("host-0", "host-1")
+    return [HostStopped(at=START + 31, attempt=1, host=host, finished=False) for host in hosts]
 
 
 def test_between_attempts_dead_ranks_stay_dead() -> None:

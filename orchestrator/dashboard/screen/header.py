@@ -31,21 +31,28 @@ def header(view: View, width: int, zone: tzinfo | None) -> list[Text]:
     stage = "" if view.state in ENDED else view.stage
     if view.as_of is not None:
         stage = f"{format.duration(view.now - view.as_of)} ago"
-    stage_text = join_parts([stage, attempt, restarts])
-    name = Text(view.name, style=BOLD)
-    name.truncate(max(8, width // 2 - 4), overflow="ellipsis")
-    left = Text.assemble(" ", name, "  ", badge(view.state), ("   " + stage_text, DIM))
-    clock = format.date_time(view.now, zone)
-    # A narrow screen has room for the time of day, which is of today.
-    ways = [Text(f"{text} ", style=DIM) for text in (clock, clock.split()[1])]
-    right = next((way for way in ways if left.cell_len + 2 + way.cell_len <= width), ways[-1])
     return [
-        left_and_right(left, right, width),
+        _first_line(view, [stage, attempt, restarts], width, zone),
         _progress(view, width),
         *_numbers(view, width),
         *_reason(view, width),
         *_short(view, zone),
     ]
+
+
+def _first_line(view: View, parts: list[str], width: int, zone: tzinfo | None) -> Text:
+    """On a narrow screen the date goes first, then the numbers of restarts and of the attempt."""
+    name = Text(view.name, style=BOLD)
+    name.truncate(max(8, width // 2 - 4), overflow="ellipsis")
+    clock = format.date_time(view.now, zone)
+    short = f"{clock.split()[1]} "
+    ways = [(parts, f"{clock} "), (parts, short), (parts[:2], short), (parts[:1], short)]
+    for told, time in ways:
+        left = Text.assemble(" ", name, "  ", badge(view.state), f"   {join_parts(told)}")
+        if left.cell_len + 2 + len(time) <= width:
+            break
+    left.stylize(DIM, 3 + name.cell_len + badge(view.state).cell_len)
+    return left_and_right(left, Text(time, style=DIM), width)
 
 
 def _progress(view: View, width: int) -> Text:

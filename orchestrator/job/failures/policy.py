@@ -302,8 +302,8 @@ def _without(run: Run, host: str, at: float) -> str | None:
 
 
 def _why_stop(rule: PolicyRule, verdict: Verdict, times: int) -> str:
-    """The reason without the cause, which the incident has. For a refused configuration the cause
-    is the reason: no rank and no host is at fault."""
+    """The reason without the cause, which the incident has. If the program or its configuration is
+    at fault, the cause is the reason."""
     stopped = "the job was stopped"
     if rule.name == INVALID_CONFIGURATION:
         return verdict.cause
@@ -311,7 +311,7 @@ def _why_stop(rule: PolicyRule, verdict: Verdict, times: int) -> str:
         return f"{EARLY}: {verdict.cause}"
     if rule.same == "error" and times > 1:
         words = {2: "twice"}.get(times, f"{times} times")
-        return f"{stopped}: the same error {words}, so the program has a bug"
+        return f"{verdict.cause}: the same error {words}, so the program has a bug"
     advice = verdict.failure.advice if verdict.failure else ""
     often = f", {times} times: {rule.why}" if rule.times > 1 and rule.why else ""
     name = classified(verdict).name

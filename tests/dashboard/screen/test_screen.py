@@ -375,3 +375,15 @@ def test_an_unknown_state_is_shown_with_its_age_and_the_reason() -> None:
     text = draw(shown, 100, 30, UTC).plain
     assert "RUNNING   3 min 20 s ago" in text
     assert "the API server cannot be reached" in text
+
+
+def test_a_narrow_screen_keeps_the_time_and_drops_the_attempt() -> None:
+    shown = replace(SCENES["short of a host"], name="a-job", restarts=3)
+    stage = "waiting for agents, 1 of 2 registered"
+    for width, said, time in (
+        (200, f"{stage} · attempt 1 · 3 restarts", "2023-11-14 22:14:20 UTC"),
+        (90, f"{stage} · attempt 1", "22:14:20"),
+        (80, stage, "22:14:20"),
+    ):
+        line = draw(shown, width, 24, UTC).plain.partition("\n")[0]
+        assert re.fullmatch(f" a-job  ◐ RECOVERING   {said} +{time} ", line), line

@@ -63,8 +63,8 @@ def test_the_same_error_at_the_same_step_twice_ends_the_job_with_its_traceback()
     (end,) = job.stops()
     assert end == EndJob(
         state="FAILED",
-        reason="the job was stopped: the same error twice, so the program has a bug"
-        " (rule repeated-error)",
+        reason="rank 3 raised RuntimeError: shapes differ at step 10: the same error twice, so the"
+        " program has a bug (rule repeated-error)",
     )
     assert "RuntimeError: shapes differ" in job.run.history.incidents[-1].evidence.traceback
 
