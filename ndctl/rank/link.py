@@ -79,7 +79,8 @@ class Link:
         error = {
             "error": type(exc).__name__,
             "message": str(exc)[:MAX_MESSAGE],
-            "step": self.step + 1,
+            # In which step; 0: the program has reported none.
+            "step": self.step + 1 if self.step else 0,
             "traceback": text,
             "memory_snapshot": getattr(exc, MEMORY_SNAPSHOT, ""),
         }

@@ -23,6 +23,7 @@ from orchestrator.dashboard.status import (
     status_json,
     status_text,
 )
+from orchestrator.diagnosis.cause.exits import after_step
 from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.diagnosis.hang.report import where_words
 from orchestrator.diagnosis.hang.verdicts import HangEvidence, RankFacts
@@ -222,7 +223,7 @@ def incident_facts(incident: Incident, snapshot: Snapshot) -> Iterator[Row]:
     sure = "" if incident.confidence is None else f" (confidence {incident.confidence:.0%})"
     culprit = "none" if incident.culprit == NOBODY else str(incident.culprit)
     yield row("  culprit", f"{culprit}{sure}")
-    yield row("  when", f"attempt {incident.attempt}, after step {incident.step}")
+    yield row("  when", f"attempt {incident.attempt}, {after_step(incident.step)}")
     if incident.failure:
         yield row("  class", f"{incident.failure} (scope {incident.scope})")
     standing = snapshot.standing

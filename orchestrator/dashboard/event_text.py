@@ -57,7 +57,7 @@ from orchestrator.contract.messages.events import (
     TrainingResumed,
 )
 from orchestrator.dashboard import format
-from orchestrator.diagnosis.cause.exits import signal_name
+from orchestrator.diagnosis.cause.exits import after_step, signal_name
 from orchestrator.job.hosts.straggler_replacement import why_slow
 from orchestrator.journal.journal import Entry
 
@@ -342,9 +342,9 @@ def _exited(event: RankExited) -> str:
         how = "was stopped" if event.stopped else "disappeared without an exit status"
     who = f"rank {event.rank} on {event.host}"
     if event.stopped:  # ndctl stopped it itself, so a detection delay means nothing
-        return f"{who} {how} after step {event.step} while ndctl stopped its attempt"
+        return f"{who} {how} {after_step(event.step)} while ndctl stopped its attempt"
     delay = format.duration(event.detected_after_s)
-    return f"{who} {how} after step {event.step} (detected after {delay})"
+    return f"{who} {how} {after_step(event.step)} (detected after {delay})"
 
 
 def _hang(event: HangDetected) -> str:

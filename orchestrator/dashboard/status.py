@@ -195,8 +195,14 @@ def row(label: str, text: str) -> Row:
     return Row(f"  {label:<12}{text}", label, text)
 
 
+def progress_steps(shown: View) -> str:
+    if shown.is_own and not shown.step:
+        return "no step reported" if shown.state in ENDED else "no step reported yet"
+    return f"step {format.steps(shown.step, shown.steps)}"
+
+
 def _progress(shown: View) -> str:
-    parts = [f"step {format.steps(shown.step, shown.steps)}"]
+    parts = [progress_steps(shown)]
     if shown.loss is not None:
         parts.append(f"loss {format.loss(shown.loss)}")
     if shown.state == "RUNNING" and shown.tokens_per_second is not None:
@@ -300,15 +306,17 @@ def recovery_text(incident: Incident, state: State) -> str:
     """How long detection and recovery took; `state` is the state of the job."""
     seen = format.detection_delay(incident.detected_after_s)
     if incident.recovered_after_s is None:
+        if state == "SUCCEEDED":
+            return f"{seen}; the recovery was not timed, because no step was reported after it"
         return f"{seen}, {'not recovered' if state in ENDED else 'not yet recovered'}"
     return f"{seen}, recovered after {format.duration(incident.recovered_after_s)}"
 
 
 def lost_work(incident: Incident) -> str | None:
-    """Steps that are done again; None if no rank ran. Until the ranks resume, the newest checkpoint
-    on disk is a bound: hosts may have a newer one in memory."""
+    """Steps that are done again; None if no rank ran, or none reported a step. Until the ranks
+    resume, the newest checkpoint on disk is a bound: hosts may have a newer one in memory."""
     lost = incident.lost_steps
-    if lost is None:
+    if lost is None or not incident.step:  # a program may report no steps
         return None
     bound = "at most " if lost and incident.recovered_after_s is None else ""
     return f"{bound}{format.count(lost, 'step')} of work lost"

@@ -63,6 +63,7 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.contract.plan import Memory
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
+from orchestrator.contract.spec.run_spec import RunSpec
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.describe import _stacks, describe_text
@@ -110,6 +111,9 @@ SAVE_FAILED = as_read(
         at=START, attempt=1, step=20, why="rank 3: No space left on device: /c (0.1 MiB free)"
     )
 )
+
+
+HOSTS = ("host-0", "host-1")
 
 
 def snapshot(
@@ -568,6 +572,33 @@ def test_describe_shows_every_incident_completely() -> None:
         "agent pid 100",
     ):
         assert words in text, words
+
+
+def silent_program(*more: Event) -> list[Event]:
+    """A program that reports no steps raised an error in attempt 1."""
+    job = submitted(steps=0, run=RunSpec(script="train.py"))
+    raised = RankError(error="ValueError", message="boom", step=0, traceback="Trace")
+    return [
+        replace(job, plan=replace(job.plan, memory=None)),
+        LeaderStarted(at=START + 1, host="host-0", pid=99),
+        *arrivals(job.launch.hosts, START + 2),
+        replace(killed(START + 30), step=0, exit_code=1, signal=None, error=raised),
+        *(HostStopped(at=START + 31, attempt=1, host=host, finished=False) for host in HOSTS),
+        *more,
+    ]
+
+
+def test_nothing_is_said_of_steps_that_a_program_does_not_report() -> None:
+    ends = [HostStopped(at=START + 90, attempt=2, host=host, finished=True) for host in HOSTS]
+    runs, ended = snapshot(silent_program()), snapshot(silent_program(*ends), alive=False)
+    assert "progress    no step reported yet\n" in status_text(runs, UTC)
+    text = describe_text(ended, UTC)
+    assert "progress    no step reported\n" in text
+    assert "cause     rank 1 raised ValueError: boom\n" in text
+    assert "attempt 1, before any step was reported\n" in text
+    assert "the recovery was not timed, because no step was reported after it\n" in text
+    assert not re.search(r"steps? 0|step 1\b|0 steps|not recovered", text)
+    assert "steps       no step reported\n" in summary_text(ended, UTC)
 
 
 def test_describe_gives_the_advice_for_a_class_once() -> None:

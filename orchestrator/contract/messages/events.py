@@ -299,6 +299,7 @@ class RankError(Struct, frozen=True, kw_only=True):
     error: str
     message: str
     step: Step
+    """In which step; 0: in none that the program has reported."""
     traceback: str
     since: int | None = None
     """The first bad step, if training went wrong over several steps."""

@@ -34,7 +34,13 @@ from orchestrator.dashboard.event_text import describe_event
 from orchestrator.dashboard.metrics import NO_PROGRESS, Metric, Progress, fold_metrics
 from orchestrator.dashboard.next_steps import log_command, next_step
 from orchestrator.dashboard.snapshot import Snapshot
-from orchestrator.dashboard.status import action_taken, recovery_text, row, state_lines
+from orchestrator.dashboard.status import (
+    action_taken,
+    progress_steps,
+    recovery_text,
+    row,
+    state_lines,
+)
 from orchestrator.dashboard.view import View
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short
 from orchestrator.job.incident import Incident
@@ -232,7 +238,7 @@ def _bar_text(printed: Printed) -> str:
     job, last = printed.run.job, printed.progress.last
     assert job is not None
     if last is None:
-        return f"step {format.of_steps(0, job.steps)}"
+        return f"step {format.of_steps(0, job.steps)}" if job.steps else "no step reported yet"
     if printed.run.state != "RUNNING":
         return f"step {format.of_steps(last.step, job.steps)}{_loss_text(last)}"
     return _progress_text(last, job.steps, printed.progress)
@@ -259,7 +265,7 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
     run, shown = snapshot.seen.run, snapshot.view
     first, last = snapshot.progress.first, snapshot.progress.last
     lines = state_lines(shown.name, shown.state, shown.reason)
-    lines.append(row("steps", format.steps(shown.step, shown.steps)))
+    lines.append(row("steps", progress_steps(shown).removeprefix("step ")))
     if first is not None and last is not None:
         if last.loss is not None:
             lines.append(row("loss", f"{format.loss(first.loss)} -> {format.loss(last.loss)}"))

@@ -30,6 +30,11 @@ CRASHES = frozenset({signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABR
 SIGBUS, if the process had a file mapped."""
 
 
+def after_step(step: int) -> str:
+    """When something happened, as the end of a sentence. A program may report no steps."""
+    return f"after step {step}" if step else "before any step was reported"
+
+
 def signal_name(number: int | None) -> str | None:
     if number is None:
         return None
@@ -177,12 +182,12 @@ def _cause(kind: str, exited: RankExited) -> tuple[str, str]:
         text = exited.error.message.partition(FIX)[0] if exited.error else _last_line(exited)
         return f"the trainer refused its configuration: {text}", ""
     if kind in (EARLY, ENDED_FIRST):
-        words = f"rank {exited.rank} ended with exit code 0 after step {exited.step}"
+        words = f"rank {exited.rank} ended with exit code 0 {after_step(exited.step)}"
         # The signature: a program of the user that does the same again has a bug.
         return (words, "") if kind == EARLY else (f"{words}, before the others", words)
     if exited.error is not None:
         text = f"{exited.error.error}: {exited.error.message}"
-        where = f"{text} at step {exited.error.step}"
+        where = f"{text} at step {exited.error.step}" if exited.error.step else text
         if unstable:
             return f"all ranks failed alike: {text} (rank {exited.rank} reported it first)", where
         return f"rank {exited.rank} raised {where}", where

@@ -10,7 +10,13 @@ from ndctl.rank.phases import Phase
 from orchestrator.contract.check_results import BEFORE_HOOK
 from orchestrator.contract.drills import Drill
 from orchestrator.diagnosis.cause.diagnose import diagnose
-from orchestrator.diagnosis.cause.exits import CONNECTION_LOST, EARLY, ENDED_FIRST, class_notes
+from orchestrator.diagnosis.cause.exits import (
+    CONNECTION_LOST,
+    EARLY,
+    ENDED_FIRST,
+    after_step,
+    class_notes,
+)
 from orchestrator.diagnosis.cause.findings import Findings
 from orchestrator.diagnosis.cause.host_verdicts import named
 from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit, Evidence, Verdict
@@ -52,7 +58,7 @@ def _with_early_exits(run: Run, findings: Findings, verdict: Verdict) -> Verdict
     assert run.job is not None
     of = f" of {run.job.steps}" if run.job.steps else ""  # unknown for a program of the user
     early = [exited for exited in findings.exits if exited.exit_code == 0 and not exited.stopped]
-    others = [f"rank {exited.rank} after step {exited.step}" for exited in early[:MOST_NAMED]]
+    others = [f"rank {exited.rank} {after_step(exited.step)}" for exited in early[:MOST_NAMED]]
     before = "before the last step" if run.job.steps else "before the others"
     note = f"exit code 0 {before}, of {len(early)} ranks: {', '.join(others)}"
     return replace(

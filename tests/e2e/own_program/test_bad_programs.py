@@ -90,7 +90,10 @@ def test_a_rank_that_returns_at_once_is_named_when_another_one_needs_it(
     assert done.code == 1, done.out + done.err
     found = incident_of(ndctl)
     assert (found["kind"], found["culprit"]["rank"]) == ("ended-first", 1)
-    assert found["cause"] == "rank 1 ended with exit code 0 after step 0, before the others"
+    assert (
+        found["cause"]
+        == "rank 1 ended with exit code 0 before any step was reported, before the others"
+    )
     assert "all ranks need the same number of steps" in found["advice"]
     assert_nothing_left(ndctl.run_dir)
 
