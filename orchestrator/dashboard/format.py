@@ -102,13 +102,15 @@ def count(number: int, noun: str) -> str:
 
 
 def steps(done: int, of: int) -> str:
-    """`of`: 0 if unknown."""
-    return f"{done:,} of {of:,}" if of else f"{done:,}"
+    """`of`: 0 if unknown, as of a program, which may also report none that is done."""
+    if not of:
+        return f"{done:,}" if done else UNKNOWN
+    return f"{done:,} of {of:,}"
 
 
 def of_steps(done: int, of: int) -> str:
     """The same, shorter."""
-    return f"{done:,}/{of:,}" if of else f"{done:,}"
+    return steps(done, of).replace(" of ", "/")
 
 
 def loss(value: float | None) -> str:
