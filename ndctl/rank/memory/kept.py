@@ -168,14 +168,14 @@ class Kept:
     def _header(
         self, made: Made, written: tuple[int, int], ranks: Ranks, *, pickled: bool
     ) -> Header:
-        num_bytes, checksum = written
+        num_bytes, digest = written
         return Header(
             made=made,
             lineage=self.lineage,
             rank=ranks.rank,
             ranks=ranks.size,
             num_bytes=num_bytes,
-            checksum=checksum,
+            digest=digest,
             pickled=pickled,
             shared=self.shared,
         )
@@ -318,7 +318,7 @@ def _dump(state: Any, file: Any, *, pickled: bool) -> None:
 
 def _load(file: Any, *, pickled: bool) -> Any:
     if pickled:
-        return pickle.load(file)  # the script's own state, which its checksum has confirmed
+        return pickle.load(file)  # the script's own state, which its digest has confirmed
     import torch
 
     return torch.load(file, map_location="cpu", weights_only=False)

@@ -10,7 +10,7 @@ import io
 import json
 import os
 import struct
-import zlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,11 +22,14 @@ MARK_AT = BEGIN.size - MARK.size
 SENDING, SENT, NOT_SENT = 0, 1, 2
 ROOM = 1 << 16
 """Bytes before the state."""
-FORMAT = "script-1"
+FORMAT = "script-2"
 """In the place of a digest of the configuration, which ndctl does not know."""
 LOOK_EACH = 64 << 20
 """Bytes that are written between two looks at how much memory is left."""
 CHUNK = 8 << 20
+WORD = 8
+"""Bytes of a word of the digest."""
+MODULUS, SIGN = 1 << 64, 1 << 63
 
 Made = tuple[int, int]
 """Step, and the attempt that made it."""
@@ -70,7 +73,8 @@ class Header(NamedTuple):
     rank: int
     ranks: int
     num_bytes: int
-    checksum: int
+    digest: int
+    """As in `contract/memory/slot_file.py`: agents check what they fetch with it."""
     pickled: bool
     """With pickle, because the script had not imported torch."""
     shared: Made | None
@@ -82,6 +86,7 @@ class Header(NamedTuple):
         body = {
             **self._asdict(),
             "config": FORMAT,
+            "digest_at": ROOM,
             "made": {"step": step, "attempt": attempt},
             "shared": shared,
         }
@@ -92,7 +97,7 @@ class Header(NamedTuple):
         """None if a script of this version did not write it."""
         try:
             body: dict[str, Any] = json.loads(text)
-            if body.pop("config") != FORMAT:
+            if (body.pop("config"), body.pop("digest_at")) != (FORMAT, ROOM):
                 return None
             made, shared = _made(body.pop("made")), body.pop("shared")
             return Header(made=made, shared=_made(shared) if shared else None, **body)
@@ -123,7 +128,7 @@ class Slot:
         """Have `dump` write the state. The slot is not complete before `complete`.
 
         Returns:
-            Bytes, and their checksum.
+            Bytes, and the digest.
 
         Raises:
             NoRoom: the memory of the host is used up. The slot has given its own back.
@@ -135,8 +140,8 @@ class Slot:
         except BaseException:
             os.ftruncate(self.file, 0)
             raise
-        os.ftruncate(self.file, ROOM + writer.written)
-        return writer.written, writer.checksum
+        os.ftruncate(self.file, _size(writer.written))
+        return writer.written, self._digest()
 
     def complete(self, header: Header) -> None:
         text = header.to_json()
@@ -146,13 +151,17 @@ class Slot:
 
     def is_sound(self, header: Header) -> bool:
         """The bytes are those that the rank wrote."""
-        checksum, left, at = 0, header.num_bytes, ROOM
-        while left:
-            chunk = os.pread(self.file, min(CHUNK, left), at)
-            if not chunk:
-                return False
-            checksum, left, at = zlib.crc32(chunk, checksum), left - len(chunk), at + len(chunk)
-        return checksum == header.checksum
+        whole = os.fstat(self.file).st_size == _size(header.num_bytes)
+        return whole and self._digest() == header.digest
+
+    def _digest(self) -> int:
+        end, total = os.fstat(self.file).st_size, 0
+        buffer = bytearray(min(CHUNK, end - ROOM))
+        for at in range(ROOM, end, CHUNK):
+            view = memoryview(buffer)[: min(CHUNK, end - at)]
+            os.preadv(self.file, [view], at)
+            total += _sum(view)
+        return (total + SIGN) % MODULUS - SIGN
 
     def read(self, header: Header) -> io.BufferedReader:
         """The state, as a file to read."""
@@ -163,11 +172,25 @@ class Slot:
             os.ftruncate(self.file, 0)
 
 
+def _size(num_bytes: int) -> int:
+    """Of a slot with a state of `num_bytes`: whole words."""
+    return ROOM + -(-num_bytes // WORD) * WORD
+
+
+def _sum(view: memoryview) -> int:
+    """Of the words, maybe without what exceeds 64 bits."""
+    # Any script with torch has it. A script without it has little state.
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return sum(view.cast("q"))
+    return int(numpy.frombuffer(view, numpy.int64).sum(dtype=numpy.int64))
+
+
 class Writer(io.RawIOBase):
     """A file in which a state is written from its beginning to its end."""
 
     def __init__(self, file: int) -> None:
-        self.file, self.written, self.checksum = file, 0, 0
+        self.file, self.written = file, 0
         self.size = os.fstat(file).st_size - ROOM
         self.look_at = 0
 
@@ -191,7 +214,6 @@ class Writer(io.RawIOBase):
         left = view
         while left:
             wrote = os.pwrite(self.file, left, ROOM + self.written)
-            self.checksum = zlib.crc32(left[:wrote], self.checksum)
             self.written, left = self.written + wrote, left[wrote:]
 
 

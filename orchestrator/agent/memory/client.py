@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Sequence
 
+from orchestrator.agent.memory.digest import is_sound
 from orchestrator.agent.memory.line import Answer, Broken, Limit, Line, Request, connect
 from orchestrator.contract.memory.peers import Peer, Wanted
 from orchestrator.contract.memory.slot_file import (
@@ -19,7 +20,7 @@ from orchestrator.job_secret import JobSecret
 
 
 class Damaged(Broken):
-    """The partner's copy is not what it was given."""
+    """The partner's copy is not what the rank wrote."""
 
 
 class Stopped(Exception):
@@ -50,9 +51,9 @@ class PeerClient:
         try:
             line.send(request)
             _accepted(line.receive(Answer))
-            checksum = line.send_file(file, size, self._rest, skip=BEGIN.size)
+            line.send_file(file, size, self._rest)
             torn = "" if label_of(file) == label else "it was overwritten"
-            line.send(Answer(why=torn, checksum=checksum))
+            line.send(Answer(why=torn))
             _accepted(line.receive(Answer))
         except BaseException:
             self._drop(line)
@@ -70,10 +71,9 @@ class PeerClient:
             if os.fstat(file).st_size != found.num_bytes:
                 os.ftruncate(file, 0)
                 os.posix_fallocate(file, 0, found.num_bytes)
-            received = line.receive_file(file, found.num_bytes, skip=BEGIN.size)
-            end = line.receive(Answer)
-            _accepted(end)
-            if end.checksum not in (None, received):
+            line.receive_file(file, found.num_bytes, skip=BEGIN.size)
+            _accepted(line.receive(Answer))
+            if not is_sound(file, found.header_bytes):
                 raise Damaged(f"the copy of rank {wanted.rank} has changed since it was made")
             complete(file, found.header_bytes)
             if label_of(file) != wanted.label:

@@ -28,8 +28,6 @@ class HeldCopies:
         """Rank -> the files of its copies."""
         self._writing: set[int] = set()
         """Files that a thread is receiving."""
-        self._checksums: dict[int, tuple[Label | None, int]] = {}
-        """Of each file that another host has sent, with what it holds."""
         self._shared: dict[int, Made] = {}
         """Rank -> the newest checkpoint that all ranks have copies of, as far as is known here."""
         self._lock = threading.Lock()
@@ -55,7 +53,6 @@ class HeldCopies:
                 self._shared[label.rank] = label.shared
             file = self._to_overwrite(label.rank)
             clear(file)
-            self._checksums.pop(file, None)
             self._writing.add(file)
         try:
             if os.fstat(file).st_size != num_bytes:
@@ -88,26 +85,18 @@ class HeldCopies:
             raise Refused(f"it is receiving another copy of rank {rank}")
         return spare[0]
 
-    def commit(self, file: int, header_bytes: int, checksum: int) -> bool:
+    def commit(self, file: int, header_bytes: int) -> bool:
         """All bytes are written: the copy is complete. Whether all ranks have copies of a
         checkpoint of this attempt, so that no other one is needed."""
         complete(file, header_bytes)
         with self._lock:
             label = label_of(file)
-            self._checksums[file] = label, checksum
             shared = label.shared if label else None
             if shared is None or shared.attempt != self.attempt:
                 return False
             for rank in set(self._files) - self.holds:
                 self._drop(rank)
             return True
-
-    def checksum(self, label: Label) -> int | None:
-        """Of the copy as its host sent it; None if there is no such copy."""
-        with self._lock:
-            return next(
-                (number for held, number in self._checksums.values() if held == label), None
-            )
 
     def end(self, file: int) -> None:
         """No thread receives into `file` any more."""
@@ -121,7 +110,6 @@ class HeldCopies:
             if file in self._writing:
                 self._files.setdefault(rank, []).append(file)
             else:
-                self._checksums.pop(file, None)
                 os.ftruncate(file, 0)  # a rank may still have it open
                 os.close(file)
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from orchestrator.agent.memory.client import Damaged, PeerClient, Stopped
 from orchestrator.agent.memory.held import HeldCopies
+from orchestrator.agent.memory.priority import give_way
 from orchestrator.agent.memory.server import PeerServer
 from orchestrator.agent.memory.slots import MemorySlots, paths
 from orchestrator.contract.files.checkpoint_names import Made, SkippedCheckpoint
@@ -108,7 +109,7 @@ class HostCopies:
         with self._lock:
             self.sending.add((ready.rank, made))
         if self.pool is None:
-            self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="memory-copies")
+            self.pool = ThreadPoolExecutor(THREADS, "memory-copies", initializer=give_way)
         partners = start.copies.partners[: ready.copies]
         self.pool.submit(self._send, file, ready.rank, made, partners)
 
@@ -231,12 +232,9 @@ class HostCopies:
     def begin(self, label: Label, num_bytes: int) -> int:
         return self.held.begin(label, num_bytes)
 
-    def commit(self, file: int, header_bytes: int, checksum: int) -> None:
-        if self.held.commit(file, header_bytes, checksum):
+    def commit(self, file: int, header_bytes: int) -> None:
+        if self.held.commit(file, header_bytes):
             self.slots.drop_others()
-
-    def checksum(self, label: Label) -> int | None:
-        return self.held.checksum(label)
 
     def end(self, file: int) -> None:
         self.held.end(file)

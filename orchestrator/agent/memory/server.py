@@ -18,6 +18,7 @@ from orchestrator.agent.memory.line import (
     admit,
     end_connection,
 )
+from orchestrator.agent.memory.priority import give_way
 from orchestrator.contract.memory.slot_file import BEGIN, Label, header_of, label_of
 from orchestrator.job_secret import JobSecret, server_context
 
@@ -38,10 +39,7 @@ class Store(Protocol):
     def begin(self, label: Label, num_bytes: int) -> int:
         """As in `HeldCopies`."""
 
-    def commit(self, file: int, header_bytes: int, checksum: int) -> None: ...
-
-    def checksum(self, label: Label) -> int | None:
-        """Of the slot as another host sent it; None: it is of a rank of this host."""
+    def commit(self, file: int, header_bytes: int) -> None: ...
 
     def end(self, file: int) -> None: ...
 
@@ -109,6 +107,7 @@ class PeerServer:
                 self._begin(self._serve, sock)
 
     def _serve(self, plain: socket.socket) -> None:
+        give_way()
         sock: socket.socket = plain
         try:
             assert self._context is not None
@@ -144,11 +143,10 @@ class PeerServer:
             return
         try:
             line.send(Answer())
-            received = line.receive_file(file, request.num_bytes, skip=BEGIN.size)
+            line.receive_file(file, request.num_bytes, skip=BEGIN.size)
             # The sender looks whether the slot has changed meanwhile.
-            end = line.receive(Answer)
-            if not end.why and end.checksum == received:
-                self.store.commit(file, request.header_bytes, received)
+            if not line.receive(Answer).why:
+                self.store.commit(file, request.header_bytes)
             line.send(Answer(why="" if label_of(file) == request.label else "it is another slot"))
         finally:
             self.store.end(file)
@@ -161,9 +159,8 @@ class PeerServer:
         try:
             size, header = os.fstat(file).st_size, header_of(file) or b""
             line.send(Answer(num_bytes=size, header_bytes=len(header)))
-            checksum = self.store.checksum(label)
-            line.send_file(file, size, lambda _: None, skip=BEGIN.size)
+            line.send_file(file, size, lambda _: None)
             torn = "" if label_of(file) == label else "it was overwritten"
-            line.send(Answer(why=torn, checksum=checksum))
+            line.send(Answer(why=torn))
         finally:
             os.close(file)

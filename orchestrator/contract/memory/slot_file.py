@@ -3,6 +3,12 @@
 It begins with the length of its header and a mark, then come the header (JSON) and the tensors. The
 length is 0 while the slot is being written, and is set last. So a process that ends at any moment
 leaves either a complete slot or an empty one.
+
+The header has a digest that the rank computes once, and each use of the slot has one check:
+- A slot that changes while it is sent is found by the sender, which looks at the label again.
+- Bytes that change on the way break the connection: TLS authenticates each record.
+- A copy that changed on its host since is found by the agent that fetches it, which knows whose copy
+  it is and asks another host, and by the rank that loads it. Neither is while ranks train.
 """
 
 import os
@@ -37,6 +43,17 @@ class Label(Struct, frozen=True, kw_only=True):
     shared: Made | None = None
     """The newest checkpoint of which all ranks had copies on partner hosts when this one was made.
     """
+
+
+class Sealed(Label, frozen=True, kw_only=True):
+    """The part of a header with which anybody can check the slot."""
+
+    digest: int
+    """Of the bytes from `digest_at` to the end of the slot: the sum of their 64-bit words (of this
+    machine's byte order), without what exceeds 64 bits, as a signed number. A flipped bit changes
+    it, and so does a page that was not copied. Memory is read faster than it is summed up."""
+    digest_at: int
+    """A multiple of 8, as the size of the slot is."""
 
 
 def header_of(file: int) -> bytes | None:

@@ -5,15 +5,17 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import get_native_id
 
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.agent.memory import line
-from orchestrator.agent.memory.held import Refused
+from orchestrator.agent.memory import host_copies, line
+from orchestrator.agent.memory.held import HeldCopies, Refused
 from orchestrator.agent.memory.line import Broken, connect
+from orchestrator.agent.memory.priority import NICE
 from orchestrator.agent.memory.slots import ALONE
 from orchestrator.contract.files.checkpoint_names import Made
 from orchestrator.contract.memory.peers import CopyPlan, Peer
@@ -21,6 +23,7 @@ from orchestrator.contract.memory.slot_file import (
     NOT_SENT,
     SENDING,
     SENT,
+    Label,
     clear,
     label_of,
     mark_of,
@@ -110,14 +113,14 @@ async def test_a_slot_that_changes_while_it_is_sent_is_no_copy(
 ) -> None:
     await hosts.start()
     file = slot_of(hosts.first, 0)
-    pread = os.pread
+    preadv = os.preadv
 
-    def overwritten_at_the_end(fd: int, count: int, at: int) -> bytes:
+    def overwritten_at_the_end(fd: int, buffers: Sequence[memoryview], at: int) -> int:
         if fd == file and at == SLOT_BYTES - line.CHUNK_BYTES:
             clear(file)
-        return pread(fd, count, at)
+        return preadv(fd, buffers, at)
 
-    monkeypatch.setattr(os, "pread", overwritten_at_the_end)
+    monkeypatch.setattr(os, "preadv", overwritten_at_the_end)
     fill(file, label(0, 5))
     hosts.first.ready(CopyReady(attempt=1, rank=0, step=5, slot=0, copies=1))
     await asyncio.to_thread(_until_nothing_is_sent, hosts)
@@ -332,6 +335,32 @@ async def test_two_jobs_on_one_machine_do_not_see_each_others_slots(
         assert steps(await hosts.second.offer(2), rank=0) == [5]
     finally:
         other.close()
+
+
+@in_loop
+async def test_ranks_have_the_processors_first(
+    hosts: TwoHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads that send and take copies have a tenth of the weight of a rank, and the event loop
+    keeps its own."""
+    found: list[tuple[int, int]] = []
+
+    def look(copies: HeldCopies, file: int, header_bytes: int) -> bool:
+        found.append((os.getpriority(os.PRIO_PROCESS, get_native_id()), os.sched_getscheduler(0)))
+        return commit(copies, file, header_bytes)
+
+    def sent(file: int) -> Label | None:
+        found.append((os.getpriority(os.PRIO_PROCESS, get_native_id()), os.sched_getscheduler(0)))
+        return label_of(file)
+
+    commit = HeldCopies.commit
+    monkeypatch.setattr(HeldCopies, "commit", look)
+    monkeypatch.setattr(host_copies, "label_of", sent)
+    own = os.getpriority(os.PRIO_PROCESS, get_native_id())
+    await hosts.start()
+    assert await send(hosts.first, 0, label(0, 5)) == SENT
+    assert found == [(max(own, NICE), os.SCHED_BATCH)] * 2
+    assert os.getpriority(os.PRIO_PROCESS, get_native_id()) == own
 
 
 @in_loop

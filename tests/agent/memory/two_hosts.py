@@ -11,6 +11,7 @@ from typing import Any, ParamSpec
 import msgspec
 from msgspec.structs import replace
 
+from orchestrator.agent.memory.digest import digest_of
 from orchestrator.agent.memory.host_copies import HostCopies, Where
 from orchestrator.contract.files.checkpoint_names import Made
 from orchestrator.contract.memory.peers import CopyPlan, Peer, SlotsOffered, Wanted
@@ -18,6 +19,7 @@ from orchestrator.contract.memory.slot_file import (
     BEGIN,
     SENDING,
     Label,
+    Sealed,
     clear,
     complete,
     label_of,
@@ -30,6 +32,7 @@ from tests.agent.processes.test_torchrun import START
 from tests.agent.world import SECRET
 
 SLOT_BYTES = 3 << 20
+TENSORS_AT = 1 << 20
 LIMIT_S = 60.0
 P = ParamSpec("P")
 
@@ -70,9 +73,11 @@ def fill(file: int, whose: Label, num_bytes: int = SLOT_BYTES) -> None:
     """Write a complete slot, as the trainer does."""
     clear(file)
     os.ftruncate(file, num_bytes)
-    text = msgspec.json.encode(whose)
-    os.pwrite(file, text, BEGIN.size)
     os.pwrite(file, content(whose.rank, whose.made.step), num_bytes - 2000)
+    digest = digest_of(file, TENSORS_AT)
+    sealed = Sealed(**msgspec.structs.asdict(whose), digest=digest, digest_at=TENSORS_AT)
+    text = msgspec.json.encode(sealed)
+    os.pwrite(file, text, BEGIN.size)
     complete(file, len(text))
 
 

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from ndctl.rank.memory import kept as module
 from ndctl.rank.memory import slots as memory_slots
 from ndctl.rank.memory.kept import Kept
 from ndctl.rank.memory.slots import NOT_SENT, ROOM, SENT, Memory, Slot
+from orchestrator.agent.memory.digest import is_sound
 from orchestrator.contract.memory import slot_file
 from orchestrator.contract.memory.slot_file import Label
 from tests.ndctl.rank.many_ranks import World, place_in
@@ -152,6 +154,24 @@ def test_a_flipped_bit_is_noticed_by_all_ranks(host: Host, tmp_path: Path, rank:
     os.pwrite(newest.file, bytes([byte[0] ^ 4]), ROOM + 700)
     world, kept = host.start(2)
     assert [found[0] for found in load(world, kept, tmp_path)] == [4, 4]
+
+
+@pytest.mark.parametrize("has_numpy", [True, False])
+def test_agents_check_what_a_script_keeps(
+    host: Host, monkeypatch: pytest.MonkeyPatch, *, has_numpy: bool
+) -> None:
+    world, kept = host.start(1)
+    with monkeypatch.context() as patch:
+        if not has_numpy:
+            patch.setattr(memory_slots, "sys", SimpleNamespace(modules={}))
+        save(world, kept, 4)
+    newest = kept[1].common
+    assert newest is not None
+    length = len(slot_file.header_of(newest.file) or b"")
+    assert is_sound(newest.file, length)
+    byte = os.pread(newest.file, 1, ROOM + 700)
+    os.pwrite(newest.file, bytes([byte[0] ^ 4]), ROOM + 700)
+    assert not is_sound(newest.file, length)
 
 
 def test_steps_of_another_line_of_training_are_not_used(host: Host, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from trainer.rank.ranks import Ranks
 
 LOG = logging.getLogger("trainer")
 
-FORMAT = 3
+FORMAT = 4
 """Of the slots. Another one is not read."""
 OF_THE_PLAN = (
     "micro_batch_size",

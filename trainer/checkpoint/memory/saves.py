@@ -195,6 +195,7 @@ class MemoryCheckpoints:
             history=self.opened.digests.history,
             shared=shared,
             digest=slot.digest(table),
+            digest_at=table[0].offset,
             progress=progress,
             table=table,
         )

@@ -47,9 +47,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return math.prod(self.shape) * dtype_of(self.dtype).itemsize
 
 
-class Header(slot_file.Label, frozen=True, kw_only=True):
-    digest: int
-    """Of the bytes of all tensors (`Slot.digest`)."""
+class Header(slot_file.Sealed, frozen=True, kw_only=True):
     progress: str
     """JSON of the job's `Progress`."""
     history: str
@@ -209,8 +207,7 @@ class Slot:
         return {entry.name: _placed(self.view(entry), like[entry.name]) for entry in table}
 
     def digest(self, table: Sequence[Entry]) -> int:
-        """A sum over the bytes of all tensors. A flipped bit changes it, and so does a page that
-        was not copied."""
+        """As in `Sealed`, over the bytes of all tensors."""
         words = self._bytes()[table[0].offset :].view(torch.int64)
         # int64 wraps around, so the order in which threads add does not matter.
         return int(words.sum())

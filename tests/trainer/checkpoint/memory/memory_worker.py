@@ -79,6 +79,7 @@ def write(slot: Slot, step: int, rank: int, attempt: int) -> None:
         config="c",
         history="h",
         digest=slot.digest(layout.table),
+        digest_at=layout.table[0].offset,
         progress=Progress(step=step, stream=STREAM).to_json(),
         table=layout.table,
     )

@@ -11,9 +11,11 @@ import msgspec
 import pytest
 import torch
 
+from orchestrator.agent.memory.digest import digest_of, is_sound
 from orchestrator.agent.memory.slots import MemorySlots, paths
 from orchestrator.contract.files.checkpoint_names import Made
 from orchestrator.contract.memory.peers import CopyPlan
+from orchestrator.contract.memory.slot_file import header_of as header_of_file
 from tests.agent.processes.test_torchrun import START
 from trainer.checkpoint.memory.slot import Header, Layout, Slot, layout_of
 
@@ -49,6 +51,7 @@ def header_of(slot: Slot, layout: Layout, step: int = 4, progress: str = "{}") -
         config="c",
         history="h",
         digest=slot.digest(layout.table),
+        digest_at=layout.table[0].offset,
         progress=progress,
         table=layout.table,
     )
@@ -99,6 +102,17 @@ def test_a_flipped_bit_changes_the_digest(slot: Slot) -> None:
         file.seek(-1, os.SEEK_CUR)
         file.write(bytes([byte ^ 0x10]))
     assert slot.digest(layout.table) != digest
+
+
+def test_an_agent_computes_the_same_digest(slot: Slot) -> None:
+    layout = written(slot)
+    with Path(slot.path).open("r+b") as file:
+        fd = file.fileno()
+        length = len(header_of_file(fd) or b"")
+        assert digest_of(fd, layout.table[0].offset) == slot.digest(layout.table)
+        assert is_sound(fd, length)
+        os.pwrite(fd, b"\x01", layout.num_bytes - 1)
+        assert not is_sound(fd, length)
 
 
 @pytest.mark.parametrize(
