@@ -49,7 +49,7 @@ PARTS = [
 
 
 class NeverStopped:
-    asked = False
+    asked = on_disk = save = False
 
 
 @contextlib.contextmanager

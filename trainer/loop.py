@@ -76,6 +76,8 @@ class Ahead:
     """When the last result was read."""
     stop: bool = False
     """A rank was asked to stop."""
+    on_disk: bool = False
+    """And to leave a checkpoint on the disk."""
 
 
 def train(job: Training, done: int) -> int:
@@ -100,7 +102,7 @@ def train(job: Training, done: int) -> int:
                 _finish(job, ahead)
             if ahead.queued:
                 continue
-            _save_if_due(job, step, ahead.stop)
+            _save_if_due(job, step, ahead)
             _remember_if_due(job, step)
             if ahead.stop and step < last:
                 code = exit_codes.CHECKPOINTED
@@ -160,8 +162,12 @@ def _finish(job: Training, ahead: Ahead) -> None:
         shorten_timeouts(train_timeout(job.config.pause_s))
     ahead.read_at, ahead.target.step_s = now, step_s
     ahead.stop = ahead.stop or totals.stop
+    ahead.on_disk = ahead.on_disk or (totals.stop and totals.stop_on_disk)
     newest = ahead.queued[-1].step if ahead.queued else step
     job.checkpoints.after_step(newest, step_s, totals.save_failed, totals.every)
+    if totals.save:
+        job.runtime.stop.save = False
+        job.checkpoints.ask(newest)
     if job.memory is not None:
         job.memory.after_step(step_s, totals)
     _count_skips(job, step, totals)
@@ -293,10 +299,13 @@ def log_step(metrics: StepMetrics, last: int) -> None:
     )
 
 
-def _save_if_due(job: Training, step: int, stop_requested: bool) -> None:
+def _save_if_due(job: Training, step: int, ahead: Ahead) -> None:
+    last = step == job.config.train.steps
     # The last save of a run has no later one to make up for it, so it must succeed.
-    must_succeed = stop_requested or step == job.config.train.steps
+    must_succeed = ahead.stop or last
     if not must_succeed and not job.checkpoints.due(step):
+        return
+    if not last and not ahead.on_disk and _stays_in_memory(job, step):
         return
     if not must_succeed and job.is_unstable:
         # A rollback goes to the newest checkpoint, so it must be from before the bad steps.
@@ -310,6 +319,17 @@ def _save_if_due(job: Training, step: int, stop_requested: bool) -> None:
         else:
             job.checkpoints.save(step)
     job.runtime.reporter.beat("train")
+
+
+def _stays_in_memory(job: Training, step: int) -> bool:
+    """At a stop: whether the hosts and their partners have the step, so that the next attempt
+    starts from memory. The disk gets its checkpoints at their own steps, as always."""
+    if job.memory is None or job.is_unstable or job.checkpoints.due(step):
+        return False
+    job.runtime.reporter.beat("checkpoint")
+    with job.stepper.watch.not_own_work(), job.stepper.watch.host_part("checkpoint"):
+        job.checkpoints.wait()
+        return job.memory.save_for_stop(step)
 
 
 def _remember_if_due(job: Training, step: int) -> None:

@@ -79,6 +79,10 @@ class Totals:
     """At least one copy did not arrive."""
     read: Sums
     """Checksums of the samples that all ranks together have read."""
+    stop_on_disk: bool = True
+    """If `stop`: a checkpoint on the disk is required. Ranks not asked yet have no say."""
+    save: bool = False
+    """At least one rank was asked to save a checkpoint to the disk."""
     bad_gradients: Sequence[str] = ()
     """Parameters with a gradient that is not finite in this rank's shard."""
 
@@ -169,14 +173,16 @@ class Stepper:
         norm2 = squared_norm(parts, norms, self.ranks.device)
         names = (name for name, parameter in self.parameters if parameter.grad is not None)
         named = list(zip(names, norms, strict=True))
-        return parts, named, self._sum(sums, norm2, stop.asked, news)
+        return parts, named, self._sum(sums, norm2, stop, news)
 
-    def _sum(self, sums: LossSums, norm2: torch.Tensor, stop: bool, news: News) -> torch.Tensor:
+    def _sum(
+        self, sums: LossSums, norm2: torch.Tensor, stop: StopRequest, news: News
+    ) -> torch.Tensor:
         """Sum all values that the ranks must agree on, in one all-reduce at the end of the step."""
         counts = torch.stack([sums.loss, sums.z_loss, sums.tokens, norm2])
         # Filled in place, because `torch.tensor` of Python numbers would wait for its copy.
-        numbers = (stop, news.save_failed, news.every, news.remembered, news.remember_every)
-        shares = (news.share_ended, news.share_failed)
+        numbers = (stop.asked, news.save_failed, news.every, news.remembered, news.remember_every)
+        shares = (news.share_ended, news.share_failed, stop.on_disk, stop.save)
         values = (*map(float, (*numbers, *shares)), *self.batches.read)
         rest = torch.zeros(len(values), dtype=torch.float64, device=norm2.device)
         for place, value in enumerate(values):
@@ -187,7 +193,7 @@ class Stepper:
 
     def _totals(self, vector: Sequence[float], norms: Norms) -> Totals:
         loss, z_loss, tokens, norm2_sum, stops, failures, wanted, *rest = vector
-        remembered, remember_every, share_ended, share_failed, *read = rest
+        remembered, remember_every, share_ended, share_failed, on_disk, save, *read = rest
         # All tp ranks of a group have counted the same tokens.
         loss, z_loss, tokens = (value / self.ranks.tp for value in (loss, z_loss, tokens))
         totals = Totals(
@@ -201,6 +207,8 @@ class Stepper:
             remember_every=int(remember_every),
             share_ended=share_ended == self.ranks.env.world_size,
             share_failed=share_failed > 0,
+            stop_on_disk=on_disk > 0,
+            save=save > 0,
             read=Sums(*read),
             save_failed=failures > 0,
         )

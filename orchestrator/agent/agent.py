@@ -45,6 +45,7 @@ from orchestrator.contract.messages.agent_protocol import (
     Pulse,
     Register,
     Report,
+    Save,
     Start,
     Stop,
 )
@@ -505,6 +506,8 @@ class Agent:
                 self._spawn(self.attempts.prepare(order))
             case Stop():
                 self._spawn(self.attempts.stop(order))
+            case Save():
+                self.attempts.save(order)
             case Gather():
                 self._spawn(self.attempts.gather(order))
             case ProfileRanks():

@@ -46,7 +46,12 @@ from orchestrator.contract.messages.rank_messages import (
     RankStarted,
     sender_of,
 )
-from orchestrator.contract.messages.rank_orders import JoinAttempt, LeaveAttempt
+from orchestrator.contract.messages.rank_orders import (
+    SAVE,
+    STOP_IN_MEMORY,
+    JoinAttempt,
+    LeaveAttempt,
+)
 from orchestrator.contract.spec.failures import FailureRule
 from orchestrator.diagnosis.logs.readings import read_launcher
 from orchestrator.diagnosis.stacks.python_stacks import shortened
@@ -344,11 +349,19 @@ class Attempt:
             for rank, record in alive
         )
 
-    async def stop(self, grace_s: float, *, keep_ranks: bool = False) -> None:
+    def save(self) -> None:
+        """Have the ranks save a checkpoint after the present step."""
+        if not self.stopping:
+            self._signal(SAVE)
+
+    async def stop(
+        self, grace_s: float, *, keep_ranks: bool = False, in_memory: bool = False
+    ) -> None:
         """Send SIGTERM to every rank, and SIGKILL to what is left after the grace.
 
         Args:
             keep_ranks: order the ranks to leave instead. If one of them does not, all are killed.
+            in_memory: send `STOP_IN_MEMORY` instead.
         """
         # Before `stopping` is set, because from then on each exit counts as an effect of the stop.
         self._note_gone_ranks()
@@ -356,7 +369,7 @@ class Attempt:
         if keep_ranks and self.kept is not None:
             self._order_to_leave(self.kept)
         else:
-            self._signal(signal.SIGTERM)
+            self._signal(STOP_IN_MEMORY if in_memory else signal.SIGTERM)
         if self.torchrun is None and self.launching is None:
             return  # torchrun was never started
         deadline = self.clock.monotonic() + grace_s
@@ -410,7 +423,7 @@ class Attempt:
             self.killed = self.killed or self.torchrun.ended is None
             self.torchrun.kill()
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: int) -> None:
         for record in self.ranks.values():
             if record.ended is None and process_state(record.pid) not in ("gone", "Z"):
                 send_signal(record.pid, number)

@@ -17,6 +17,7 @@ from orchestrator.contract.messages.agent_protocol import (
     Prepare,
     ProfileRanks,
     Report,
+    Save,
     Start,
     Stop,
 )
@@ -116,7 +117,7 @@ class Attempts:
 
     async def stop(self, order: Stop) -> None:
         if self.attempt is not None and self.attempt.start.attempt == order.attempt:
-            await self.end(order.grace_s, keep_ranks=order.keep_ranks)
+            await self.end(order.grace_s, keep_ranks=order.keep_ranks, in_memory=order.in_memory)
         # The order was repeated after a reconnection, so the leader may have missed the end.
         elif self.ended is not None and self.ended.attempt == order.attempt:
             self.report(self._as_of_now(self.ended))
@@ -126,11 +127,20 @@ class Attempts:
             self._remember(stopped)
             self.report(stopped)
 
+    def save(self, order: Save) -> None:
+        if self.attempt is not None and self.attempt.start.attempt == order.attempt:
+            self.attempt.save()
+
     async def end(
-        self, grace_s: float, alone_since: float | None = None, *, keep_ranks: bool = False
+        self,
+        grace_s: float,
+        alone_since: float | None = None,
+        *,
+        keep_ranks: bool = False,
+        in_memory: bool = False,
     ) -> None:
         """Stop all ranks: SIGTERM, and `grace_s` later SIGKILL. Returns when none is left, or with
-        `keep_ranks` when all have left the attempt.
+        `keep_ranks` when all have left the attempt. `in_memory` is that of `StopAttempt`.
 
         Args:
             alone_since: when the leader was last heard (monotonic), if its silence is the reason.
@@ -139,7 +149,7 @@ class Attempts:
             return
         if not self.attempt.stopping:  # else it stops for another reason already
             self.alone_since = alone_since
-        await self.attempt.stop(grace_s, keep_ranks=keep_ranks)
+        await self.attempt.stop(grace_s, keep_ranks=keep_ranks, in_memory=in_memory)
         await self.running
 
     async def gather(self, order: Gather) -> None:

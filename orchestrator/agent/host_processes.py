@@ -75,12 +75,17 @@ class HostAttempt(Protocol):
         """Called after `begin`. Returns when no process is left: the exits that were not reported
         yet, and the end of the attempt on this host."""
 
-    async def stop(self, grace_s: float, *, keep_ranks: bool = False) -> None:
+    async def stop(
+        self, grace_s: float, *, keep_ranks: bool = False, in_memory: bool = False
+    ) -> None:
         """Send SIGTERM to every rank, and SIGKILL to what is left after the grace.
 
         With `keep_ranks` the ranks leave the attempt instead, if they can, and their processes wait
-        for the next one.
+        for the next one. With `in_memory` the signal is `STOP_IN_MEMORY`.
         """
+
+    def save(self) -> None:
+        """Have the ranks save a checkpoint after the present step."""
 
     def hear(self, datagram: Datagram) -> RankExited | None:
         """Called with each message of a rank. Returns the report to send if the rank failed."""

@@ -28,6 +28,13 @@ REMEDIES: dict[Remedy, str] = {
     "rollback": "restart from the previous checkpoint and skip the data read since",
     "stop": "stop and print the advice",
 }
+WARNING_CLASS = "host-warning"
+WARNING: dict[bool, str] = {
+    True: "a spare takes the place of the host at the end of a step; without a spare the ranks save"
+    " a checkpoint at once and go on",
+    False: "nothing: the host stays, because it has not failed",
+}
+"""What follows from a warning, by whether the action is `replace`."""
 SAME = {
     "class": "failure of the same class",
     "host": "failure of the same class on the same host",
@@ -166,7 +173,8 @@ def _explained(found: Explained) -> Iterator[str]:
         said = dict.fromkeys(
             one.action if rule.action == "class" else rule.action for one in fitting
         )
-        does = "; or ".join(REMEDIES[action] for action in said)
+        warns = found.name == WARNING_CLASS
+        does = "; or ".join(WARNING[act == "replace"] if warns else REMEDIES[act] for act in said)
         yield f"  {number} {rule.name:<{width}}  {when(rule)}{of}: {does}{waits(rule)}"
         if rule.why:
             yield f"    {'':<{width}}  {rule.why}"

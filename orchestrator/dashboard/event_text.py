@@ -14,6 +14,7 @@ from orchestrator.contract.messages.actions import (
     ReplaceAgent,
     Replan,
     Requeue,
+    SaveCheckpoint,
     StartAttempt,
     StopAttempt,
 )
@@ -90,6 +91,8 @@ def describe_action(action: Action) -> str:  # noqa: C901 - a case a kind
         case StopAttempt(attempt=attempt, grace_s=grace, reason=reason, hosts=hosts):
             where = f" on {', '.join(hosts)}" if hosts else ""
             return f"stop attempt {attempt}{where} within {format.duration(grace)} ({reason})"
+        case SaveCheckpoint(reason=reason):
+            return f"save a checkpoint at once ({reason})"
         case GatherEvidence(attempt=attempt, reason=reason):
             return f"collect evidence of attempt {attempt} ({reason})"
         case JudgeHang(attempt=attempt, reason=reason):

@@ -8,11 +8,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from orchestrator.contract.checkpoint_interval import (
+    MEMORY_ON_CPU,
     MEMORY_ON_GPU,
     Interval,
     interval_of,
     memory_steps,
 )
+from orchestrator.contract.devices import CPU
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.contract.spec.limits import Above, AtLeast
@@ -32,6 +34,9 @@ QUEUE_S = 600.0
 """Seconds until the scheduler grants a free host; assumed."""
 SEND_BYTES_PER_S = 4e9
 """Bytes per second that a host sends to partners: its agent's four threads encrypt 1 GB/s each."""
+LEAST_LOST_STEPS = 1.0
+"""Steps that a failure costs on average at least, however fast copies are. A copy counts once those
+of all ranks are complete, and a killed host cost a step in the median (docs/recover.md)."""
 UNCOVERED = 0.05
 """Share of the failures that leave no complete checkpoint in memory, as a lost power supply of
 several hosts or a requeue; assumed."""
@@ -126,17 +131,19 @@ def _memory_of(
         return None
     steps = wanted.every
     if steps == "auto":
-        steps = memory_steps(copy_s, step_s, MEMORY_ON_GPU)
+        share = MEMORY_ON_CPU if plan.profile == CPU else MEMORY_ON_GPU
+        steps = memory_steps(copy_s, step_s, share)
     _, fullest = checkpoint_bytes(plan)
     sent = fullest * plan.ranks_per_host * wanted.copies
     limit = SEND_BYTES_PER_S
     if wanted.copy_mib_per_s is not None:
         limit = min(limit, wanted.copy_mib_per_s * 2**20)
+    # The next copy is sent to partners when the one before has arrived.
+    interval_s = step_s * max(steps, math.ceil(sent / limit / step_s))
     return MemoryTier(
-        # The next copy is sent to partners when the one before has arrived.
-        interval_s=step_s * max(steps, math.ceil(sent / limit / step_s)),
+        interval_s=interval_s,
         stall_s=copy_s,
-        lag_s=copy_s + sent / limit,
+        lag_s=max(copy_s + sent / limit, LEAST_LOST_STEPS * step_s - interval_s / 2),
         restart_s=around.restart_s if around.restart_s is not None else START_S,
     )
 

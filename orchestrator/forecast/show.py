@@ -82,7 +82,8 @@ def _memory(basis: Basis) -> list[str]:
     covered = sum(hazard.per_s for hazard in basis.setting.unplanned if hazard.covered)
     words = (
         f"a copy every {steps:,} step{'' if steps == 1 else 's'} stalls training for"
-        f" {show_seconds(memory.stall_s)} and is safe after {show_seconds(memory.lag_s)};"
+        f" {show_seconds(memory.stall_s)}, and a failure costs"
+        f" {show_seconds(memory.interval_s / 2 + memory.lag_s)} of it on average;"
         f" {covered * basis.setting.mtbf_s:.0%} of the failures resume from it"
     )
     return wrapped(words, "memory     ", INDENT)

@@ -270,7 +270,11 @@ def stop(run: Run, at: float, reason: str, grace_s: float, *, keep_ranks: bool =
     deadline = at + grace_s + STOP_SLACK_S
     after = replace(run, stage=Stopping(since=at, reason=reason, deadline=deadline))
     order = StopAttempt(
-        attempt=run.attempt.number, grace_s=grace_s, reason=reason, keep_ranks=keep_ranks
+        attempt=run.attempt.number,
+        grace_s=grace_s,
+        reason=reason,
+        keep_ranks=keep_ranks,
+        in_memory=_starts_from_memory(run),
     )
     if not isinstance(run.stage, Diagnosing) or run.interruption.findings is None:
         return after, (order,)
@@ -278,6 +282,17 @@ def stop(run: Run, at: float, reason: str, grace_s: float, *, keep_ranks: bool =
     findings = replace(run.interruption.findings, judge_by=at + JUDGE_S)
     judge = JudgeHang(attempt=run.attempt.number, reason=reason)
     return with_findings(after, findings), (order, judge)
+
+
+def _starts_from_memory(run: Run) -> bool:
+    """Whether the attempt after an orderly stop finds the memory of all hosts, and partners have
+    what a host that leaves had. A script of the user keeps what it wants to keep itself."""
+    job, leaving = run.job, run.interruption.leaving
+    if job is None or leaving is None or leaving.requeue or job.run is not None:
+        return False
+    # Hosts that are added or taken away by the scheduler may change the mesh, or hurry.
+    changes_hosts_only = leaving.warned or leaving.straggler is not None or leaving.by_drain
+    return changes_hosts_only and job.in_memory and job.copies > 0
 
 
 def stop_or_conclude(run: Run, at: float, reason: str) -> Result:

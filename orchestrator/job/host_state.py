@@ -68,6 +68,8 @@ class Hosts(Struct, frozen=True, kw_only=True):
     reason."""
     warned: tuple[HostWarned, ...] = ()
     """What hosts warn of at present, oldest first. At most one of a kind for each host."""
+    save_asked_at: float = 0.0
+    """When the ranks were last told to save a checkpoint because a host warns; 0: never."""
     carried: tuple[str, ...] = ()
     """Excluded hosts that were only excluded from the allocation before. The next allocation may
     have them again; otherwise a job of weeks would run out of hosts."""

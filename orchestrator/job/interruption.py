@@ -21,6 +21,8 @@ class Leaving(Struct, frozen=True, kw_only=True):
     """The rank whose host is replaced."""
     warned: bool = False
     """Hosts are replaced that warn of their own failure."""
+    by_drain: bool = False
+    """A host is left that the scheduler drains. It stays until the job's allocation ends."""
 
     @property
     def by_choice(self) -> bool:

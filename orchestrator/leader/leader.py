@@ -35,6 +35,7 @@ from orchestrator.contract.messages.actions import (
     ReplaceAgent,
     Replan,
     Requeue,
+    SaveCheckpoint,
     StartAttempt,
     StopAttempt,
 )
@@ -47,6 +48,7 @@ from orchestrator.contract.messages.agent_protocol import (
     Port,
     Register,
     Report,
+    Save,
     Start,
     Stop,
 )
@@ -561,10 +563,16 @@ class Leader:
                     self.pending = None
                 run = self.supervisor.run
                 stop = Stop(
-                    attempt=action.attempt, grace_s=action.grace_s, keep_ranks=action.keep_ranks
+                    attempt=action.attempt,
+                    grace_s=action.grace_s,
+                    keep_ranks=action.keep_ranks,
+                    in_memory=action.in_memory,
                 )
                 for host in action.hosts or run.attempt.placement:
                     self.sessions.order(host, stop)
+            case SaveCheckpoint():
+                for host in self.supervisor.run.attempt.placement:
+                    self.sessions.order(host, Save(attempt=action.attempt))
             case GatherEvidence():
                 self.hang_analysis.forget()
                 for host in self.supervisor.run.attempt.placement:

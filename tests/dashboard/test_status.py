@@ -22,6 +22,7 @@ from orchestrator.contract.messages.actions import (
     ReplaceAgent,
     Replan,
     Requeue,
+    SaveCheckpoint,
     StartAttempt,
 )
 from orchestrator.contract.messages.events import (
@@ -847,6 +848,7 @@ def test_every_kind_of_action_is_shown_with_its_reason() -> None:
     actions.append(ReplaceAgent(host="host-1", reason="it is gone"))
     actions.append(JudgeHang(attempt=1, reason="no rank made progress"))
     actions.append(CheckHosts(check=1, hosts=("host-1",), timeout_s=60, reason="before the start"))
+    actions.append(SaveCheckpoint(attempt=1, reason="host-1 warns"))
     actions.append(Replan(hosts=1, reason="one is left"))
     actions.append(Requeue(exclude=("host-1",), reason="none is left"))
     assert {type(action) for action in actions} == set(get_args(Action))

@@ -8,7 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli import cli
-from orchestrator.contract.checkpoint_interval import interval_of
+from orchestrator.contract.checkpoint_interval import (
+    MEMORY_ON_CPU,
+    MEMORY_ON_GPU,
+    interval_of,
+)
 from orchestrator.forecast.settings import UNCOVERED
 from tests.repository.test_docs import ROOT
 
@@ -118,3 +122,28 @@ def test_a_slow_network_makes_copies_rarer() -> None:
     slow = forecast(*every, "--set", "checkpoint.memory.copy_mib_per_s=20")["setting"]["memory"]
     assert slow["interval_s"] > fast["interval_s"]
     assert slow["interval_s"] >= slow["lag_s"] - slow["stall_s"]
+
+
+@pytest.mark.parametrize("copies", [0, 1, 2])
+@pytest.mark.parametrize("every", ["auto", "1", "4"])
+def test_a_failure_costs_a_step_at_least(every: str, copies: int) -> None:
+    """However fast the copies are: a host that was killed cost one step in the median."""
+    given = [f"checkpoint.memory.every={every}", f"checkpoint.memory.copies={copies}"]
+    found = forecast("--stall", "0.0001", *(word for one in given for word in ("--set", one)))
+    memory = found["setting"]["memory"]
+    assert memory["interval_s"] / 2 + memory["lag_s"] >= found["step_s"] * 0.999
+    assert memory["lag_s"] >= memory["stall_s"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "share"),
+    [([*SPEC, *HOSTS], MEMORY_ON_GPU), ([str(ROOT / "examples/quickstart.yaml")], MEMORY_ON_CPU)],
+    ids=["GPUs", "CPUs"],
+)
+def test_copies_are_no_more_frequent_than_their_cost_allows(spec: list[str], share: float) -> None:
+    """`--stall` gives what was measured; training copies as seldom as that takes its share."""
+    given = [*spec, *SHORT, "--stall", "0.5", "--set", "checkpoint.memory.every=auto"]
+    found = json.loads(run("forecast", *given))
+    memory, step_s = found["setting"]["memory"], found["step_s"]
+    assert memory["interval_s"] >= 0.5 / share
+    assert memory["interval_s"] <= max(0.5 / share + step_s, memory["lag_s"] + step_s)

@@ -16,6 +16,7 @@ from orchestrator.contract.messages.actions import (
     ReplaceAgent,
     Replan,
     Requeue,
+    SaveCheckpoint,
     StartAttempt,
     StopAttempt,
 )
@@ -262,6 +263,8 @@ class Cluster:
                         self.stops(name, attempt, finished=False)
             case GatherEvidence(attempt=attempt):
                 self.send_evidence(attempt)
+            case SaveCheckpoint():
+                pass  # a periodic checkpoint is as good
             case JudgeHang(attempt=attempt):
                 if self.chance(80):
                     self.undelivered.append(self._judged(attempt))

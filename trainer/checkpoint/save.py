@@ -115,6 +115,11 @@ class Checkpoints:
         """Whether a periodic save is due after `step`."""
         return self._schedule.due(step)
 
+    def ask(self, step: int) -> None:
+        """A checkpoint is asked for, so the save after `step` is due, unless one has just begun:
+        the agents of other hosts may have passed the request on a step later."""
+        self._schedule = self._schedule.asked(step)
+
     @property
     def failed(self) -> bool:
         """This rank knows that the background save failed. The totals of the next step tell all

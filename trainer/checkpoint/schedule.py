@@ -1,6 +1,10 @@
-"""The steps at which a checkpoint is due: at a regular interval, and soon after a failed save."""
+"""The steps at which a checkpoint is due: at a regular interval, soon after a failed save, and when
+one is asked for."""
 
 from dataclasses import dataclass, replace
+
+JUST_BEGUN = 3
+"""Steps after the begin of a save in which no other one is begun because it is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,17 +17,25 @@ class Schedule:
     """Steps between the next failure and its retry."""
     since: int | None = None
     """Step of the last regular save, if `every` can change. None: saves are at multiples of it."""
+    begun_at: int | None = None
+    """Step of the last save."""
 
     def due(self, step: int) -> bool:
         return self._regular(step) or step == self.retry_at
+
+    def asked(self, step: int) -> "Schedule":
+        """The schedule after a save was asked for, for `step` at the earliest."""
+        if self.begun_at is not None and step - self.begun_at <= JUST_BEGUN:
+            return self
+        return replace(self, retry_at=step)
 
     def begun(self, step: int) -> "Schedule":
         """The schedule after the save of `step` started."""
         if not self._regular(step):
             # This is a retry. Keep the delay, so that it still doubles if the retry fails too.
-            return replace(self, retry_at=None)
+            return replace(self, retry_at=None, begun_at=step)
         since = None if self.since is None else step
-        return replace(self, retry_at=None, delay=1, since=since)
+        return replace(self, retry_at=None, delay=1, since=since, begun_at=step)
 
     def failed(self, step: int) -> "Schedule":
         """The schedule after a failure was noticed at `step`. The delay doubles at each retry."""

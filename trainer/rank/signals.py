@@ -1,4 +1,5 @@
-"""Signal handlers of a rank: stop (SIGTERM, SIGUSR1) and print all stacks (SIGUSR2)."""
+"""Signal handlers of a rank: stop (SIGTERM, SIGUSR1, `STOP_IN_MEMORY`), save (`SAVE`), and print
+all stacks (SIGUSR2)."""
 
 import faulthandler
 import signal
@@ -7,18 +8,31 @@ from pathlib import Path
 from types import FrameType
 
 from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.messages.rank_orders import SAVE, STOP_IN_MEMORY
 
 
 class StopRequest:
-    """Records a request to stop; the training loop stops at the next step boundary."""
+    """Records requests to stop or to save; the training loop does it at the next step boundary."""
 
     def __init__(self) -> None:
         self.asked = False
-        signal.signal(signal.SIGTERM, self._remember)
-        signal.signal(signal.SIGUSR1, self._remember)
+        self.on_disk = False
+        """It must leave a checkpoint on the disk."""
+        self.save = False
+        """A checkpoint is asked for, after which training goes on."""
+        signal.signal(signal.SIGTERM, self._stop_on_disk)
+        signal.signal(signal.SIGUSR1, self._stop_on_disk)
+        signal.signal(STOP_IN_MEMORY, self._stop)
+        signal.signal(SAVE, self._save)
 
-    def _remember(self, signum: int, frame: FrameType | None) -> None:
+    def _stop_on_disk(self, signum: int, frame: FrameType | None) -> None:
+        self.asked = self.on_disk = True
+
+    def _stop(self, signum: int, frame: FrameType | None) -> None:
         self.asked = True
+
+    def _save(self, signum: int, frame: FrameType | None) -> None:
+        self.save = True
 
 
 def show_stacks_on_signal(env: RankEnv) -> None:

@@ -7,8 +7,8 @@ leaves either a complete slot or an empty one.
 The header has a digest that the rank computes once, and each use of the slot has one check:
 - A slot that changes while it is sent is found by the sender, which looks at the label again.
 - Bytes that change on the way break the connection: TLS authenticates each record.
-- A copy that changed on its host since is found by the agent that fetches it, which knows whose copy
-  it is and asks another host, and by the rank that loads it. Neither is while ranks train.
+- A copy that changed on its host since is found by the agent that fetches it, which knows whose it
+  is and asks another host, and by the rank that loads it. Neither is while ranks train.
 """
 
 import os

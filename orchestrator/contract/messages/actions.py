@@ -40,6 +40,16 @@ class StopAttempt(Struct, frozen=True, kw_only=True):
     """Hosts on which an ended attempt may have left ranks; empty: the hosts of the current one."""
     keep_ranks: bool = False
     """In place of SIGTERM, order the ranks to leave the attempt and wait for the next one."""
+    in_memory: bool = False
+    """The next attempt starts on hosts that have the memory of this one. The ranks need not write
+    the disk if the step that they stop after is on all partner hosts."""
+
+
+class SaveCheckpoint(Struct, frozen=True, kw_only=True):
+    """Have the ranks save a checkpoint to the disk after the present step, and go on."""
+
+    attempt: int
+    reason: str
 
 
 class GatherEvidence(Struct, frozen=True, kw_only=True):
@@ -109,6 +119,7 @@ class Requeue(Struct, frozen=True, kw_only=True):
 Action = (
     StartAttempt
     | StopAttempt
+    | SaveCheckpoint
     | GatherEvidence
     | JudgeHang
     | ReplaceAgent

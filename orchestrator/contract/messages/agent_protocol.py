@@ -291,6 +291,14 @@ class Stop(Struct, frozen=True, kw_only=True):
     grace_s: float
     keep_ranks: bool = False
     """As in `StopAttempt`."""
+    in_memory: bool = False
+    """As in `StopAttempt`."""
+
+
+class Save(Struct, frozen=True, kw_only=True):
+    """As `SaveCheckpoint`."""
+
+    attempt: int
 
 
 class Gather(Struct, frozen=True, kw_only=True):
@@ -332,6 +340,7 @@ Order = (
     | Start
     | Prepare
     | Stop
+    | Save
     | Gather
     | ProfileRanks
     | Leave

@@ -1,15 +1,23 @@
-"""Orders of an agent to a rank that it keeps between two attempts: one JSON datagram each.
+"""Orders of an agent to a rank: signals while it trains, and one JSON datagram each to a rank that
+is kept between two attempts.
 
 The rank binds its socket before it imports anything slow. An order to a rank that has none yet
 fails, and then the agent ends the rank.
 """
 
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
 from orchestrator.contract.messages import wire
+
+STOP_IN_MEMORY = signal.SIGRTMIN + 4
+"""To the bundled trainer: stop after this step, as at SIGTERM, and write the disk only if the step
+does not reach all partner hosts. glibc keeps the first real-time signals for itself."""
+SAVE = signal.SIGRTMIN + 5
+"""To the bundled trainer: save a checkpoint to the disk after this step."""
 
 
 class LeaveAttempt(Struct, frozen=True, kw_only=True):

@@ -134,7 +134,8 @@ class ResilienceSpec(Struct, frozen=True, kw_only=True):
     the straggler is only reported."""
     replace_warned: bool = True
     """Move the ranks of a host that reports memory errors of a GPU, lost links or throttling to a
-    spare at the end of the step, before it fails. Without a spare it is only reported."""
+    spare at the end of the step, before it fails. Without a spare the ranks save a checkpoint at
+    once and go on."""
     keep_ranks: bool = False
     """Ranks that did not fail keep their processes between two attempts: they leave the broken
     collectives and join the next attempt. Tried on CPUs only."""

@@ -147,7 +147,7 @@ def _leave_host(run: Run, at: float, host: str, words: str) -> Result:
         return run, ()
     enough = len(usable(run)) >= len(run.plan.hosts) or has_successors(run)
     stays = host != run.scheduler.leader and (enough or job.shrink)
-    leaving = Leaving(cause="drained", words=words, requeue=not stays)
+    leaving = Leaving(cause="drained", words=words, requeue=not stays, by_drain=True)
     return stop(with_leaving(run, leaving), at, words, grace_to_leave_s(run, at))
 
 

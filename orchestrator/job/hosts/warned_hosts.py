@@ -1,19 +1,22 @@
 """Hosts that warn of their own failure: a spare replaces them before anything is lost.
 
-The ranks save a checkpoint at the end of their step, as in any orderly stop, and the next attempt
-starts with the spare. A host is named by its own report only. What also happens to other hosts at
-the same time, such as a warm room, has a shared cause, and no host is replaced for that.
+The ranks stop at the end of their step, which stays in memory or is saved, and the next attempt
+starts with the spare. Without a spare they save a checkpoint at once and go on. A host is named by
+its own report only. What also happens to other hosts at the same time, such as a warm room, has a
+shared cause, and no host is replaced for that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from orchestrator.contract.messages.actions import SaveCheckpoint
 from orchestrator.contract.messages.events import HostWarned, WarningKind
+from orchestrator.diagnosis.cause.findings import Findings
 from orchestrator.diagnosis.cause.verdict import Culprit, Evidence, Verdict
 from orchestrator.diagnosis.classes import FailureSigns, classify, reading_of
 from orchestrator.job.attempt_end import stop
-from orchestrator.job.failures.incident_records import drill_on
+from orchestrator.job.failures.incident_records import drill_on, incident_of
 from orchestrator.job.failures.policy import rule_for
 from orchestrator.job.hosts.exclusion import replaced
 from orchestrator.job.incident import WARNED, Incident
@@ -29,6 +32,8 @@ SHARED: tuple[WarningKind, ...] = ("links", "throttling")
 """Problems that a room or a switch may cause. Memory errors are of one device."""
 REPLACE_EVERY_S = 600.0
 """Seconds between two stops for warnings. All hosts that warn by then are replaced together."""
+RECENT_S = 60.0
+"""A checkpoint that is older than this when a host warns is not recent."""
 
 
 def host_warned(run: Run, event: HostWarned) -> Result:
@@ -51,28 +56,55 @@ def replace_warned(run: Run, at: float) -> Result:
         not isinstance(run.stage, Running)
         or run.interruption.leaving is not None
         or run.interruption.cancelled_by is not None
-        or at < _last_stop(run) + REPLACE_EVERY_S
     ):
         return run, ()
-    after, words = run, []
-    for one in run.hosts.warned:
-        if why_not(after, one, at):
-            continue
-        verdict = _verdict(after, one, at)
-        rule, action = rule_for(after, verdict)
-        without = replaced(after, one.host, words_of(one), at)
-        # The rules of a spec may say otherwise.
-        if action != "replace" or not _has_room(without):
-            continue
-        after = with_incident(without, _incident(after, verdict, rule))
-        words.append(words_of(one))
-    if not words:
-        return run, ()
+    after, gone, stay = _without_warned(run, at)
+    if not gone:
+        return _save_at_once(run, stay, at)
     left = tuple(one for one in after.hosts.warned if one.host not in after.hosts.exclude)
     after = replace(after, hosts=replace(after.hosts, warned=left))
-    reason = "; ".join(words)
+    reason = "; ".join(map(words_of, gone))
     leaving = Leaving(cause="drained", words=reason, requeue=False, warned=True)
     return stop(with_leaving(after, leaving), at, reason, job.stop_grace)
+
+
+def _without_warned(run: Run, at: float) -> tuple[Run, list[HostWarned], list[HostWarned]]:
+    """Excludes the hosts that spares replace now, each with an incident. Returns these, and those
+    for which there is no spare."""
+    gone, stay, soon = [], [], at < _last_stop(run) + REPLACE_EVERY_S
+    for one in run.hosts.warned:
+        if why_not(run, one, at):
+            continue
+        verdict = _verdict(run, one, at)
+        rule, action = rule_for(run, verdict)
+        if action != "replace":
+            continue  # the rules of the spec say otherwise
+        without = replaced(run, one.host, words_of(one), at)
+        if not _has_room(without):
+            stay.append(one)
+        elif not soon:
+            run = with_incident(without, _incident(run, verdict, rule))
+            gone.append(one)
+    return run, gone, stay
+
+
+def _save_at_once(run: Run, stay: Sequence[HostWarned], at: float) -> Result:
+    """Without a spare: little must be lost when the host fails. Once for each warning."""
+    assert run.job is not None
+    due = [one for one in stay if one.at > run.hosts.save_asked_at and not _is_saved(run, one)]
+    # A program of the user decides itself when it saves.
+    if not due or run.job.run is not None:
+        return run, ()
+    words = "; ".join(map(words_of, due))
+    run = replace(run, hosts=replace(run.hosts, save_asked_at=at))
+    reason = f"{words}; no spare host is free"
+    return run, (SaveCheckpoint(attempt=run.attempt.number, reason=reason),)
+
+
+def _is_saved(run: Run, one: HostWarned) -> bool:
+    """The newest checkpoint on the disk is recent, or newer than the warning."""
+    saved_at = run.progress.saved_at
+    return saved_at is not None and saved_at >= one.at - RECENT_S
 
 
 def why_not(run: Run, one: HostWarned, at: float) -> str:
@@ -100,10 +132,20 @@ def outlook(run: Run, one: HostWarned, at: float) -> str:
     if action != "replace":
         return f"not replaced: rule {rule} says {action}"
     if not _has_room(replaced(run, one.host, "", at)):
-        return "not replaced: no spare host is free; cluster.spare_hosts requests spare hosts"
+        spare = "not replaced: no spare host is free; cluster.spare_hosts requests spare hosts"
+        return f"{spare}. {_saved_words(run, one)}"
     if (left_s := _last_stop(run) + REPLACE_EVERY_S - at) > 0:
         return f"a spare replaces it in {left_s:.0f} s: the job does not stop more often"
     return "a spare replaces it after the next step"
+
+
+def _saved_words(run: Run, one: HostWarned) -> str:
+    saved = f"the newest checkpoint is of step {run.progress.saved}"
+    if _is_saved(run, one):
+        return f"If it fails, {saved}"
+    if run.hosts.save_asked_at >= one.at:
+        return f"The ranks save a checkpoint now; until then {saved}"
+    return f"The program saves when it wants to; {saved}"
 
 
 def words_of(one: HostWarned) -> str:
@@ -126,27 +168,10 @@ def _verdict(run: Run, one: HostWarned, at: float) -> Verdict:
 
 
 def _incident(run: Run, verdict: Verdict, rule: str) -> Incident:
-    assert verdict.failure is not None
-    return Incident(
-        id=len(run.history.incidents) + 1,
-        attempt=run.attempt.number,
-        at=verdict.at,
-        kind=verdict.kind,
-        cause=verdict.cause,
-        culprit=verdict.culprit,
-        evidence=verdict.evidence,
-        action=f"a spare takes the place of {verdict.culprit.host} after the next step",
-        # The ranks still train. They save the step that they stop after.
-        step=run.attempt.step,
-        saved=run.attempt.step,
-        detected_after_s=verdict.detected_after_s,
-        drill=verdict.drill,
-        failure=verdict.failure.name,
-        scope=verdict.failure.scope,
-        remedy="replace",
-        rule=rule,
-        advice=verdict.failure.advice,
-    )
+    action = f"a spare takes the place of {verdict.culprit.host} after the next step"
+    incident = incident_of(run, Findings(opened_at=verdict.at), verdict, action)
+    # The ranks still train. They keep or save the step that they stop after.
+    return replace(incident, saved=incident.step, remedy="replace", rule=rule)
 
 
 def _with_same(run: Run, one: HostWarned) -> int:

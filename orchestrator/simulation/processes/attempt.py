@@ -94,12 +94,18 @@ class SimulatedAttempt:
     async def wait(self) -> tuple[list[RankExited], HostStopped]:
         return [], await self.ended
 
-    async def stop(self, grace_s: float, *, keep_ranks: bool = False) -> None:
+    def save(self) -> None:
+        if self.ranks is not None and not self.stopping:
+            self.ranks.training.save_requested = True
+
+    async def stop(
+        self, grace_s: float, *, keep_ranks: bool = False, in_memory: bool = False
+    ) -> None:
         self.stopping = True
         if self.ranks is None:
             return
         if grace_s:
-            self.ranks.stop(grace_s)
+            self.ranks.stop(grace_s, in_memory=in_memory)
         else:
             self.ranks.kill()
 

@@ -203,6 +203,14 @@ class Memories:
         self._finish(host for host in self.hosts if self.random.random() >= LATE)
         return True
 
+    def begin_last(self, content: Checkpoint, shared: Made | None) -> None:
+        """All hosts copy the step after which the attempt stops, and wait for each other."""
+        self._finish(self.hosts)
+        for number, host in enumerate(self.hosts):
+            if not any(one.content == content for one in host.complete):
+                host.begin(Copy(self.lineage, self._place(number), content, shared))
+        self._finish(self.hosts)
+
     def _finish(self, hosts: Iterable[HostMemory]) -> None:
         for host in hosts:
             host.finish()

@@ -52,9 +52,21 @@ class Partners:
             done = memory.pending is not sending and number not in self.ended
             if sending is not None and done and self.random.random() >= SLOW:
                 self.ended[number] = self._send(number, sending)
-        if len(self.ended) < len(self.memories):
-            return
-        if all(self.ended.values()):
+        if len(self.ended) == len(self.memories):
+            self._end()
+
+    def end_all(self) -> bool:
+        """All hosts send what they have to send, if they can. Whether all partners have it."""
+        for number, memory in enumerate(self.memories):
+            if memory.sending is not None and number not in self.ended:
+                self.ended[number] = self._send(number, memory.sending)
+        arrived = len(self.ended) == len(self.memories) and all(self.ended.values())
+        self._end()
+        return arrived
+
+    def _end(self) -> None:
+        """No host sends any more."""
+        if self.ended and all(self.ended.values()):
             first = self.memories[0].sending
             self.shared = None if first is None else first.made
             self.steps_without = 0

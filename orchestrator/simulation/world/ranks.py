@@ -139,13 +139,14 @@ class HostRanks:
     def resume_hung(self) -> None:
         self.hung = self.agent.host.unkillable
 
-    def request_exit(self) -> None:
-        """SIGTERM, from the agent or the scheduler."""
+    def request_exit(self, *, in_memory: bool = False) -> None:
+        """SIGTERM, from the agent or the scheduler, or the agent's `STOP_IN_MEMORY`."""
         self.training.exit_requested = True
+        self.training.exit_on_disk |= not in_memory
 
-    def stop(self, grace_s: float) -> None:
+    def stop(self, grace_s: float, *, in_memory: bool = False) -> None:
         self.stopping = True
-        self.request_exit()
+        self.request_exit(in_memory=in_memory)
         self._after(grace_s, self.kill)
 
     def kill(self) -> None:

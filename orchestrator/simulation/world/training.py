@@ -44,6 +44,8 @@ INIT_S = 8.0
 SAVE_S = 2.0
 STALL_POLL_S = 2.0
 """Seconds between two checks whether stalled ranks can continue."""
+LATE_AT_STOP = 0.3
+"""Part of the stops in which partners do not get the last step in time."""
 PEER_CLOSED_S = 3.0
 """Longest time until a rank sees that the connection to a dead peer is closed."""
 
@@ -135,6 +137,10 @@ class Training:
     has_ended: bool = False
     exit_requested: bool = False
     """A rank was told to save a checkpoint and exit. All agree on this at the end of a step."""
+    exit_on_disk: bool = False
+    """And the checkpoint must be on the disk."""
+    save_requested: bool = False
+    """A rank was told to save a checkpoint and go on."""
 
     def join(self, node_rank: int, ranks: Ranks) -> None:
         self.members[node_rank] = ranks
@@ -248,7 +254,11 @@ class Training:
         if not self.has_stepped:
             self.has_stepped = True
             self.members[0].first_step()
-        if self.exit_requested or self.step % self.interval == 0 or self.step == self.work.steps:
+        due = self.step % self.interval == 0 or self.step == self.work.steps
+        if self.exit_requested and not (due or self.exit_on_disk) and self._stays_in_memory():
+            self._exit_all(exit_codes.CHECKPOINTED)
+        elif self.exit_requested or self.save_requested or due:
+            self.save_requested = False
             self._enter_phase("checkpoint")
             self._later(SAVE_S + self.storage.delay, self._save)
         else:
@@ -262,6 +272,17 @@ class Training:
             self.partners.begin()
         self.partners.after_step()
         self.memory_watch.repairs(self.attempt, self.partners.steps_without)
+
+    def _stays_in_memory(self) -> bool:
+        """Whether the hosts and their partners have the present step, in time."""
+        if self.memories is None or self.partners is None or self.bad_steps:
+            return False
+        if not self.partners.copies or self.random.random() < LATE_AT_STOP:
+            return False
+        self.memories.begin_last(self._content(), self.partners.shared)
+        self.partners.end_all()  # an earlier step may be on its way
+        self.partners.begin()
+        return self.partners.end_all()
 
     def _save(self) -> None:
         self._enter_phase("train")

@@ -75,6 +75,7 @@ def fill(file: int, whose: Label, num_bytes: int = SLOT_BYTES) -> None:
     os.ftruncate(file, num_bytes)
     os.pwrite(file, content(whose.rank, whose.made.step), num_bytes - 2000)
     digest = digest_of(file, TENSORS_AT)
+    assert digest is not None
     sealed = Sealed(**msgspec.structs.asdict(whose), digest=digest, digest_at=TENSORS_AT)
     text = msgspec.json.encode(sealed)
     os.pwrite(file, text, BEGIN.size)

@@ -4,11 +4,17 @@ from typing import Any
 
 import pytest
 
-from orchestrator.contract.messages.actions import Action, StartAttempt, StopAttempt
+from orchestrator.contract.messages.actions import (
+    Action,
+    SaveCheckpoint,
+    StartAttempt,
+    StopAttempt,
+)
 from orchestrator.contract.messages.events import HostWarned, LeaveAsked, WarningKind
 from orchestrator.contract.spec.policy import PolicyRule
+from orchestrator.contract.spec.run_spec import RunSpec
 from orchestrator.job.failures.policy import strike_weight
-from orchestrator.job.hosts.warned_hosts import REPLACE_EVERY_S, WAIT_S, outlook
+from orchestrator.job.hosts.warned_hosts import RECENT_S, REPLACE_EVERY_S, WAIT_S, outlook
 from orchestrator.job.stage import Running, Waiting
 from orchestrator.job.state import pace_of
 from tests.job.job_driver import Job, drills, error
@@ -73,12 +79,77 @@ def test_steps_that_are_repeated_after_all_are_counted() -> None:
     assert job.run.history.incidents[0].lost_steps == 3
 
 
-def test_without_a_spare_a_warning_is_only_recorded() -> None:
+def saves_at_once(actions: tuple[Action, ...]) -> bool:
+    return [type(action) for action in actions] == [SaveCheckpoint]
+
+
+def test_without_a_spare_a_checkpoint_is_saved_at_once_and_training_goes_on() -> None:
     job = a_job(spares=0).running()
-    assert warns(job, "host-1") == ()
+    (save,) = warns(job, "host-1")
+    assert save == SaveCheckpoint(attempt=1, reason=f"host-1 warns: {ECC}; no spare host is free")
     assert isinstance(job.run.stage, Running)
     assert [one.host for one in job.run.hosts.warned] == ["host-1"]
-    assert "no spare host is free" in outlook(job.run, job.run.hosts.warned[0], job.at)
+    said = outlook(job.run, job.run.hosts.warned[0], job.at)
+    assert "no spare host is free" in said
+    assert said.endswith(
+        "The ranks save a checkpoint now; until then the newest checkpoint is of step 0"
+    )
+    assert job.waits(1.0) == (), "once for a warning"
+    job.saves(3)
+    said = outlook(job.run, job.run.hosts.warned[0], job.at)
+    assert said.endswith("If it fails, the newest checkpoint is of step 3")
+    assert job.waits(REPLACE_EVERY_S) == ()
+    assert saves_at_once(warns(job, "host-0")), "that checkpoint is old by now"
+    assert job.run.history.incidents == ()
+
+
+def test_a_recent_checkpoint_is_enough() -> None:
+    job = a_job(spares=0).running()
+    job.saves(3)
+    assert job.waits(RECENT_S - 5.0) == ()
+    assert warns(job, "host-1") == ()
+    assert job.waits(RECENT_S) == ()
+    assert saves_at_once(warns(job, "host-0"))
+
+
+def test_a_program_of_the_user_saves_when_it_wants_to() -> None:
+    job = a_job(spares=0, run=RunSpec(script="train.py")).running()
+    assert warns(job, "host-1") == ()
+    said = outlook(job.run, job.run.hosts.warned[0], job.at)
+    assert said.endswith("The program saves when it wants to; the newest checkpoint is of step 0")
+
+
+def test_soon_after_a_stop_a_checkpoint_is_still_saved_for_a_host_without_a_spare() -> None:
+    job = a_job().running()
+    stopped(warns(job, "host-1"))
+    swapped(job)
+    job.trains(8)
+    job.waits(RECENT_S)
+    assert saves_at_once(warns(job, "host-0"))
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"in_memory": True, "copies": 1}, True),
+        ({"in_memory": True, "copies": 0}, False),
+        ({}, False),
+        ({"in_memory": True, "copies": 1, "run": RunSpec(script="train.py")}, False),
+    ],
+    ids=["partners", "own hosts alone", "disk alone", "a program of the user"],
+)
+def test_the_step_stays_in_memory_if_partners_have_copies(
+    more: dict[str, Any], expected: bool
+) -> None:
+    job = a_job(**more).running()
+    assert stopped(warns(job, "host-1")).in_memory is expected
+
+
+def test_other_stops_write_the_disk() -> None:
+    job = a_job(in_memory=True, copies=1).granted().running()
+    preempted = job.tell(LeaveAsked(at=job.now(), cause="preempted", words="SIGTERM"))
+    assert not stopped(preempted).in_memory, "the memory of its hosts is lost"
+    assert not stopped(a_job(in_memory=True, copies=1).running().cancelled()).in_memory
 
 
 def test_a_spare_that_comes_later_replaces_the_host() -> None:
@@ -88,7 +159,7 @@ def test_a_spare_that_comes_later_replaces_the_host() -> None:
     job.registers("host-1")
     job.waits(5.0)
     job.steps(1)
-    assert warns(job, "host-1") == ()
+    assert saves_at_once(warns(job, "host-1"))
     assert job.waits(1.0) == ()
     job.registers("host-2")
     stopped(job.waits(1.0))
@@ -180,7 +251,7 @@ def test_as_many_hosts_are_replaced_as_there_are_spares() -> None:
 def test_a_spare_that_warns_replaces_nothing() -> None:
     job = a_job().running()
     assert warns(job, "host-2") == ()
-    assert warns(job, "host-1") == ()
+    assert saves_at_once(warns(job, "host-1"))
     assert isinstance(job.run.stage, Running)
 
 

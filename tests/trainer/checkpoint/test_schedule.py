@@ -56,3 +56,13 @@ def test_a_retry_does_not_move_the_regular_saves() -> None:
     assert schedule.next_due(10) == 11
     schedule = schedule.begun(11)
     assert schedule.next_due(11) == 20
+
+
+def test_a_save_that_is_asked_for_is_due_at_once_but_not_twice() -> None:
+    schedule = Schedule(10).asked(4)
+    assert [step for step in range(4, 12) if schedule.due(step)] == [4, 10]
+    begun = schedule.begun(4)
+    assert begun.asked(6) == begun, "the agent of another host was late"
+    assert begun.asked(8).due(8)
+    assert begun.next_due(4) == 10
+    assert Schedule(10).begun(10).asked(12).next_due(12) == 20

@@ -66,6 +66,8 @@ from trainer.rank.runtime import Runtime
 class StopAfter:
     """Asks the rank to stop after `step` steps, as a signal does."""
 
+    on_disk, save = True, False
+
     def __init__(self, step: int | None, reporter: Reporter) -> None:
         self.step = step
         self.reporter = reporter

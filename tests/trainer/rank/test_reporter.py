@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.messages.rank_messages import MAX_BYTES, to_bytes
+from orchestrator.contract.messages.rank_orders import SAVE, STOP_IN_MEMORY
 from trainer.rank.reporter import Reporter, raised_of
 from trainer.rank.signals import StopRequest
 
@@ -35,14 +36,25 @@ def test_reports_without_a_listener_are_dropped(tmp_path: Path) -> None:
         reporter.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_asks_the_rank_to_stop(number: signal.Signals) -> None:
-    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1)}
+@pytest.mark.parametrize(
+    ("number", "asked", "on_disk", "save"),
+    [
+        (signal.SIGTERM, True, True, False),
+        (signal.SIGUSR1, True, True, False),
+        (STOP_IN_MEMORY, True, False, False),
+        (SAVE, False, False, True),
+    ],
+)
+def test_a_signal_asks_the_rank_to_stop_or_to_save(
+    number: int, asked: bool, on_disk: bool, save: bool
+) -> None:
+    signals = (signal.SIGTERM, signal.SIGUSR1, STOP_IN_MEMORY, SAVE)
+    before = {n: signal.getsignal(n) for n in signals}
     try:
         stop = StopRequest()
-        assert not stop.asked
+        assert (stop.asked, stop.on_disk, stop.save) == (False, False, False)
         os.kill(os.getpid(), number)
-        assert stop.asked
+        assert (stop.asked, stop.on_disk, stop.save) == (asked, on_disk, save)
     finally:
         for n, handler in before.items():
             signal.signal(n, handler)

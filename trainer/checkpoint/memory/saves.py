@@ -14,6 +14,7 @@ that one a rank has one more slot. It takes the place of the buffer that the sav
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from statistics import median
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from orchestrator.contract.checkpoint_interval import MEMORY_ON_CPU, MEMORY_ON_GPU, memory_steps
 from orchestrator.contract.files.checkpoint_names import Made
@@ -43,6 +45,11 @@ from trainer.rank.reporter import Reporter
 from trainer.step import News, Totals
 
 LOG = logging.getLogger("trainer")
+
+STOP_S = 10.0
+"""Longest wait for copies on partners at a stop: a third of the usual `resilience.stop_grace`, in
+the rest of which the disk must be written if they do not come."""
+LOOK_S = 0.01
 
 
 @dataclass(slots=True)
@@ -156,6 +163,43 @@ class MemoryCheckpoints:
         self.thread.submit(self._complete, slot, step, progress, self.partners.shared)
         self.cost_s = None if first else time.perf_counter() - begun
         return True
+
+    def save_for_stop(self, step: int) -> bool:
+        """Copy the state after `step`, the last one of this attempt, and wait for the copies on
+        partner hosts. Whether all ranks have both. A collective; no save to the disk is in
+        progress.
+
+        What is being sent to partners goes first. If it takes too long, the disk is the way.
+        """
+        if not self.partners.copies:
+            return False
+        self.written_to_disk = None
+        until = time.monotonic() + STOP_S
+        ended, failed = self._wait_for_partners(until)
+        if not ended:
+            return False
+        self.partners.after_step(all_ended=True, failed=failed)
+        if not self.save(step):
+            until = 0.0  # the other ranks must hear of it
+        ended, failed = self._wait_for_partners(until)
+        if self.state.ranks.env.rank == 0 and ended and not failed:
+            LOG.info("step %d is in the memory of all hosts and of their partners", step)
+        return ended and not failed
+
+    def _wait_for_partners(self, until: float) -> tuple[bool, bool]:
+        """Wait until the agents of all ranks have sent the slot of the last copy, but not beyond
+        `until`. Whether they have, and whether a copy did not arrive. A collective."""
+        while not self._is_sent and time.monotonic() < until:
+            self.partners.announce(self.done)
+            threading.Event().wait(LOOK_S)
+        mine = self._is_sent, self.partners.has_failed
+        everyone = [mine] * self.state.ranks.env.world_size
+        dist.all_gather_object(everyone, mine)
+        return all(ended for ended, _ in everyone), any(failed for _, failed in everyone)
+
+    @property
+    def _is_sent(self) -> bool:
+        return self.is_done and self.partners.has_ended
 
     def close(self) -> None:
         """Called when the rank leaves its attempt: no copy is completed after it."""

@@ -106,6 +106,34 @@ def test_by_default_a_job_trains_to_its_end_on_a_node_that_is_drained(
     ndctl.assert_nothing_left()
 
 
+def test_by_default_a_spare_replaces_a_node_that_is_drained(
+    ndctl: SlurmNdctl, finished: SlurmNdctl
+) -> None:
+    """The ranks stop at the end of a step, which stays in the memory of the nodes."""
+    done = ndctl.submit(cluster__spare_hosts="1", checkpoint__memory__every="1", **LONG_TIMEOUTS)
+    assert done.code == 0, done.err
+    ndctl.wait_for_step(step=3)
+    leader = ndctl.leaders()[0]
+    drained = next(host for host in hosts_of(ndctl) if host != leader)
+    drain(ndctl, drained)
+    ndctl.wait_for_end()
+
+    assert ndctl.losses() == finished.losses()
+    assert (incidents(ndctl), ndctl.status()["restarts"]) == ([], 0)
+    steps = [metric["step"] for metric in ndctl.metrics()]
+    assert steps == list(range(1, len(steps) + 1)), "no step was trained twice"
+    before = [metric["step"] for metric in ndctl.metrics() if metric["attempt"] == 1]
+    _, resumed = ndctl.events("TrainingResumed")
+    assert resumed["step"] == before[-1]
+    on_disk = [event["step"] for event in ndctl.events("CheckpointSaved")]
+    assert resumed.get("in_memory", False) == (before[-1] not in on_disk)
+    assert drained not in hosts_of(ndctl)
+    job = ndctl.slurm_job()
+    assert (job["JobState"], job["Restarts"], job["ExcNodeList"]) == ("COMPLETED", "0", "(null)")
+    assert ndctl.testbed.node_state(drained) == "drained"
+    ndctl.assert_nothing_left()
+
+
 def test_a_running_job_leaves_a_node_whose_maintenance_begins(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
