@@ -135,11 +135,11 @@ def _break_all_reduce(fault: str) -> None:
     dist: Any = importlib.import_module("torch.distributed")
     proper = dist.all_reduce
 
-    def spoiled(tensor: Any, **how: Any) -> Any:
-        # HSDP also calls all_reduce for gradients, with keywords. Only the totals of the step,
-        # which have none, are to be broken.
-        if how:
-            return proper(tensor, **how)
+    def spoiled(tensor: Any, *op: Any, **how: Any) -> Any:
+        # HSDP also calls all_reduce for gradients, tp for the loss. Only the totals of the step,
+        # which have no further arguments, are to be broken.
+        if op or how:
+            return proper(tensor, *op, **how)
         dist.all_reduce = proper
         match fault:
             case "skip":
