@@ -122,3 +122,24 @@ def test_a_law_finds_a_leader_that_tells_no_host_whose_copies_it_keeps(
     monkeypatch.setattr(leader, "copy_plans", without_holds)
     found = (run(seed, ("rank",))[1] for seed in range(20))
     assert "no step was copied to all partners" in str(next(filter(None, found)))
+
+
+def test_a_host_that_warns_is_replaced_without_a_write_to_the_disk() -> None:
+    """In nearly all jobs with partners and a spare; then the next attempt starts from memory at the
+    step that the ranks stopped after."""
+    stops = in_memory = 0
+    for seed in range(16):
+        drawn = replace(remembering(seed, ("warning",)), replace_warned=True, save_every=50)
+        simulation = Simulation(drawn, step)
+        simulation.run()
+        trainings = simulation.world.trainings
+        saved = {(one.attempt, one.step) for one in simulation.world.storage.checkpoints}
+        for number, one in trainings.items():
+            after = trainings.get(number + 1)
+            if one.exit_requested and not one.exit_on_disk and after is not None:
+                stops += 1
+                if (number, one.step) not in saved and after.from_memory:
+                    in_memory += 1
+                    assert simulation.world.laws.memory.resumed_at[number + 1] == one.step
+    assert stops >= 4
+    assert in_memory >= stops / 2

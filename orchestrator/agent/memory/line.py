@@ -27,7 +27,7 @@ from orchestrator.job_secret import JobSecret, client_context, is_pinned, is_pro
 
 IDLE_S = 10.0
 """Longest wait for the other side to send or take anything."""
-CHUNK_BYTES = 256 << 10
+CHUNK_BYTES = 64 << 10
 """Bytes that are read and encrypted, or decrypted and written, at once: they stay in the cache."""
 MESSAGE_BYTES = 64 << 10
 LENGTH = struct.Struct("<I")
