@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from benchmarks.published.compared import Compared, compare, mean, mean_error
-from benchmarks.published.ranges import left_out, ranges_text
+from benchmarks.published.ranges import Judged, left_out, ranges_text
 from benchmarks.published.runs import all_runs, runs
 from orchestrator.inventory.profiles import CALIBRATIONS
 from orchestrator.plan.accuracy import LENGTHS
@@ -47,21 +47,21 @@ TABLES: Mapping[str, Key] = {
 LIMITS: Mapping[str, tuple[float, float]] = {
     "calibration": (5.3, 31),
     "checked": (5.3, 13),
-    "held out": (14, 193),
+    "held out": (12.2, 163),
     "held out, other method": (24, 67),
-    "h100-sxm-80gb": (11.5, 193),
+    "h100-sxm-80gb": (9.1, 163),
     "h200-sxm-141gb": (10, 28),
     "b200-sxm-180gb": (5.8, 13),
     "gb200-186gb": (4, 5),
     "up to 32,768": (6, 30),
     "over 32,768": (11, 61),
-    "tp": (12.5, 135),
-    "tp pp": (12.6, 193),
+    "tp": (10.3, 42),
+    "tp pp": (10.3, 163),
     "tp cp": (7, 13),
     "cp": (13, 61),
     "pp": (12, 81),
     "tp cp pp": (5.6, 10),
-    "all": (8.8, 193),
+    "all": (8.2, 163),
 }
 """Largest mean and worst error in per cent, by group of one of `TABLES`."""
 LEAST_INSIDE = 90
@@ -143,13 +143,22 @@ def _memory(found: Iterable[Compared]) -> Iterator[str]:
 
 
 def _left_out(found: Sequence[Compared]) -> Iterator[str]:
-    yield "| source | runs | inside the range |"
-    yield "|---|---|---|"
-    found_inside = left_out(found)
-    for name, inside in found_inside.items():
-        yield f"| {name} | {len(inside)} | {mean(inside):.0%} |"
-    every = [one for inside in found_inside.values() for one in inside]
-    yield f"| all | {len(every)} | {mean(every):.0%} |"
+    by_source = left_out(found)
+    every = [one for own in by_source.values() for one in own]
+    by_device: dict[str, list[Judged]] = defaultdict(list)
+    for judged in every:
+        by_device[judged.one.run.profile].append(judged)
+    yield "| source or device | runs | inside the range | highest / lowest speed of it |"
+    yield "|---|---|---|---|"
+    for name, group in (*by_source.items(), *by_device.items(), ("all", every)):
+        width = math.exp(mean([judged.width for judged in group]))
+        yield f"| {name} | {len(group)} | {_inside(group):.0%} | {width:.2f} |"
+    alike = mean([_inside(own) for own in by_source.values()])
+    yield f"| all, each source alike | {len(every)} | {alike:.0%} | |"
+
+
+def _inside(group: Sequence[Judged]) -> float:
+    return mean([judged.is_inside for judged in group])
 
 
 def broken_limits(found: Sequence[Compared]) -> Iterator[str]:
@@ -160,7 +169,7 @@ def broken_limits(found: Sequence[Compared]) -> Iterator[str]:
                 yield f"{name}: mean error {mean_error(group):.1%}, limit {most:g} %"
             if 100 * abs(_worst(group)) > worst:
                 yield f"{name}: worst error {_worst(group):+.1%}, limit {worst:g} %"
-    inside = mean([one for source in left_out(found).values() for one in source])
+    inside = _inside([one for own in left_out(found).values() for one in own])
     if 100 * inside < LEAST_INSIDE:
         yield f"inside the range: {inside:.0%}, limit {LEAST_INSIDE} %"
 

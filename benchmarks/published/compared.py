@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from benchmarks.published.methods import added_s
 from benchmarks.published.runs import Run
-from orchestrator.plan.accuracy import axes_of, length_of
+from orchestrator.plan.accuracy import Group, axes_of, group_of, length_of
 from orchestrator.plan.cost.step import step_time
 from orchestrator.plan.memory.peak_memory import memory_of
 
@@ -42,16 +43,26 @@ class Compared(NamedTuple):
     def length(self) -> int:
         return length_of(self.run.setup.tokens)
 
+    @property
+    def group(self) -> Group:
+        return group_of(self.run.setup.mesh, self.run.fabric.hosts)
+
 
 def compare(some: Iterable[Run]) -> list[Compared]:
     return [
         Compared(
             run=run,
-            planned=step_time(run.setup, run.fabric).tokens_per_second_per_device,
+            planned=_planned(run),
             memory_bytes=_allocated(run) if run.memory_bytes else None,
         )
         for run in some
     ]
+
+
+def _planned(run: Run) -> float:
+    planned = step_time(run.setup, run.fabric)
+    share = planned.step_s / (planned.step_s + added_s(run))
+    return share * planned.tokens_per_second_per_device
 
 
 def _allocated(run: Run) -> int:

@@ -3,95 +3,87 @@
 A range is for runs of a source that the ranges did not see. So its width comes from sources that
 were left out one after the other (conformal prediction with sources as folds), not from the
 percentiles of the sources that it rests on: runs of one source share software and cluster, and a
-new source is off by as much as known sources differ.
+new source is off by as much as known sources differ. A source of n runs has the weight sqrt(n):
+one run says less about its software than a hundred, but a hundred are not independent.
 
-    center   mean logarithm of published / planned over the sources of a group, with one source more
+    center   mean logarithm of published / planned over the sources of a group, with one run more
              that meets the plan exactly, because two sources alone say little about a bias
-    spread   root of the mean square distance to the center, each source with the same weight, with
-             two sources more that are spread as all sources are
+    spread   root of the mean square distance to the center, with two runs more that are spread as
+             all sources are
     range    center +- width x spread; `width` is the smallest for which 90 % of the runs of sources
-             that were left out are inside. Runs whose axes no other source has are off by more, so
-             the group of all runs has a width of its own, from such runs alone
+             that were left out are inside
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import asdict
+
 from benchmarks.published.compared import Compared, mean
-from orchestrator.inventory.calibration import ErrorRange
+from orchestrator.inventory.calibration import Comparable, ErrorRange
+from orchestrator.plan.accuracy import Group
 
 INSIDE = 0.9
 """Share of the published speeds of a new source that a range is meant to have."""
-LEAST_RUNS, LEAST_SOURCES = 8, 2
-"""A range rests on at least so many runs and sources; else on runs that have less in common."""
 UNBIASED, TYPICAL = 1, 2
-"""Sources that are added to those of a group, for its center and for its spread."""
-
-Key = tuple[str, str, int]
-LEVELS: Sequence[Callable[[Compared], Key]] = (
-    lambda one: (one.architecture, one.axes, one.length),
-    lambda one: (one.architecture, one.axes, 0),
-    lambda one: ("any", one.axes, 0),
-    lambda one: EVERYTHING,
-)
-"""What runs of a group have in common, the most first."""
+"""Weight that is added to the sources of a group, for its center and for its spread."""
 
 
-EVERYTHING: Key = ("any", "any", 0)
+def weight(runs: int) -> float:
+    """Of a source."""
+    return math.sqrt(runs)
 
 
-class Widths(NamedTuple):
-    like: float
-    """For groups that have the axes of a plan."""
-    alone: float
-    """For the group of all runs, whose ranges are for axes that no two sources have."""
+class Spread(NamedTuple):
+    """Logarithms of published / planned in a group."""
 
-    def of(self, key: Key) -> float:
-        return self.alone if key == EVERYTHING else self.like
-
-
-class Group(NamedTuple):
     center: float
     spread: float
     runs: int
     sources: int
 
 
-def groups_of(found: Sequence[Compared]) -> dict[Key, Group]:
-    """All groups that are large enough, the most similar runs first."""
-    result: dict[Key, Group] = {}
+class Judged(NamedTuple):
+    """A run in a range that its source did not give."""
+
+    one: Compared
+    is_inside: bool
+    width: float
+    """Logarithm of the highest speed of the range relative to the lowest."""
+
+
+def spreads_of(found: Sequence[Compared]) -> dict[Group, Spread]:
     everything = _squares(found, _center(found))
-    for level in LEVELS:
-        members: dict[Key, list[Compared]] = defaultdict(list)
-        for one in found:
-            members[level(one)].append(one)
-        for key, group in sorted(members.items()):
-            sources = len({one.source for one in group})
-            small = len(group) < LEAST_RUNS or sources < LEAST_SOURCES
-            if small and level is not LEVELS[-1]:
-                continue
-            center = _center(group)
-            squares = (sources * _squares(group, center) + TYPICAL * everything) / (
-                sources + TYPICAL
-            )
-            result[key] = Group(center, math.sqrt(squares), len(group), sources)
-    return result
+    members: dict[Group, list[Compared]] = defaultdict(list)
+    for one in found:
+        members[one.group].append(one)
+    return {group: _spread(own, everything) for group, own in sorted(members.items())}
+
+
+def _spread(own: Sequence[Compared], everything: float) -> Spread:
+    center, sources = _center(own), _by_source(own)
+    weights = math.fsum(weight(len(runs)) for runs in sources.values())
+    squares = weights * _squares(own, center) + TYPICAL * everything
+    return Spread(center, math.sqrt(squares / (weights + TYPICAL)), len(own), len(sources))
 
 
 def _center(group: Iterable[Compared]) -> float:
-    means = [mean([math.log(one.ratio) for one in own]) for own in _by_source(group).values()]
-    return math.fsum(means) / (len(means) + UNBIASED)
+    sources = _by_source(group).values()
+    means = [(weight(len(own)), mean([math.log(one.ratio) for one in own])) for own in sources]
+    total = math.fsum(each for each, _ in means) + UNBIASED
+    return math.fsum(each * value for each, value in means) / total
 
 
 def _squares(group: Iterable[Compared], center: float) -> float:
-    return mean(
-        [
-            mean([(math.log(one.ratio) - center) ** 2 for one in own])
-            for own in _by_source(group).values()
-        ]
-    )
+    sources = _by_source(group).values()
+    squares = [
+        (weight(len(own)), mean([(math.log(one.ratio) - center) ** 2 for one in own]))
+        for own in sources
+    ]
+    total = math.fsum(each for each, _ in squares)
+    return math.fsum(each * value for each, value in squares) / total
 
 
 def _by_source(group: Iterable[Compared]) -> dict[str, list[Compared]]:
@@ -101,73 +93,65 @@ def _by_source(group: Iterable[Compared]) -> dict[str, list[Compared]]:
     return found
 
 
-def key_for(groups: dict[Key, Group], one: Compared) -> Key:
-    return next(level(one) for level in LEVELS if level(one) in groups)
-
-
-def widths_of(found: Sequence[Compared]) -> Widths:
-    """Spreads by which ranges must reach out. Rows and sources both get the share `INSIDE`."""
-    scores: dict[str, list[tuple[bool, float]]] = {}
+def width_of(found: Sequence[Compared]) -> float:
+    """Spreads by which ranges must reach out."""
+    scores: list[tuple[float, float]] = []
     for name, own in _by_source(found).items():
-        groups = groups_of([one for one in found if one.source != name])
-        scores[name] = [_score(groups, one) for one in own]
-    near = [[score for alone, score in own if not alone] for own in scores.values()]
-    like = _width([own for own in near if own])
-    far = [[score for alone, score in own if alone] for own in scores.values()]
-    # Less is known of such runs, so few of them must not make their range narrower.
-    return Widths(like, max(like, _width([own for own in far if own]) if any(far) else like))
+        spreads = spreads_of([one for one in found if one.source != name])
+        scores += [(_distance(spreads[one.group], one), weight(len(own)) / len(own)) for one in own]
+    return _quantile(scores)
 
 
-def _score(groups: dict[Key, Group], one: Compared) -> tuple[bool, float]:
-    """Whether no run with these axes is in a group, and spreads between the run and the center."""
-    key = key_for(groups, one)
-    group = groups[key]
-    return key == EVERYTHING, abs(math.log(one.ratio) - group.center) / group.spread
-
-
-def _width(scores: Sequence[Sequence[float]]) -> float:
-    by_run = [(score, 1.0) for own in scores for score in own]
-    by_source = [(score, 1 / len(own)) for own in scores for score in own]
-    return max(_quantile(by_run), _quantile(by_source))
+def _distance(spread: Spread, one: Compared) -> float:
+    """Spreads between a run and the center."""
+    return abs(math.log(one.ratio) - spread.center) / spread.spread
 
 
 def _quantile(weighted: Iterable[tuple[float, float]]) -> float:
     ordered = sorted(weighted)
-    total, passed = math.fsum(weight for _, weight in ordered), 0.0
-    for score, weight in ordered:
-        passed += weight
+    total, passed = math.fsum(each for _, each in ordered), 0.0
+    for value, each in ordered:
+        passed += each
         if passed >= INSIDE * total * (1 - 1e-9):
-            return score
+            return value
     return ordered[-1][0]
 
 
 def ranges_of(found: Sequence[Compared]) -> list[ErrorRange]:
-    """The ranges of runs that have something in common, the most similar runs first."""
-    widths = widths_of(found)
+    width = width_of(found)
     return [
         ErrorRange(
-            architecture=key[0],
-            axes=key[1],
-            tokens=key[2],
-            low=round(math.exp(group.center - widths.of(key) * group.spread), 3),
-            high=round(math.exp(group.center + widths.of(key) * group.spread), 3),
-            runs=group.runs,
-            sources=group.sources,
+            group=group,
+            low=round(math.exp(one.center - width * one.spread), 3),
+            high=round(math.exp(one.center + width * one.spread), 3),
+            runs=one.runs,
+            sources=one.sources,
         )
-        for key, group in groups_of(found).items()
+        for group, one in spreads_of(found).items()
     ]
 
 
-def left_out(found: Sequence[Compared]) -> dict[str, list[bool]]:
-    """For each source whether its published speeds are inside ranges, and widths, that only the
-    other sources gave."""
+def comparable_of(found: Iterable[Compared]) -> list[Comparable]:
+    counts = Counter((one.group, one.architecture, one.axes, one.length) for one in found)
+    return [
+        Comparable(group=group, architecture=architecture, axes=axes, tokens=tokens, runs=runs)
+        for (group, architecture, axes, tokens), runs in sorted(counts.items())
+    ]
+
+
+def left_out(found: Sequence[Compared]) -> dict[str, list[Judged]]:
+    """The runs of each source in ranges that only the other sources gave."""
     result = {}
     for name, own in _by_source(found).items():
         others = [one for one in found if one.source != name]
-        groups, widths = groups_of(others), widths_of(others)
-        scores = [_score(groups, one) for one in own]
+        spreads, width = spreads_of(others), width_of(others)
         result[name] = [
-            score <= (widths.alone if alone else widths.like) for alone, score in scores
+            Judged(
+                one,
+                _distance(spreads[one.group], one) <= width,
+                2 * width * spreads[one.group].spread,
+            )
+            for one in own
         ]
     return result
 
@@ -175,19 +159,19 @@ def left_out(found: Sequence[Compared]) -> dict[str, list[bool]]:
 def ranges_text(found: Sequence[Compared]) -> str:
     lines = [
         "# Published speeds relative to planned ones: ranges that have 90 % of the runs of sources",
-        "# that were left out. Written by `python -m benchmarks.planner_accuracy --write`;",
-        "# benchmarks/published/ranges.py explains it.",
+        "# that were left out, and how many runs are like a plan. Written by",
+        "# `python -m benchmarks.planner_accuracy --write`; see benchmarks/published/ranges.py.",
     ]
     for one in ranges_of(found):
-        lines += [
-            "",
-            "[[range]]",
-            f'architecture = "{one.architecture}"',
-            f'axes = "{one.axes}"',
-            f"tokens = {one.tokens}",
-            f"low = {one.low}",
-            f"high = {one.high}",
-            f"runs = {one.runs}",
-            f"sources = {one.sources}",
-        ]
+        lines += ["", *_table("range", asdict(one))]
+    for alike in comparable_of(found):
+        lines += ["", *_table("comparable", asdict(alike))]
     return "\n".join(lines) + "\n"
+
+
+def _table(name: str, values: Mapping[str, str | float]) -> list[str]:
+    shown = (
+        f'{key} = "{value}"' if isinstance(value, str) else f"{key} = {value}"
+        for key, value in values.items()
+    )
+    return [f"[[{name}]]", *shown]

@@ -41,6 +41,8 @@ class Source(Struct, frozen=True, kw_only=True):
     use: Literal["calibration", "checked", "held out"]
     reads: str
     stack: Stack = "torch"
+    method: Literal["sliced gather"] | None = None
+    """What it does in each step beside a plan; see `methods.py`."""
     network: Literal["infiniband", "ethernet"] = "infiniband"
     """Kind of the links between hosts. RoCE is `ethernet`."""
     superseded_by: str | None = None

@@ -27,7 +27,7 @@ class Memory(Struct, frozen=True, kw_only=True):
     """Which rank this is, such as `pp stage 0`."""
     items: Mapping[str, int]
     peak_bytes_range: tuple[int, int] | None = None
-    """10th and 90th percentile; None: unknown."""
+    """Has 9 of 10 runs; None: unknown."""
     basis: str | None = None
     """What the range rests on."""
     fits: float | None = None

@@ -43,18 +43,27 @@ class ErrorRange(Struct, frozen=True, kw_only=True):
     """Published speeds relative to planned ones, of runs that have something in common. Written by
     `python -m benchmarks.planner_accuracy --write`."""
 
-    architecture: str
-    """Device table of the runs; `any`: runs on all devices."""
-    axes: str
-    """Axes in use besides data parallelism, such as `tp pp`; `any`: all runs."""
-    tokens: int
-    """Longest sequences of the class; 0: of any length."""
+    group: str
+    """What the runs have in common, a `Group` of `plan/accuracy.py`."""
     low: Rate
     high: Rate
     """9 of 10 published speeds of a source that the range does not rest on are from `low` to
     `high`."""
     runs: int
     sources: int
+
+
+class Comparable(Struct, frozen=True, kw_only=True):
+    """How many runs are published that are like a plan."""
+
+    group: str
+    architecture: str
+    """Device table of the runs."""
+    axes: str
+    """Axes in use besides data parallelism, such as `tp pp`."""
+    tokens: int
+    """Longest sequences of the class."""
+    runs: int
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
@@ -100,7 +109,9 @@ class Calibration(Struct, frozen=True, kw_only=True):
     architecture: str
     """Name of the table in `calibration/devices.toml`."""
     ranges: tuple[ErrorRange, ...]
-    """The most similar runs first."""
+    """One for each group of runs."""
+    comparable: tuple[Comparable, ...]
+    """Published runs on this kind of device."""
     comparison: Comparison
     links: Mapping[str, LinkCalibration]
     """One entry for every kind of link."""

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -108,6 +108,22 @@ class Inventory(Struct, frozen=True, kw_only=True):
         if not any(host.nvlink_block for host in self.hosts):
             return ()
         return _block_sizes(self.with_devices(devices))
+
+
+def grouped(reasons: Mapping[str, str], most: int) -> list[str]:
+    """What each host lacks, hosts with the same reason together, at most `most` names each:
+    `each of a-01, a-02 and 3 more is busy`."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in reasons.items():
+        by_reason.setdefault(why, []).append(name)
+    found = []
+    for why, names in by_reason.items():
+        if len(names) == 1:
+            found.append(f"{names[0]} {why}")
+            continue
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        found.append(f"each of {', '.join(names[:most])}{more} {why}")
+    return found
 
 
 def mean_price(inventory: Inventory, names: Collection[str]) -> float | None:

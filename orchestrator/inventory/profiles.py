@@ -62,10 +62,10 @@ def _calibration(data: Mapping[str, Any]) -> dict[str, Any]:
     found = {key: value for key, value in devices[name].items() if key != "profiles"}
     if not own:
         found["certainty"] = "guessed"
-    comparable = (name, "any") if own else ("any",)
-    ranges = [one for one in _table("ranges")["range"] if one["architecture"] in comparable]
-    found |= {"architecture": name, "ranges": ranges, "links": links}
-    return found | {"comparison": _table("comparison")}
+    published = _table("ranges")
+    alike = [one for one in published["comparable"] if own and one["architecture"] == name]
+    found |= {"architecture": name, "links": links, "comparison": _table("comparison")}
+    return found | {"ranges": published["range"], "comparable": alike}
 
 
 @cache

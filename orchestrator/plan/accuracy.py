@@ -1,15 +1,22 @@
 """How far a predicted speed may be off, from published runs that the planner predicts as well."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from orchestrator.contract.mesh import Mesh
-from orchestrator.inventory.calibration import Calibration, ErrorRange
+from orchestrator.inventory.calibration import Calibration
 from orchestrator.plan.setup import Setup
 
 SPLITTING = ("tp", "cp", "pp")
 """Axes that change how a layer or a step is computed. Data parallelism is in every run."""
 LENGTHS = (8192, 32768, 10**9)
 """Longest sequences of each class of lengths. The last class has no limit."""
+Group = Literal[
+    "one host",
+    "several hosts with data parallelism only",
+    "several hosts with tp, cp or pp",
+]
+"""Published runs of a group share one range. Finer groups, by device, axes or length, did not
+predict the errors of sources that were left out better."""
 GUESSED = (0.5, 1.5)
 """Share of the predicted speed, if the constants of the device are guesses, or the model has
 experts. An estimate."""
@@ -35,45 +42,49 @@ def length_of(tokens: int) -> int:
     return next(most for most in LENGTHS if tokens <= most)
 
 
-def speed_range(setup: Setup, calibration: Calibration) -> SpeedRange:
-    """The range of the most similar published runs."""
+def group_of(mesh: Mesh, hosts: int) -> Group:
+    if hosts == 1:
+        return "one host"
+    if axes_of(mesh):
+        return "several hosts with tp, cp or pp"
+    return "several hosts with data parallelism only"
+
+
+def speed_range(setup: Setup, calibration: Calibration, hosts: int) -> SpeedRange:
+    """The range of the published runs of a plan's group."""
     if calibration.certainty == "guessed":
         low, high = GUESSED
         return SpeedRange(
             low, high, "no run like this is published, and the constants of the device are guesses"
         )
-    if calibration.certainty == "calibrated" and calibration.ranges[0].architecture == "any":
+    if calibration.certainty == "calibrated" and not calibration.comparable:
         low, high = CALIBRATED
         return SpeedRange(
             low, high, "no run like this is published; `ndctl calibrate` measured the device"
         )
     if setup.shape.num_experts:
         return SpeedRange(*GUESSED, "no run of a model with experts is published")
-    found = _most_similar(setup, calibration)
     if setup.lora is not None:
-        every = calibration.ranges[-1]
-        basis = f"no run with adapters is published; range of all {every.runs} published runs"
         # Less is known than of the same plan without adapters.
-        return SpeedRange(min(every.low, found.low), max(every.high, found.high), basis)
-    return SpeedRange(found.low, found.high, _basis(found))
+        runs = sum(one.runs for one in calibration.ranges)
+        basis = f"no run with adapters is published; range of all {runs} published runs"
+        low = min(one.low for one in calibration.ranges)
+        return SpeedRange(low, max(one.high for one in calibration.ranges), basis)
+    group = group_of(setup.mesh, hosts)
+    found = next(one for one in calibration.ranges if one.group == group)
+    basis = f"range of {found.runs} published runs on {group}"
+    return SpeedRange(found.low, found.high, f"{_alike(setup, calibration, group)}; {basis}")
 
 
-def _most_similar(setup: Setup, calibration: Calibration) -> ErrorRange:
-    axes = axes_of(setup.mesh)
-    for found in calibration.ranges:
-        if found.axes in (axes, "any") and found.tokens in (length_of(setup.tokens), 0):
-            return found
-    raise AssertionError("calibration/ranges.toml ends with the range of all runs")
-
-
-def _basis(found: ErrorRange) -> str:
-    axes = found.axes or "data parallelism only"
-    if found.architecture == "any":
-        like = "" if found.axes == "any" else f" with {axes}"
-        return f"no run like this is published; range of all {found.runs} published runs{like}"
-    if found.tokens:
-        last = found.tokens == LENGTHS[-1]
-        length = f"over {LENGTHS[-2]:,} tokens" if last else f"up to {found.tokens:,} tokens"
-        comparable = f"{found.runs} comparable published runs"
-        return f"{comparable} ({found.architecture}, {axes}, {length})"
-    return f"{found.runs} published runs on {found.architecture} with {axes}, of other lengths"
+def _alike(setup: Setup, calibration: Calibration, group: Group) -> str:
+    axes, tokens = axes_of(setup.mesh), length_of(setup.tokens)
+    wanted = (group, axes, tokens)
+    runs = sum(
+        one.runs for one in calibration.comparable if (one.group, one.axes, one.tokens) == wanted
+    )
+    if not runs:
+        return "no run like this is published"
+    last = tokens == LENGTHS[-1]
+    length = f"over {LENGTHS[-2]:,} tokens" if last else f"up to {tokens:,} tokens"
+    what = f"{calibration.architecture}, {axes or 'data parallelism only'}, {length}"
+    return f"{runs} comparable published run{'s' * (runs > 1)} ({what})"

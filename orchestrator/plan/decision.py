@@ -38,7 +38,7 @@ class Target(Struct, frozen=True, kw_only=True):
 class Estimate(NamedTuple):
     expected: float
     range: tuple[float, float] | None
-    """From the 10th to the 90th percentile of the speed; None: unknown."""
+    """As that of the speed; None: unknown."""
 
     def times(self, factor: float) -> "Estimate":
         low_high = None if self.range is None else (self.range[0] * factor, self.range[1] * factor)

@@ -12,6 +12,8 @@ def show_bytes(count: int) -> str:
 
 
 def show_seconds(seconds: float) -> str:
+    if seconds == 0:
+        return "0 s"
     for factor, unit in ((1.0, "s"), (1e3, "ms")):
         if seconds * factor >= 1:
             return f"{three_digits(seconds * factor)} {unit}"
@@ -75,7 +77,20 @@ def show_energy(kwh: float) -> str:
 
 def show_duration(seconds: float) -> str:
     """Days, hours or minutes, for times that a person waits."""
+    unit, name = _unit_of(seconds)
+    return f"{three_digits(seconds / unit)} {name}" if unit > 1 else show_seconds(seconds)
+
+
+def show_durations(low: float, high: float) -> str:
+    """A range with one unit, because `44.0 h to 3.11 days` is hard to compare."""
+    unit, name = _unit_of(high)
+    if unit == 1:
+        return f"{show_seconds(low)} to {show_seconds(high)}"
+    return f"{three_digits(low / unit)} to {three_digits(high / unit)} {name}"
+
+
+def _unit_of(seconds: float) -> tuple[float, str]:
     for unit, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * unit or (name == "h" and seconds >= unit):
-            return f"{three_digits(seconds / unit)} {name}"
-    return show_seconds(seconds)
+            return unit, name
+    return 1.0, "s"

@@ -40,6 +40,7 @@ from orchestrator.plan.show.notes import (
     idle_note,
     margin_note,
     notes_of,
+    price_note,
 )
 from orchestrator.plan.sizes import COMPUTE_BYTES
 
@@ -207,6 +208,7 @@ def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
         notes=(
             *notes_of(space, setup, best.time, inventory),
             *idle_note(inventory, hosts, spec.cluster.gpus_per_host),
+            *price_note(inventory, hosts),
         ),
     )
 

@@ -6,7 +6,7 @@ from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Plan, Traffic
 from orchestrator.contract.spec.job_spec import ScriptSpec
 from orchestrator.errors import PlanError
-from orchestrator.inventory.hosts import Inventory, tree_of
+from orchestrator.inventory.hosts import Inventory, grouped, tree_of
 from orchestrator.plan.placement.arrange import arrange
 
 SHOWN = 3
@@ -67,9 +67,9 @@ def _too_few(spec: ScriptSpec, inventory: Inventory, usable: int) -> PlanError:
     few = {
         host.name: f"has {host.devices} devices" for host in inventory.hosts if host.devices < ranks
     }
-    why = [f"{name} {said}" for name, said in {**left_out, **few}.items()]
+    why = grouped({**left_out, **few}, SHOWN)
     shown = "; ".join(why[:SHOWN])
-    more = f"; and {len(why) - SHOWN} more" if len(why) > SHOWN else ""
+    more = f"; and {len(why) - SHOWN} more reasons" if len(why) > SHOWN else ""
     reasons = f" ({shown}{more})" if why else ""
     message = (
         f"no plan for {spec.name} on {hosts} hosts x {ranks} ranks: only {usable} of"

@@ -90,7 +90,7 @@ def test_a_known_gpu_keeps_its_nominal_rates_and_its_constants_of_training(
     assert found.sustained == ours.gemm["bfloat16"]
     assert found.sources["calibration.gemm.bfloat16"].startswith("ndctl calibrate on a-host")
     assert "NVIDIA" in found.sources["flops.bfloat16"]
-    published = speed_range(setup(), ours)
+    published = speed_range(setup(), ours, hosts=1)
     assert "published" in published.basis, "runs on this kind of device are known"
 
 
@@ -106,7 +106,7 @@ def test_an_unknown_gpu_gets_its_own_name_and_measured_rates(tmp_path: Path) -> 
     # The rate of training, `steady`, stays that of the device whose constants are used.
     ratio = ours.calibration.steady
     assert matmul_s(ours, *deep) == pytest.approx(matmul_s(true, *deep) / ratio, rel=0.1)
-    assert speed_range(setup(), found.calibration)[:2] == CALIBRATED
+    assert speed_range(setup(), found.calibration, hosts=1)[:2] == CALIBRATED
 
 
 def test_numbers_that_were_not_measured_stay_and_the_file_says_so(tmp_path: Path) -> None:

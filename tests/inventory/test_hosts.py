@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from orchestrator.contract.spec.job_spec import ClusterSpec
-from orchestrator.inventory.hosts import Host, Inventory, natural
+from orchestrator.inventory.hosts import Host, Inventory, grouped, natural
 from orchestrator.inventory.local import local_inventory
 from orchestrator.inventory.profile import Fabric, blocks_hold
 from orchestrator.inventory.profiles import load_profile
@@ -19,6 +19,14 @@ def test_this_machine_plays_the_hosts_and_the_spares() -> None:
         Host(name=name, devices=4, device_bytes=1024, profile=profile)
         for name in ("host-0", "host-1", "host-2")
     )
+
+
+def test_hosts_with_the_same_reason_are_named_together() -> None:
+    same = {f"h-{number}": "is busy" for number in range(4)}
+    assert grouped({"a": "is drained", **same}, 2) == [
+        "a is drained",
+        "each of h-0, h-1 and 2 more is busy",
+    ]
 
 
 def test_hosts_come_in_natural_order_and_only_those_with_the_devices() -> None:

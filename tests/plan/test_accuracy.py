@@ -1,24 +1,44 @@
 """The planner against published training runs, and the ranges that a plan shows."""
 
 import csv
+import math
 import re
+from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from benchmarks.planner_accuracy import LIMITS, TABLES, broken_limits, report
 from benchmarks.published.compared import Compared, compare
-from benchmarks.published.ranges import INSIDE, groups_of, left_out, ranges_of, ranges_text
+from benchmarks.published.methods import added_s
+from benchmarks.published.ranges import (
+    INSIDE,
+    Judged,
+    left_out,
+    ranges_of,
+    ranges_text,
+    spreads_of,
+    weight,
+)
 from benchmarks.published.runs import FOLDER, all_runs, runs, sources
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.inventory.profiles import CALIBRATIONS
-from orchestrator.plan.accuracy import speed_range
+from orchestrator.plan.accuracy import Group, speed_range
 from orchestrator.plan.cost.machine import machine_of
 from orchestrator.plan.cost.step import step_time
 from orchestrator.plan.memory.peak_memory import memory_of
-from orchestrator.plan.memory.peak_range import BASIS, CONTEXTS, SLACKS, TRACED, fits_share
+from orchestrator.plan.memory.peak_range import (
+    BASIS,
+    CONTEXTS,
+    SLACK_DECILES,
+    SLACKS,
+    TRACED,
+    fits_share,
+)
 from orchestrator.plan.memory.reserve import CONTEXT_BYTES
 from orchestrator.plan.model.flops import flops_per_token
 from tests.plan.cost.setups import H100, fabric, setup
@@ -95,54 +115,84 @@ def test_every_limit_is_that_of_a_group() -> None:
 
 
 def test_published_speeds_of_a_source_are_inside_ranges_that_never_saw_it() -> None:
-    inside = left_out(compared())
-    runs_inside = [one for source in inside.values() for one in source]
-    by_source = [sum(source) / len(source) for source in inside.values()]
-    assert sum(runs_inside) / len(runs_inside) >= INSIDE
-    assert sum(by_source) / len(by_source) >= 0.85
+    by_source = left_out(compared())
+    every = [one for own in by_source.values() for one in own]
+
+    def inside(group: Sequence[Judged]) -> float:
+        return sum(one.is_inside for one in group) / len(group)
+
+    assert inside(every) >= INSIDE
+    assert sum(inside(own) for own in by_source.values()) / len(by_source) >= 0.88
+    # A range that says nothing would have all of them.
+    assert math.exp(sum(one.width for one in every) / len(every)) <= 1.45
 
 
-def test_sources_count_equally_in_a_range() -> None:
-    many = [one for one in compared() if one.source == "llm_foundry"]
+def test_a_source_of_many_runs_counts_more_in_a_range_but_not_as_often() -> None:
+    many = [one for one in compared() if one.source == "hagemann"]
     few = [one for one in compared() if one.source == "llama3_paper"]
-    # The paper's runs are faster than planned. One of three sources has them, one of two alone.
-    center = groups_of([*many, *few])["any", "any", 0].center
-    own = groups_of(few)["any", "any", 0].center
-    assert center == pytest.approx(2 / 3 * own, abs=0.02)
+    group: Group = "several hosts with tp, cp or pp"
+    many = [one for one in many if one.group == group]
+    # The paper's runs are faster than planned, the others slower. One run more has no error.
+    means = [sum(math.log(one.ratio) for one in own) / len(own) for own in (many, few)]
+    weights = [weight(len(own)) for own in (many, few)]
+    center = spreads_of([*many, *few])[group].center
+    expected = sum(w * m for w, m in zip(weights, means, strict=True)) / (sum(weights) + 1)
+    assert center == pytest.approx(expected)
+    assert 1 < weight(len(many)) / weight(len(few)) < len(many) / len(few)
 
 
 def test_a_range_is_wider_if_it_has_a_source_that_differs() -> None:
     alike = [one for one in compared() if one.source in ("llm_foundry", "fms_fsdp", "tinyllama")]
     mixed = [one for one in compared() if one.source in ("llm_foundry", "fms_fsdp", "internevo")]
-    last, wide = ranges_of(alike)[-1], ranges_of(mixed)[-1]
-    assert wide.high / wide.low > last.high / last.low
+    group: Group = "several hosts with data parallelism only"
+    wide, narrow = (spreads_of(one)[group].spread for one in (mixed, alike))
+    assert wide > narrow
+
+
+def test_every_plan_has_a_range_and_it_rests_on_several_sources() -> None:
+    found = {one.group: one for one in ranges_of(compared())}
+    assert set(found) == set(get_args(Group))
+    assert all(one.sources >= 5 and one.low < 1 < one.high for one in found.values())
 
 
 def test_a_range_rests_on_comparable_runs_or_says_that_there_are_none() -> None:
-    plain = speed_range(setup(), H100.profile.calibration)
-    assert "comparable published runs (hopper, data parallelism only" in plain.basis
+    plain = speed_range(setup(), H100.profile.calibration, hosts=1)
+    assert "comparable published runs (hopper, data parallelism only, up to" in plain.basis
+    assert "published runs on one host" in plain.basis
     assert plain.low < 1 < plain.high
-    cp = speed_range(setup(mesh=Mesh(cp=8)), H100.profile.calibration)
-    assert "no run like this is published" in cp.basis
-    guessed = speed_range(setup(), fabric("l40s-48gb").profile.calibration)
+    cp = speed_range(setup(mesh=Mesh(cp=8)), H100.profile.calibration, hosts=1)
+    assert "no run like this is published; range of" in cp.basis
+    far = speed_range(setup(mesh=Mesh(dp_shard=16, tp=4)), H100.profile.calibration, hosts=8)
+    assert "on several hosts with tp, cp or pp" in far.basis
+    guessed = speed_range(setup(), fabric("l40s-48gb").profile.calibration, hosts=1)
     assert guessed.high - guessed.low > plain.high - plain.low
     assert "guesses" in guessed.basis
 
 
 def test_models_with_experts_or_adapters_are_not_called_comparable() -> None:
     calibration = H100.profile.calibration
-    plain = speed_range(setup(), calibration)
-    experts = speed_range(setup(shape=MIXTRAL), calibration)
-    adapters = speed_range(setup(lora=LoraSpec()), calibration)
+    plain = speed_range(setup(), calibration, hosts=1)
+    experts = speed_range(setup(shape=MIXTRAL), calibration, hosts=1)
+    adapters = speed_range(setup(lora=LoraSpec()), calibration, hosts=1)
     assert "no run of a model with experts is published" in experts.basis
     assert "no run with adapters is published" in adapters.basis
     widths = [one.high - one.low for one in (plain, adapters, experts)]
     assert widths == sorted(widths)
 
 
+def test_host_work_of_a_source_is_counted_only_where_it_cuts_tensors_for_ranks() -> None:
+    """nanotron's ZeRO-1 starts operations for each tensor and rank; its DDP does not."""
+    runs_of = [run for run in runs() if run.source.name == "nanotron_scaling"]
+    added = {run.setup.mesh.dp_shard: added_s(run) for run in runs_of if run.model == "nanotron-1b"}
+    assert added[1] == 0
+    assert added[32] == pytest.approx(2 * added[16])
+    assert added[128] > 0.05, "a large part of a step of 0.4 s"
+    assert not [one for one in runs() if added_s(one) and one.source.method is None]
+
+
 def test_a_step_has_the_range_around_its_speed() -> None:
     one = step_time(setup(), H100)
-    found = speed_range(setup(), machine_of(H100).calibration)
+    found = speed_range(setup(), machine_of(H100).calibration, H100.hosts)
     assert one.tokens_per_second_per_device_range == pytest.approx(
         (
             one.tokens_per_second_per_device * found.low,
@@ -151,21 +201,45 @@ def test_a_step_has_the_range_around_its_speed() -> None:
     )
 
 
-def test_the_slack_of_the_allocator_is_the_published_one() -> None:
+def allocator_slacks() -> list[tuple[float, float]]:
+    """Each distinct run, with its weight."""
     rows = csv.DictReader((FOLDER / "kernels" / "allocator.csv").read_text().splitlines())
-    slacks = sorted(float(row["reserved_mib"]) / float(row["allocated_mib"]) - 1 for row in rows)
-    assert pytest.approx((slacks[5], slacks[-5]), abs=5e-4) == SLACKS
+    runs = {
+        (row["source"], float(row["allocated_mib"]), float(row["reserved_mib"])) for row in rows
+    }
+    number = Counter(source for source, *_ in runs)
+    return sorted(
+        (reserved / allocated - 1, weight(number[source]) / number[source])
+        for source, allocated, reserved in runs
+    )
+
+
+def quantile(weighted: Sequence[tuple[float, float]], share: float) -> float:
+    total, passed = sum(each for _, each in weighted), 0.0
+    for value, each in weighted:
+        passed += each
+        if passed >= share * total - 1e-9:
+            return value
+    return weighted[-1][0]
+
+
+def test_the_slack_of_the_allocator_is_the_published_one() -> None:
+    slacks = allocator_slacks()
+    assert pytest.approx((quantile(slacks, 0.05), quantile(slacks, 0.95)), abs=6e-4) == SLACKS
+    assert f"{len(slacks)} published runs" in BASIS
+    deciles = [quantile(slacks, tenth / 10) for tenth in range(11)]
+    assert pytest.approx(deciles, abs=1e-4) == SLACK_DECILES
 
 
 def test_the_likelihood_to_fit_is_that_of_the_published_allocators() -> None:
-    rows = csv.DictReader((FOLDER / "kernels" / "allocator.csv").read_text().splitlines())
-    slacks = [float(row["reserved_mib"]) / float(row["allocated_mib"]) - 1 for row in rows]
+    slacks = allocator_slacks()
     reserve = {"communication": 0, "context": CONTEXT_BYTES, "slack": 1}
     device = H100.profile.memory_bytes
     context = sum(CONTEXTS) / 2
     for room in (0.01, 0.024, 0.035, 0.05, 0.07, 0.1):
         tensors = int((device - context) / (1 + room))
-        share = sum(slack <= room for slack in slacks) / len(slacks)
+        share = sum(each for slack, each in slacks if slack <= room)
+        share /= sum(each for _, each in slacks)
         assert fits_share(tensors, reserve, device) == pytest.approx(share, abs=0.06)
 
 
@@ -174,7 +248,7 @@ def test_the_range_of_tensors_is_that_of_the_traced_cells() -> None:
     cells = re.findall(r"^\|.*\| (\d+) \| (\d+) \| [-+]\d+\.\d% \|", table, re.MULTILINE)
     ratios = sorted(int(traced) / int(planned) for planned, traced in cells)
     assert f"{len(cells)} traced steps" in BASIS
-    assert pytest.approx((ratios[len(cells) // 10], ratios[-len(cells) // 10]), abs=2e-3) == TRACED
+    assert pytest.approx((ratios[len(cells) // 20], ratios[-len(cells) // 20]), abs=2e-3) == TRACED
 
 
 def test_memory_has_a_range_around_its_peak() -> None:

@@ -584,6 +584,16 @@ def test_devices_without_a_rank_are_named() -> None:
     assert not any("idle" in note for note in alike.notes)
 
 
+def test_hosts_without_a_price_are_named_if_others_have_one() -> None:
+    priced = [replace(host(name, 2), price_per_gpu_hour=2.0) for name in ("a", "b")]
+    spec = job(cluster__hosts=3, cluster__gpus_per_host=2, train__global_batch_size=12)
+    found = plan(spec, Inventory(hosts=(*priced, host("c", 2))), TINY)
+    (note,) = (note for note in found.notes if "price" in note)
+    assert note.startswith("money is unknown: c has no price (price_per_gpu_hour")
+    bare = plan(spec, Inventory(hosts=tuple(host(name, 2) for name in "abc")), TINY)
+    assert not any("price" in note for note in bare.notes), "no price is no mistake"
+
+
 def test_an_auto_micro_batch_fits_the_schedule() -> None:
     wish = {"schedule": "interleaved_1f1b"}
     found = planned(job(parallel__pp=2, parallel__pipeline=wish, train__global_batch_size=15))

@@ -16,7 +16,7 @@ def step_time(setup: Setup, fabric: Fabric) -> StepTime:
     step_s = sum(parts.values())
     speed = setup.tokens_of_step / (step_s * setup.mesh.world_size)
     peak = fabric.profile.flops[setup.dtype]
-    found = speed_range(setup, machine.calibration)
+    found = speed_range(setup, machine.calibration, fabric.hosts)
     return StepTime(
         step_s=step_s,
         tokens_per_second_per_device=speed,

@@ -113,7 +113,7 @@ def _decision(decision: Decision | None) -> Iterator[Markup]:
     if decision is None:
         return
     yield element("p", headline(decision))
-    yield grid_table(["", "expected", "10th to 90th percentile"], estimates(decision))
+    yield grid_table(["", "expected", "9 of 10 runs"], estimates(decision))
     yield element("ul", [element("li", said) for said in basis_of(decision)], class_="dim")
 
 
@@ -224,7 +224,7 @@ def _basis(page: Page) -> Iterator[Markup]:
         peaks = " to ".join(map(show_bytes, memory.peak_bytes_range))
         rows.append(["peak memory", peaks, memory.basis or ""])
     if rows:
-        yield grid_table(["number", "10th to 90th percentile", "rests on"], rows, left=3)
+        yield grid_table(["number", "9 of 10 runs", "rests on"], rows, left=3)
     if page.hardware:
         body = [[one.name, one.value, one.source] for one in page.hardware]
         yield element(

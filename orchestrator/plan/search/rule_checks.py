@@ -11,6 +11,7 @@ from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD, demand
 from orchestrator.contract.spec.train_spec import BY_OPERATION
+from orchestrator.inventory.hosts import grouped
 from orchestrator.inventory.profile import blocks_hold
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.search.meshes import divisors, sequences_per_pass, world_size
@@ -59,9 +60,9 @@ def unusable_hosts(case: Case) -> Broken | None:
     if any(host.devices < ranks for host in case.hosts.inventory.hosts):
         return None  # `devices-per-host` names these hosts
     left_out = case.hosts.inventory.left_out(ranks)
-    shown = "; ".join(f"{name} {why}" for name, why in list(left_out.items())[:SHOWN])
-    more = f"; and {len(left_out) - SHOWN} more" if len(left_out) > SHOWN else ""
-    return Broken(f"only {case.hosts.usable} can be used ({shown}{more})")
+    reasons = grouped(left_out, SHOWN)
+    more = f"; and {len(reasons) - SHOWN} more reasons" if len(reasons) > SHOWN else ""
+    return Broken(f"only {case.hosts.usable} can be used ({'; '.join(reasons[:SHOWN])}{more})")
 
 
 # --- the model

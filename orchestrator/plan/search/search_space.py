@@ -22,7 +22,7 @@ MODEST_BYTES = 256 << 20
 share one memory whose size is unknown."""
 AUTO_MARGIN = 0.04
 """Share of a GPU's memory that `memory_margin: auto` leaves free. With the 90th percentile of the
-published allocators a plan needs 3.7 % of its tensors more than planned (`peak_range.py`)."""
+published allocators a plan needs 4 % of its tensors more than planned (`peak_range.py`)."""
 DIGITS = 9
 """Significant digits of a time; a difference in later digits is rounding and counts as a tie."""
 

@@ -4,7 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.plan.decision import Decision, Estimate
-from orchestrator.plan.figures import show_amount, show_duration, show_energy
+from orchestrator.plan.figures import (
+    show_amount,
+    show_duration,
+    show_durations,
+    show_energy,
+)
 from orchestrator.plan.show.tables import labelled, table, wrapped
 
 
@@ -12,7 +17,7 @@ def describe_decision(decision: Decision) -> list[str]:
     """Lines: a row for each of tokens a day, time, GPU-hours, money and energy."""
     return [
         *labelled("to finish", headline(decision)),
-        *table(["", "expected", "10th to 90th percentile"], estimates(decision)),
+        *table(["", "expected", "9 of 10 runs"], estimates(decision)),
         *([line for said in basis_of(decision) for line in wrapped(said, "  ", "    ")]),
     ]
 
@@ -21,10 +26,10 @@ def estimates(decision: Decision) -> list[list[str]]:
     """For each number its name, its expected value and its range."""
     rows = [
         _row("tokens a day", decision.tokens_per_day, show_amount),
-        _row("time", decision.training_s, show_duration),
+        _time("time", decision.training_s),
     ]
     if decision.with_failures_s is not None:
-        rows.append(_row("time with failures", decision.with_failures_s, show_duration))
+        rows.append(_time("time with failures", decision.with_failures_s))
     for label, found, show in (
         ("GPU-hours", decision.gpu_hours, show_amount),
         ("money", decision.money, show_amount),
@@ -42,6 +47,11 @@ def headline(decision: Decision) -> str:
     longer = time if lossy is None else show_duration(lossy.expected)
     more = "" if longer == time else f", {longer} with failures"
     return f"{time}{more}: {target.tokens_from}, {show_amount(target.tokens)} tokens"
+
+
+def _time(label: str, found: Estimate) -> list[str]:
+    spread = "" if found.range is None else show_durations(*found.range)
+    return [label, show_duration(found.expected), spread]
 
 
 def _row(label: str, found: Estimate, show: Callable[[float], str]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from orchestrator.contract.mesh import AXES
 from orchestrator.contract.plan import StepTime
 from orchestrator.contract.spec.job_spec import JobSpec
-from orchestrator.inventory.hosts import Inventory
+from orchestrator.inventory.hosts import Inventory, grouped
 from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.search.search_space import AUTO_MARGIN, MODEST_BYTES, Option, Space
 from orchestrator.plan.setup import Setup
@@ -155,10 +155,10 @@ def _hosts(space: Space, inventory: Inventory) -> Iterator[str]:
     spares = len(inventory.with_devices(cluster.gpus_per_host)) - space.fabric.hosts
     if spares < cluster.spare_hosts:
         yield f"{cluster.spare_hosts} spare hosts requested, {spares} available"
-    left_out = [f"{host} {why}" for host, why in inventory.left_out(cluster.gpus_per_host).items()]
+    left_out = grouped(inventory.left_out(cluster.gpus_per_host), SHOWN)
     if left_out:
-        more = f" and {len(left_out) - SHOWN} more" if len(left_out) > SHOWN else ""
-        yield f"hosts not used: {', '.join(left_out[:SHOWN])}{more}"
+        more = f"; and for {len(left_out) - SHOWN} more reasons" if len(left_out) > SHOWN else ""
+        yield f"hosts not used: {'; '.join(left_out[:SHOWN])}{more}"
 
 
 def idle_note(inventory: Inventory, hosts: Collection[str], ranks: int) -> Iterator[str]:
@@ -179,6 +179,17 @@ def idle_note(inventory: Inventory, hosts: Collection[str], ranks: int) -> Itera
         f"cluster.gpus_per_host={ranks}: {sum(more.values()):,} devices stay idle, {each} on each"
         f" of {', '.join(names[:SHOWN])}{rest}"
     )
+
+
+def price_note(inventory: Inventory, hosts: Collection[str]) -> Iterator[str]:
+    """Planned hosts without a price, if others have one: money is then unknown."""
+    chosen = [host for host in inventory.hosts if host.name in set(hosts)]
+    missing = {host.name: "has no price" for host in chosen if host.price_per_gpu_hour is None}
+    if missing and len(missing) < len(chosen):
+        yield (
+            f"money is unknown: {'; '.join(grouped(missing, SHOWN))} (price_per_gpu_hour in the"
+            " inventory, or --price for all hosts)"
+        )
 
 
 def _deterministic(space: Space) -> Iterator[str]:
