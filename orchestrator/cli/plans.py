@@ -192,7 +192,7 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
         table = plans.zero_of(Path(spec), overrides, os.environ, hosts)
         print_as(as_json, table, zero_json, describe_zero)
     else:
-        planned = plan_for(spec, overrides, inventory, looks="not", purpose=purpose)
+        planned = plan_for(spec, overrides, inventory, purpose=purpose)
         for note in from_user(planned):
             say(f"note: {note}", err=True)
         if explain is not None:

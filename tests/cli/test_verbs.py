@@ -521,15 +521,6 @@ def test_an_inventory_with_a_mistake_is_a_bad_spec(tmp_path: Path) -> None:
     assert "hosts.yaml:1: profile: must be one of h100-sxm-80gb" in done.stderr
 
 
-def test_a_plan_needs_no_data_and_validate_does() -> None:
-    spec = str(Path(__file__).parents[2] / "examples/llama3-8b.yaml")
-    gpu = ("--set", "cluster.gpu=h100-sxm-80gb", "--set", "data.files=none/*.txt")
-    assert ndctl("plan", spec, *gpu).exit_code == 0
-    refused = ndctl("validate", spec, *gpu)
-    assert refused.exit_code == exit_codes.BAD_SPEC
-    assert "data.files" in refused.stderr
-
-
 def test_saving_more_than_training_is_named_beside_failures() -> None:
     spec = str(Path(__file__).parents[2] / "examples/llama3-8b.yaml")
     often = ("--set", "cluster.gpu=h100-sxm-80gb", "--set", "checkpoint.every_steps=1")
