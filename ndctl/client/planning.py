@@ -58,7 +58,7 @@ def plan(  # noqa: PLR0913 - keyword arguments, one for each option of the comma
     planned = plan_written(written, os.environ, hosts, purpose=purpose)
     warnings_of(spec_warnings(planned.spec, planned.plan))
     wish = Wish(tokens=tokens, price=price, purpose=purpose)
-    decision, priced = decision_of(planned, os.environ, hosts, wish), with_prices(planned)
+    decision, priced = decision_of(planned, os.environ, hosts, wish), with_prices(planned).plan
     body = {
         "decision": None,
         **plan_json(priced, decision),

@@ -204,11 +204,11 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
                 as_json, pair, lambda two: beside_json(*two), lambda two: describe_beside(*two)
             )
             return
-        priced = plans.with_prices(planned)
+        planned = plans.with_prices(planned)
         decision = decisions.decision_of(planned, os.environ, hosts, wish)
         print_as(
             as_json,
-            priced,
+            planned.plan,
             lambda found: explained.plan_json(found, decision),
             lambda found: explained.describe_plan(found, decision),
         )

@@ -266,14 +266,17 @@ def beside_plan(
     return beside(planned.plan, spec, planned.inventory, planned.model_config)
 
 
-def with_prices(planned: Planned) -> Plan:
-    """The plan with what the fixed keys of the spec cost."""
+def with_prices(planned: Planned) -> Planned:
+    """With what the fixed keys of the spec cost."""
     from orchestrator.plan import planner
 
     # ndctl does not know how fast the user's own program is.
     if not isinstance(planned.spec, JobSpec):
-        return planned.plan
-    return planner.with_prices(planned.plan, planned.spec, planned.inventory, planned.model_config)
+        return planned
+    priced = planner.with_prices(
+        planned.plan, planned.spec, planned.inventory, planned.model_config
+    )
+    return replace(planned, plan=priced)
 
 
 def _with_folder(spec: CommonSpec) -> CommonSpec:

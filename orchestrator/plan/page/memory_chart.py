@@ -25,6 +25,9 @@ PHASES = ((0.0, "forward"), (FORWARD, "loss"), (LOSS, "backward"), (BACKWARD, "u
 MARGIN = 1.06
 SMALL = 4
 """If a device has more than so many times the peak, the chart is scaled to the peak."""
+READABLE = 0.7
+"""A chart is not drawn smaller than this share of its width, so that its texts can be read. On a
+phone it scrolls."""
 MARKS = 4
 """Lines of the scale."""
 
@@ -49,6 +52,7 @@ def memory_chart(one: MemoryOverStep, label: str, width: int) -> Markup:
             _peak(scale, peak),
             _hovers(scale, one.samples),
             viewBox=f"0 0 {width} {HEIGHT}",
+            style=f"min-width: {READABLE * width:.0f}px",
             role="img",
         ),
         element("figcaption", f"{label}: {_caption(one, peak)}"),

@@ -20,7 +20,7 @@ from orchestrator.plan.page.rank_map import map_rules, rank_map
 from orchestrator.plan.page.style import STYLE, item_rules
 from orchestrator.plan.show.bars import kinds_of
 from orchestrator.plan.show.decision import basis_of, estimates, headline
-from orchestrator.plan.show.explain import CHOICE_HEAD, choice_row, history_of
+from orchestrator.plan.show.explain import CHOICE_HEAD, choice_row, history_of, prices_of
 
 CHARTS = 4
 """Charts of memory; of more kinds of ranks, the fullest are drawn."""
@@ -207,8 +207,9 @@ def _alternatives(plan: Plan) -> Iterator[Markup]:
 
 
 def _notes(plan: Plan) -> Iterator[Markup]:
-    if plan.notes:
-        yield element("ul", [element("li", note) for note in plan.notes])
+    notes = [*prices_of(plan), *plan.notes]
+    if notes:
+        yield element("ul", [element("li", note) for note in notes])
 
 
 def _basis(page: Page) -> Iterator[Markup]:

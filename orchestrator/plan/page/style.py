@@ -40,7 +40,7 @@ th, td { padding: 3px 14px 3px 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--rule); overflow-wrap: normal; }
 th { color: var(--dim); font-weight: 600; }
 .number { text-align: right; white-space: nowrap; }
-figure { margin: 8px 0; }
+figure { margin: 8px 0; overflow-x: auto; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(340px, 100%), 1fr));
   gap: 16px; }
 svg { display: block; width: 100%; height: auto; }

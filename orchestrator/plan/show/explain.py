@@ -46,7 +46,7 @@ def describe_plan(plan: Plan, decision: Decision | None = None) -> str:
         _placement(plan),
         _alternatives(plan),
         _rejected(plan),
-        [line for note in (*_prices(plan), *plan.notes) for line in wrapped(note, "- ", "  ")],
+        [line for note in (*prices_of(plan), *plan.notes) for line in wrapped(note, "- ", "  ")],
     ]
     return "\n\n".join("\n".join(section) for section in sections if section)
 
@@ -244,7 +244,7 @@ def _alternatives(plan: Plan) -> list[str]:
     return lines + (wrapped(plan.comparison, "  ", "  ") if plan.comparison else [])
 
 
-def _prices(plan: Plan) -> Iterator[str]:
+def prices_of(plan: Plan) -> Iterator[str]:
     """What fixed keys cost, and how to free them."""
     for price in plan.prices:
         fixed = " and ".join(f"{path}={value}" for path, value in price.fixed.items())

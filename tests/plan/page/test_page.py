@@ -7,17 +7,20 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import replace
 
 from orchestrator.app.planning.decisions import Wish, decision_of
 from orchestrator.app.planning.page import write_page
-from orchestrator.app.planning.plans import plan_spec
+from orchestrator.app.planning.plans import plan_spec, with_prices
+from orchestrator.cli import cli
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Plan
 from orchestrator.errors import SpecError
 from orchestrator.plan.page.markup import VOID, element
 from orchestrator.plan.page.page import Page, html_of
 from orchestrator.plan.page.rank_map import DRAWN, SQUARES
+from orchestrator.plan.show.explain import prices_of
 from tests.plan.show.test_explain import PLAN
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -193,6 +196,18 @@ def test_text_inside_elements_is_escaped_and_markup_is_not() -> None:
     )
 
 
+def test_the_page_names_what_fixed_keys_cost_as_the_text_does(tmp_path: Path) -> None:
+    planned = plan_spec(EXAMPLES / "llama3-8b.yaml", (), {}, H100)
+    priced = with_prices(planned).plan
+    assert priced.prices
+    path = tmp_path / "plan.html"
+    words = ("plan", str(EXAMPLES / "llama3-8b.yaml"), "--inventory", str(H100))
+    done = CliRunner().invoke(cli, [*words, "--html", str(path), "--no-history"])
+    assert done.exit_code == 0, done.output
+    text = path.read_text()
+    assert all(said in text for said in prices_of(priced))
+
+
 def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     planned = plan_spec(EXAMPLES / "quickstart.yaml", (), {})
     with pytest.raises(SpecError, match="cannot be written: No such file"):
@@ -200,7 +215,7 @@ def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 
 PROBE = """<!doctype html><body><script>
-const sizes = [800, 1280], lines = [];
+const sizes = [400, 800, 1280], lines = [];
 let open = sizes.length;
 for (const width of sizes) {
   const frame = document.createElement("iframe");
@@ -212,8 +227,9 @@ for (const width of sizes) {
     const buttons = page.querySelectorAll("input");
     buttons[0].click();
     const chart = page.querySelector("svg").getBoundingClientRect();
-    lines.push([width, root.scrollWidth <= root.clientWidth, chart.width > width * 0.8,
-      before !== look(rank), page.querySelectorAll("script").length].join(" "));
+    lines.push([width, root.scrollWidth <= root.clientWidth,
+      chart.width > Math.max(600, width * 0.8), before !== look(rank),
+      page.querySelectorAll("script").length].join(" "));
     if (--open === 0) document.body.textContent = "PROBED " + lines.sort().join("; ") + ".";
   };
   frame.src = "plan.html";
@@ -247,4 +263,6 @@ def test_a_browser_shows_it_without_sideways_scrolling_and_recolours_the_ranks(
         timeout=120,
         check=True,
     )
-    assert "PROBED 1280 true true true 0; 800 true true true 0." in done.stdout
+    assert (
+        "PROBED 1280 true true true 0; 400 true true true 0; 800 true true true 0." in done.stdout
+    )
