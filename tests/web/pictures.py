@@ -24,7 +24,7 @@ from tests.web.pages.test_pages import hang_with_evidence
 from tests.web.served_jobs import renamed, written
 
 FLEET = Path(__file__).parents[2] / "docs" / "images" / "web_fleet.webp"
-SIZE = (1200, 345)
+SIZE = (1200, 360)
 OWNERS = ("alice", "bob", "carol")
 Story = tuple[Sequence[Event], int]
 """Events, and the last step."""

@@ -9,6 +9,7 @@ from orchestrator.dashboard.time_spent.read import time_spent
 from orchestrator.dashboard.view import last_step
 from orchestrator.job.hosts.straggler_replacement import why_slow
 from orchestrator.job.stage import ENDED, State
+from orchestrator.job.state import Run
 
 
 class HostIncident(Struct, frozen=True, kw_only=True):
@@ -114,7 +115,8 @@ def summary_of(snapshot: Snapshot, spent: TimeSpent | None = None) -> JobSummary
 def _note(snapshot: Snapshot) -> str:
     standing, run = snapshot.standing, snapshot.seen.run
     if standing.as_of is not None or standing.state not in ("RUNNING", "SUCCEEDED"):
-        return format.split_fix(standing.reason)[0]
+        reason = format.split_fix(standing.reason)[0]
+        return f"{_trouble(run)}{reason}" if standing.state == "RECOVERING" else reason
     if standing.state == "SUCCEEDED":
         return ""
     failed = snapshot.seen.checkpoint.failed
@@ -122,6 +124,14 @@ def _note(snapshot: Snapshot) -> str:
         return f"saving checkpoints fails since step {failed.step:,}"
     slow = sorted(run.attempt.stragglers.values(), key=lambda found: found.peers_s - found.own_s)
     return f"straggler on {slow[0].host}: {why_slow(slow[0])}" if slow else ""
+
+
+def _trouble(run: Run) -> str:
+    """`hang, culprit rank 3 on host-1; `: the reason of the state says what ndctl does about it."""
+    last = run.history.incidents[-1] if run.history.incidents else None
+    if last is None or last.recovered_after_s is not None:
+        return ""
+    return f"{last.kind}, {format.culprit_text(last.culprit)}; "
 
 
 def eta_s(job: JobSummary, now: float) -> float | None:

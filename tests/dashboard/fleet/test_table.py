@@ -22,6 +22,8 @@ from tests.dashboard.dashboard_story import (
     finished,
     journal,
     metrics,
+    recovered,
+    restarting,
     started,
 )
 from tests.dashboard.test_status import snapshot
@@ -71,6 +73,13 @@ def test_a_failure_is_trouble_for_a_day_and_old_after_a_week() -> None:
     assert not is_old(broke, START + 6 * 86_400)
     assert is_old(broke, START + 8 * 86_400)
     assert not is_old(row(RUNNING), START + 800 * 86_400)
+
+
+def test_the_note_of_a_recovering_job_says_from_what() -> None:
+    assert summary_of(snapshot(restarting(), metrics(1, 24))).note == (
+        "rank-killed, culprit rank 1 on host-0; attempt 2 on 2 hosts from checkpoint step-20"
+    )
+    assert summary_of(snapshot(recovered(), metrics(1, 24))).note == ""
 
 
 def test_a_pipe_gets_every_column_in_full() -> None:

@@ -16,6 +16,16 @@ HAS_LOCALS = 2
 ROOM_PREFIXES = tuple(f"{os.environ['WALK_ROOT']}/{top}/" for top in ("orchestrator", "trainer"))
 
 
+def _is_imported(frame: FrameType | None) -> bool:
+    """A module that is being imported makes the call, for example to fill a table. Nobody follows a
+    job there."""
+    while frame is not None:
+        if frame.f_code.co_name == "<module>":
+            return frame.f_globals.get("__name__") != "__main__"
+        frame = frame.f_back
+    return False
+
+
 class Recorder:
     """Appends a line to one file for each file that a process enters first."""
 
@@ -32,7 +42,7 @@ class Recorder:
             return
         if (pid := os.getpid()) != self.pid:  # a fork inherits the recorder
             self.pid, self.entered = pid, set()
-        if code.co_filename in self.entered:
+        if code.co_filename in self.entered or _is_imported(frame):
             return
         self.entered.add(code.co_filename)
         path = code.co_filename.removeprefix(os.environ["WALK_ROOT"] + "/")

@@ -28,8 +28,8 @@ SMALL = {"cluster__gpus_per_host": "1", "train__steps": "5"}
 """2 hosts x 1 rank, because recording takes more processor time than training."""
 
 MOST_FILES = {
-    "submit": 133,
-    "agent": 91,
+    "submit": 131,
+    "agent": 89,
     "fork server": 12,
     "torchrun": 8,
     "rank watcher": 10,
