@@ -250,7 +250,7 @@ def checkpoint_text(found: CheckpointView, shown: View) -> str:
         row_of = f" ({times:,} failed saves in a row)" if times > 1 else ""
         rest = f"; warning: the save at step {found.failed.step:,} failed{row_of}: {why}{rest}"
     if not found.step:
-        return f"none yet{rest}"
+        return f"{'none' if shown.state in ENDED else 'none yet'}{rest}"
     behind = max(0, shown.step - found.step)
     ages = [format.count(behind, "step")] if behind else []
     ages += [format.duration(shown.now - found.at)] if found.at is not None else []

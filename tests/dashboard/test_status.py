@@ -602,6 +602,11 @@ def test_nothing_is_said_of_steps_that_a_program_does_not_report() -> None:
     assert "steps       no step reported\n" in summary_text(ended, UTC)
 
 
+def test_a_job_that_ended_without_a_checkpoint_will_not_get_one() -> None:
+    assert labelled("checkpoint", status_text(snapshot(started()), UTC)) == ["none yet"]
+    assert labelled("checkpoint", status_text(snapshot(failed(), alive=False), UTC)) == ["none"]
+
+
 def test_describe_gives_the_advice_for_a_class_once() -> None:
     text = describe_text(snapshot(failed(), metrics(1, 9), alive=False), UTC)
     advice = "the rank's log shows what it did last; add a class to resilience.failure_classes"
