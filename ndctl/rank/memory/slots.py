@@ -1,8 +1,8 @@
 """Checkpoints of a script in the memory of its host: the files, which belong to the agent.
 
-A slot begins as `contract/memory/slot_file.py` says: the length of its header and a mark, then the
-header (JSON). Then come the bytes of the state. The agent copies slots to partner hosts, and knows
-nothing of a state.
+A slot begins as `contract/memory/slot_file.py` says: length and checksum of its header and a mark,
+then the header (JSON). Then come the bytes of the state. The agent copies slots to partner hosts,
+and knows nothing of a state.
 """
 
 import contextlib
@@ -11,12 +11,13 @@ import json
 import os
 import struct
 import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ndctl.rank.memory.available import available_bytes
 
-BEGIN = struct.Struct("<QQ")
+BEGIN = struct.Struct("<IIQ")
 MARK = struct.Struct("<Q")
 MARK_AT = BEGIN.size - MARK.size
 SENDING, SENT, NOT_SENT = 0, 1, 2
@@ -113,10 +114,11 @@ class Slot:
     def header(self) -> Header | None:
         """None if the slot holds no complete checkpoint of a script."""
         begin = os.pread(self.file, BEGIN.size, 0)
-        length = BEGIN.unpack(begin)[0] if len(begin) == BEGIN.size else 0
+        length, checksum, _ = BEGIN.unpack(begin) if len(begin) == BEGIN.size else (0, 0, 0)
         if not 0 < length <= ROOM - BEGIN.size:
             return None
-        return Header.of(os.pread(self.file, length, BEGIN.size))
+        text = os.pread(self.file, length, BEGIN.size)
+        return Header.of(text) if zlib.crc32(text) == checksum else None
 
     @property
     def mark(self) -> int:
@@ -133,7 +135,7 @@ class Slot:
         Raises:
             NoRoom: the memory of the host is used up. The slot has given its own back.
         """
-        os.pwrite(self.file, BEGIN.pack(0, SENDING), 0)
+        os.pwrite(self.file, BEGIN.pack(0, 0, SENDING), 0)
         writer = Writer(self.file)
         try:
             dump(writer)
@@ -147,7 +149,7 @@ class Slot:
         text = header.to_json()
         os.pwrite(self.file, text, BEGIN.size)
         # Last, and in one write.
-        os.pwrite(self.file, BEGIN.pack(len(text), SENDING), 0)
+        os.pwrite(self.file, BEGIN.pack(len(text), zlib.crc32(text), SENDING), 0)
 
     def is_sound(self, header: Header) -> bool:
         """The bytes are those that the rank wrote."""

@@ -1,8 +1,8 @@
 """The file of one checkpoint in memory: what its rank writes and agents read.
 
-It begins with the length of its header and a mark, then come the header (JSON) and the tensors. The
-length is 0 while the slot is being written, and is set last. So a process that ends at any moment
-leaves either a complete slot or an empty one.
+It begins with length and checksum of its header and a mark, then come the header (JSON) and the
+tensors. The length is 0 while the slot is being written, and is set last. So a process that ends at
+any moment leaves either a complete slot or an empty one.
 
 The header has a digest that the rank computes once, and each use of the slot has one check:
 - A slot that changes while it is sent is found by the sender, which looks at the label again.
@@ -13,6 +13,7 @@ The header has a digest that the rank computes once, and each use of the slot ha
 
 import os
 import struct
+import zlib
 from collections.abc import Sequence
 
 import msgspec
@@ -20,8 +21,9 @@ from msgspec import Struct
 
 from orchestrator.contract.files.checkpoint_names import Made
 
-BEGIN = struct.Struct("<QQ")
-"""Length of the header, and the mark."""
+BEGIN = struct.Struct("<IIQ")
+"""Length of the header, its CRC-32, and the mark. The header has the position in the data, so a bit
+that flips in it must not go unnoticed either."""
 MARK = struct.Struct("<Q")
 MARK_AT = BEGIN.size - MARK.size
 SENDING, SENT, NOT_SENT = 0, 1, 2
@@ -59,10 +61,11 @@ class Sealed(Label, frozen=True, kw_only=True):
 def header_of(file: int) -> bytes | None:
     """None if the slot holds no complete checkpoint."""
     begin = os.pread(file, BEGIN.size, 0)
-    length = BEGIN.unpack(begin)[0] if len(begin) == BEGIN.size else 0
+    length, checksum, _ = BEGIN.unpack(begin) if len(begin) == BEGIN.size else (0, 0, 0)
     if not 0 < length <= os.fstat(file).st_size:
         return None
-    return os.pread(file, length, BEGIN.size)
+    text = os.pread(file, length, BEGIN.size)
+    return text if zlib.crc32(text) == checksum else None
 
 
 def label_of(file: int) -> Label | None:
@@ -77,13 +80,14 @@ def label_of(file: int) -> Label | None:
 def clear(file: int) -> None:
     """The slot holds no complete checkpoint from now on. Its memory is kept."""
     if os.fstat(file).st_size:
-        os.pwrite(file, BEGIN.pack(0, SENDING), 0)
+        os.pwrite(file, BEGIN.pack(0, 0, SENDING), 0)
 
 
 def complete(file: int, header_bytes: int) -> None:
     """Declare the slot complete: its header and tensors are written."""
     # Last, and in one write. The kernel orders it after what this process wrote before.
-    os.pwrite(file, BEGIN.pack(header_bytes, SENDING), 0)
+    checksum = zlib.crc32(os.pread(file, header_bytes, BEGIN.size))
+    os.pwrite(file, BEGIN.pack(header_bytes, checksum, SENDING), 0)
 
 
 def set_mark(file: int, mark: int) -> None:

@@ -128,6 +128,19 @@ def test_junk_is_no_checkpoint(slot: Slot, junk: bytes) -> None:
     assert slot.header() is None
 
 
+def test_a_bit_that_flips_in_the_header_is_found(slot: Slot) -> None:
+    """It has the position in the data, of which the digest of the tensors knows nothing."""
+    layout = layout_of(STATE)
+    slot.reserve(layout)
+    slot.write(layout, STATE)
+    slot.complete(header_of(slot, layout, progress='{"read": 12}'))
+    assert slot.header() is not None
+    with Path(slot.path).open("r+b") as file:
+        at = file.read().index(b": 12}") + 2
+        os.pwrite(file.fileno(), b"3", at)
+    assert slot.header() is None
+
+
 def test_a_header_without_room_is_refused(slot: Slot) -> None:
     layout = layout_of(STATE)
     slot.reserve(layout)
