@@ -19,6 +19,10 @@ def run_case(case: dict[str, Any], env: RankEnv) -> list[list[int]]:
     arrange(mesh, env)
     checkpoints = dist.new_group(backend="gloo")
     first = connections()
+    # A rank that is ahead connects to one that has not counted yet.
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"counted-{env.rank}", "")
+    store.wait([f"counted-{rank}" for rank in range(env.world_size)])
     # What ranks exchange at the start of a job, and for a checkpoint.
     broadcast_from_rank0(lambda: "x")
     on_all_ranks(lambda: None)

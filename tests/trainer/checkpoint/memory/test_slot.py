@@ -129,7 +129,7 @@ def test_junk_is_no_checkpoint(slot: Slot, junk: bytes) -> None:
 
 
 def test_a_bit_that_flips_in_the_header_is_found(slot: Slot) -> None:
-    """It has the position in the data, of which the digest of the tensors knows nothing."""
+    """It has the position in the data, and the digest is of the tensors alone."""
     layout = layout_of(STATE)
     slot.reserve(layout)
     slot.write(layout, STATE)
