@@ -32,7 +32,7 @@ from tests.e2e.kills.test_random_kills import merge_losses
 
 LOG = logging.getLogger(__name__)
 
-COPIES, OWN, HELD = 2, 3, 2
+COPIES, OWN, HELD = 2, 4, 2
 """Copies on partners, slots of a rank, and slots that a partner keeps of each."""
 
 
@@ -184,6 +184,8 @@ class Killer:
                 return [one for one in others if one.host in pair]
             case _:
                 candidates = sorted(one.pid for one in others if one.kind == kind)
+                if not candidates:  # an attempt that loads has no ranks yet
+                    return []
                 pid = self.draw.choice(candidates)
                 return [one for one in others if one.pid == pid]
 
@@ -207,7 +209,7 @@ class Killer:
             time.sleep(self.draw.uniform(0.0, 2.0))
             self._kill(self.draw.choice(("rank", "agent", "torchrun")))
         self._look()
-        reached = max(self.losses)
+        reached = self.ndctl.metrics()[-1]["step"]
         found = self._resumed_after(before, kind)
         if found["step"] and found.get("in_memory"):
             self._assert_unread()
@@ -225,7 +227,7 @@ class Killer:
         begun = time.monotonic()
         assert_nothing_left(self.ndctl.run_dir)
         self._look()
-        reached = max(self.losses)
+        reached = self.ndctl.metrics()[-1]["step"]
         done = self.ndctl("submit", "--resume", str(self.ndctl.run_dir / "spec.yaml"))
         assert done.code == 0, done.out + done.err
         found = self._resumed_after(before, "leader")
@@ -296,7 +298,8 @@ class Killer:
     def _check_incidents(self, recoveries: Sequence[Recovery]) -> None:
         """What the job says is lost is not less than what is seen from outside."""
         told = [incident["lost_steps"] or 0 for incident in self.ndctl.status()["incidents"]]
-        seen = max((one.lost_steps for one in recoveries), default=0)
+        # The end of a leader ends a local job, which has no incident for it.
+        seen = max((one.lost_steps for one in recoveries if one.kind != "leader"), default=0)
         assert max(told, default=0) >= seen - 1, f"{told} steps were lost, and {seen} seen"
 
 
