@@ -29,12 +29,12 @@ REMEDIES: dict[Remedy, str] = {
     "stop": "stop and print the advice",
 }
 WARNING_CLASS = "host-warning"
-WARNING: dict[bool, str] = {
-    True: "a spare takes the place of the host at the end of a step; without a spare the ranks save"
-    " a checkpoint at once and go on",
-    False: "nothing: the host stays, because it has not failed",
-}
-"""What follows from a warning, by whether the action is `replace`."""
+REPLACES_WARNED = (
+    "a spare takes the place of the host at the end of a step; without a spare the ranks save a"
+    " checkpoint at once and go on"
+)
+LEAVES_WARNED = "nothing: the host stays, because it has not failed"
+"""What follows from a warning, where the action is `replace`, and where it is another one."""
 SAME = {
     "class": "failure of the same class",
     "host": "failure of the same class on the same host",
@@ -157,6 +157,12 @@ def explained_text(found: Explained) -> str:
     return "\n".join(_explained(found))
 
 
+def _done(name: str, action: Remedy) -> str:
+    if name != WARNING_CLASS:
+        return REMEDIES[action]
+    return REPLACES_WARNED if action == "replace" else LEAVES_WARNED
+
+
 def _explained(found: Explained) -> Iterator[str]:
     first = found.classes[0]
     ways = list(dict.fromkeys(map(_way, found.classes)))
@@ -173,8 +179,7 @@ def _explained(found: Explained) -> Iterator[str]:
         said = dict.fromkeys(
             one.action if rule.action == "class" else rule.action for one in fitting
         )
-        warns = found.name == WARNING_CLASS
-        does = "; or ".join(WARNING[act == "replace"] if warns else REMEDIES[act] for act in said)
+        does = "; or ".join(_done(found.name, action) for action in said)
         yield f"  {number} {rule.name:<{width}}  {when(rule)}{of}: {does}{waits(rule)}"
         if rule.why:
             yield f"    {'':<{width}}  {rule.why}"

@@ -86,7 +86,8 @@ def _refuse_launcher(words: tuple[str, ...]) -> None:
     from orchestrator.specs.foreign import without_launcher
 
     found = without_launcher(words)
-    if found is None or Path(words[0]).is_file():
+    # A script in the working directory may have such a name; /usr/bin/python is the launcher.
+    if found is None or ("/" not in words[0] and Path(words[0]).is_file()):
         return
     launcher, typed = found
     raise SpecError(

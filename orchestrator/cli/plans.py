@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -50,7 +49,7 @@ def validate(
     Checks that a plan exists, and that data, tokenizer and weights exist. With --resume, also
     checks that the job can resume.
     """
-    from orchestrator.app.planning.problems import doubts_json, refused_json
+    from orchestrator.app.planning.problems import doubts_json, needed_to_submit, refused_json
     from orchestrator.errors import BackendError, NdctlError
 
     looks = looks_for(resume=resume)
@@ -71,7 +70,7 @@ def validate(
         body |= {"name": planned.spec.name, "mesh": planned.plan.split}
         body |= {"resumes": looked.resumes} if resume else {}
         body |= {"untrainable": planned.plan.untrainable}
-        doubts = [*looked.doubts, *_needed_to_submit(planned)]
+        doubts = [*looked.doubts, *needed_to_submit(planned.spec)]
         print_json(body | {"unchecked": looked.unchecked, "doubts": doubts})
         return
     if planned.plan.untrainable:
@@ -81,17 +80,8 @@ def validate(
     say(f"{spec}: valid; {planned.plan.world_size} ranks, {planned.plan.split}")
     if looked.resumes:
         say(f"resumes {looked.resumes}")
-    for note in (*from_user(planned), *looked.notes, *_needed_to_submit(planned)):
+    for note in (*from_user(planned), *looked.notes, *needed_to_submit(planned.spec)):
         say(f"note: {note}")
-
-
-def _needed_to_submit(planned: "Planned") -> Iterator[str]:
-    cluster = planned.spec.cluster
-    if cluster.backend == "kubernetes":
-        from orchestrator.backends.kubernetes.render.checks import missing
-
-        for one in missing(cluster.kubernetes):
-            yield f"to submit it, {one.path} {one.said}; {one.fix}"
 
 
 def from_user(planned: "Planned") -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from orchestrator.contract.messages.events import (
     LeaderStarted,
     RankExited,
     StepReached,
+    StragglerFound,
     Tick,
     TrainingResumed,
 )
@@ -48,6 +49,20 @@ PODS = LeaderStarted(
 def names(hosts: int) -> tuple[str, ...]:
     width = len(str(hosts - 1))
     return tuple(f"host-{number:0{width}}" for number in range(hosts))
+
+
+SLOW = StragglerFound(
+    at=START + 20,
+    attempt=1,
+    rank=3,
+    host="host-1",
+    own_s=0.35,
+    peers_s=0.1,
+    step_s=1.0,
+    steps=15,
+    lost_tokens_per_second=300.0,
+)
+"""Rank 3 of 4 slows the others down."""
 
 
 def submitted(

@@ -57,7 +57,6 @@ from orchestrator.contract.messages.events import (
     ReplanRefused,
     RequeueRefused,
     RunDirLost,
-    StragglerFound,
     StragglerGone,
     Tick,
     TrainingResumed,
@@ -89,6 +88,7 @@ from orchestrator.job.failures.incident_records import left_out
 from orchestrator.journal.journal import Entry, Journal
 from orchestrator.seams import LaunchStatus
 from tests.dashboard.dashboard_story import (
+    SLOW,
     START,
     StoryClock,
     arrivals,
@@ -502,17 +502,6 @@ def test_status_names_hosts_with_problems() -> None:
     assert "host-1: late heartbeat" in status_text(snapshot([*started(), slow]), UTC)
 
 
-SLOW = StragglerFound(
-    at=START + 20,
-    attempt=1,
-    rank=3,
-    host="host-1",
-    own_s=0.35,
-    peers_s=0.1,
-    step_s=1.0,
-    steps=15,
-    lost_tokens_per_second=300.0,
-)
 SLOW_WORDS = "rank 3 takes 0.350 s of its own a step, its peers 0.100 s, which costs 300 tokens/s"
 
 

@@ -12,7 +12,6 @@ from orchestrator.contract.messages.events import (
     HealthChanged,
     HostStopped,
     LeaderStarted,
-    StragglerFound,
     TrainingResumed,
 )
 from orchestrator.dashboard.metrics import NO_PROGRESS
@@ -28,6 +27,7 @@ from orchestrator.dashboard.view import (
 from orchestrator.job.state import Run
 from tests.dashboard.dashboard_story import (
     DRILL,
+    SLOW,
     START,
     arrivals,
     broken,
@@ -98,21 +98,10 @@ def test_a_lost_host_is_marked_among_ranks_that_exited_because_of_it() -> None:
 
 
 def test_a_straggler_is_shown_while_its_rank_runs() -> None:
-    slow = StragglerFound(
-        at=START + 20,
-        attempt=1,
-        rank=3,
-        host="host-1",
-        own_s=0.35,
-        peers_s=0.1,
-        step_s=1.0,
-        steps=15,
-        lost_tokens_per_second=None,
-    )
     lost = AgentLost(at=START + 30, host="host-1", why="its connection closed", silent_s=0.1)
-    assert view_of([*started(), slow]).stragglers == (slow,)
-    assert view_of([*started(), slow, lost]).stragglers == ()
-    assert view_of([*started(), slow, killed(START + 30), *stopping()]).stragglers == ()
+    assert view_of([*started(), SLOW]).stragglers == (SLOW,)
+    assert view_of([*started(), SLOW, lost]).stragglers == ()
+    assert view_of([*started(), SLOW, killed(START + 30), *stopping()]).stragglers == ()
 
 
 def stopping() -> list[Event]:

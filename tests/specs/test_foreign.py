@@ -2,6 +2,7 @@
 them, shortened."""
 
 import shlex
+import sys
 from pathlib import Path, PurePath
 
 import pytest
@@ -117,6 +118,12 @@ def test_a_launcher_is_left_out(line: str, typed: str) -> None:
     done = CliRunner().invoke(cli, ["run", "--", *words])
     assert isinstance(done.exception, SpecError)
     assert done.exception.message.startswith(f"leave {PurePath(words[0]).name} out: ")
+
+
+def test_a_launcher_that_exists_is_left_out_too() -> None:
+    done = CliRunner().invoke(cli, ["run", "--", sys.executable, "train.py"])
+    assert isinstance(done.exception, SpecError)
+    assert done.exception.fix == "ndctl run -- train.py"
 
 
 def test_other_programs_are_no_launchers() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from orchestrator.app.planning.plans import Planned
 from orchestrator.app.submission.spec_warnings import spec_warnings
 from orchestrator.contract.codec import ABSENT, Problem, encode
+from orchestrator.contract.spec.job_spec import CommonSpec
 from orchestrator.errors import BackendError, NdctlError, SpecError
 from orchestrator.yaml_document import Place
 
@@ -57,6 +58,15 @@ def doubts_json(planned: Planned, file: str) -> list[dict[str, Any]]:
     warnings = spec_warnings(planned.spec, planned.plan)
     doubts = planned.looked.doubts if planned.looked is not None else ()
     return [_warning(text, planned, file) for text in (*warnings, *doubts)]
+
+
+def needed_to_submit(spec: CommonSpec) -> Iterator[str]:
+    """What pods need and a plan does not."""
+    if spec.cluster.backend == "kubernetes":
+        from orchestrator.backends.kubernetes.render.checks import missing
+
+        for one in missing(spec.cluster.kubernetes):
+            yield f"to submit it, {one.path} {one.said}; {one.fix}"
 
 
 def _warning(text: str, planned: Planned, file: str) -> dict[str, Any]:

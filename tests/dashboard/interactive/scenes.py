@@ -5,7 +5,7 @@ from datetime import UTC
 
 from msgspec.structs import replace
 
-from orchestrator.contract.messages.events import HangJudged, HealthChanged, StragglerFound
+from orchestrator.contract.messages.events import HangJudged, HealthChanged
 from orchestrator.dashboard.fleet.row import JobRow, in_order
 from orchestrator.dashboard.follow.newest_lines import NewestLines
 from orchestrator.dashboard.interactive.content import (
@@ -20,23 +20,12 @@ from orchestrator.dashboard.interactive.pages import Sight
 from orchestrator.dashboard.interactive.places import Kind, Place
 from orchestrator.dashboard.metrics import Metric
 from orchestrator.dashboard.time_spent.account import TimeSpent
-from tests.dashboard.dashboard_story import START, finished, hung, metrics, recovered, started
+from tests.dashboard.dashboard_story import SLOW, START, finished, hung, metrics, recovered, started
 from tests.dashboard.fleet.test_table import some_rows
 from tests.dashboard.test_status import snapshot
 
 NOW = START + 75
 JOB = "/scratch/alice/experiments/runs/runs"
-SLOW = StragglerFound(
-    at=START + 20,
-    attempt=1,
-    rank=3,
-    host="host-1",
-    own_s=0.35,
-    peers_s=0.1,
-    step_s=1.0,
-    steps=15,
-    lost_tokens_per_second=300.0,
-)
 
 
 def gpu_metrics(first: int, last: int, attempt: int = 1) -> list[Metric]:

@@ -12,7 +12,6 @@ from orchestrator.contract.messages.events import (
     HealthChanged,
     HostStopped,
     StepReached,
-    StragglerFound,
     TrainingResumed,
 )
 from orchestrator.dashboard.metrics import NO_PROGRESS, fold_metrics
@@ -24,6 +23,7 @@ from orchestrator.diagnosis.cause.verdict import Culprit
 from orchestrator.seams import LaunchStatus
 from tests.dashboard.dashboard_story import (
     DRILL,
+    SLOW,
     START,
     broken,
     finished,
@@ -146,19 +146,6 @@ def test_a_dead_rank_is_visible_without_colour() -> None:
     assert "collecting evidence of a new one" in text
 
 
-SLOW = StragglerFound(
-    at=START + 20,
-    attempt=1,
-    rank=3,
-    host="host-1",
-    own_s=0.35,
-    peers_s=0.1,
-    step_s=1.0,
-    steps=15,
-    lost_tokens_per_second=300.0,
-)
-
-
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_a_straggler_is_marked_and_counted(width: int, height: int) -> None:
     shown = view_of([*started(), SLOW], metrics(1, 12))
@@ -229,17 +216,7 @@ def test_hosts_with_problems_come_first_and_the_rest_is_counted() -> None:
 
 def test_on_a_small_screen_hosts_in_trouble_come_before_curves() -> None:
     bad = [trouble(8 * host, "silent") for host in range(20, 60, 4)]
-    slow = StragglerFound(
-        at=START + 20,
-        attempt=1,
-        rank=333,
-        host="host-041",
-        own_s=0.35,
-        peers_s=0.1,
-        step_s=1.0,
-        steps=15,
-        lost_tokens_per_second=300.0,
-    )
+    slow = replace(SLOW, rank=333, host="host-041")
     story = [*started(500, 8, spares=4, drills=(DRILL,)), *bad, slow]
     spent = TimeSpent(elapsed_s=75.0, lost_s={"restart": 7.0})
     text = text_of(replace(view_of(story, metrics(1, 34)), time=spent), 80, 23)

@@ -11,7 +11,6 @@ from orchestrator.contract.messages.events import (
     HangOver,
     LeaderStarted,
     StepReached,
-    StragglerFound,
     StragglerGone,
 )
 from orchestrator.dashboard.time_spent.account import KINDS, TimeAccount, TimeSpent
@@ -25,6 +24,7 @@ from orchestrator.simulation.scenario import KINDS as FAULTS
 from orchestrator.simulation.scenario import scenario
 from tests.dashboard.dashboard_story import (
     PODS,
+    SLOW,
     START,
     finished,
     journal,
@@ -76,17 +76,7 @@ def test_the_time_of_a_hang_counts_from_the_last_progress() -> None:
 
 
 def test_a_straggler_costs_its_share_of_each_step() -> None:
-    slow = StragglerFound(
-        at=START + 20,
-        attempt=1,
-        rank=3,
-        host="host-1",
-        own_s=0.9,
-        peers_s=0.4,
-        step_s=1.0,
-        steps=15,
-        lost_tokens_per_second=None,
-    )
+    slow = replace(SLOW, own_s=0.9, peers_s=0.4, lost_tokens_per_second=None)
     gone = StragglerGone(at=START + 40, attempt=1, rank=3, host="host-1", own_s=0.4, peers_s=0.4)
     entries = journal([*started(), slow, gone])
     assert spent(entries, START + 50).lost_s["slow"] == pytest.approx(20 * 0.5)
