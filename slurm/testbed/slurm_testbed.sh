@@ -33,7 +33,7 @@ missing() {
 version() { slurmctld -V; }   # newer client commands need a slurm.conf to print their version
 install() {
   [ -n "$(missing)" ] || return 0
-  local ask="apt-get -qq -o DPkg::Lock::Timeout=120 -o Acquire::Retries=2"
+  local ask="apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=2"
   [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "missing: $(echo $(missing)); run as root on Debian or Ubuntu to install them" >&2; return 3; }
   export DEBIAN_FRONTEND=noninteractive
   local all="munge slurmctld slurmd slurm-client iproute2${TB_DBD:+ slurmdbd mariadb-server-core mariadb-client-core}"
