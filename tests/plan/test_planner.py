@@ -14,6 +14,7 @@ from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.contract.spec.model_presets import PRESETS
 from orchestrator.errors import PlanError, TrainingError
+from orchestrator.inventory.described import hosts_like
 from orchestrator.inventory.hosts import Host, Inventory
 from orchestrator.inventory.local import local_inventory
 from orchestrator.inventory.profiles import load_profile
@@ -100,6 +101,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         {"parallel__tp": 4},
         "no tensor-parallel group spans hosts",
         "--set parallel.tp=2  (dp_s",
+    ),
+    (
+        {"cluster__gpus_per_host": 1, "parallel__tp": 2},
+        "parallel.tp=2: must be 1, as cluster.gpus_per_host is, so that no tensor-parallel",
+        "--set parallel.tp=1",
     ),
     (
         {"parallel__tp": 3},
@@ -582,6 +588,14 @@ def test_devices_without_a_rank_are_named() -> None:
     assert note == "cluster.gpus_per_host=6: 4 devices stay idle, 2 on each of a, b"
     alike = plan(job(cluster__hosts=2, cluster__gpus_per_host=8), hosts, TINY)
     assert not any("idle" in note for note in alike.notes)
+
+
+def test_one_device_of_a_board_is_noted() -> None:
+    noted = "cluster.gpus_per_host=1: ranks use one h100-sxm-80gb of each host"
+    for gpu, per_host, said in (("h100-sxm-80gb", 1, 1), ("h100-sxm-80gb", 2, 0), ("cpu", 1, 0)):
+        inventory = hosts_like(job(cluster__gpus_per_host=per_host).cluster, load_profile(gpu))
+        notes = plan(job(cluster__gpus_per_host=per_host), inventory, TINY).notes
+        assert sum(note.startswith(noted) for note in notes) == said
 
 
 def test_hosts_without_a_price_are_named_if_others_have_one() -> None:

@@ -154,6 +154,8 @@ def distant_group(case: Case) -> Broken | None:
     # No NVLink connects hosts, so a wider group is never allowed, and the message need not explain
     # it.
     if not case.hosts.blocks:
+        if ranks == 1:  # the default of a key that is easily forgotten
+            inside = "must be 1, as cluster.gpus_per_host is"
         return Broken(f"{inside}, so that no tensor-parallel group spans hosts")
     limit = (
         f"{inside}, or be a multiple of them that takes whole hosts of one NVLink block, at most"

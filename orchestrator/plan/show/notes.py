@@ -32,6 +32,7 @@ def notes_of(space: Space, setup: Setup, time: StepTime, inventory: Inventory) -
         *_waits(setup, time),
         *_rates(spec),
         *_hosts(space, inventory),
+        *_one_of_a_board(space),
         *_tokenizer(space),
         *_deterministic(space),
         *space.shape.notes,
@@ -159,6 +160,17 @@ def _hosts(space: Space, inventory: Inventory) -> Iterator[str]:
     if left_out:
         more = f"; and for {len(left_out) - SHOWN} more reasons" if len(left_out) > SHOWN else ""
         yield f"hosts not used: {'; '.join(left_out[:SHOWN])}{more}"
+
+
+def _one_of_a_board(space: Space) -> Iterator[str]:
+    """`gpus_per_host` is easily forgotten, and 1 is its default."""
+    fabric = space.fabric
+    link = fabric.profile.intra_host.kind
+    if fabric.devices_per_host == 1 and link.startswith(("nvlink", "infinity")):
+        yield (
+            f"cluster.gpus_per_host=1: ranks use one {fabric.profile.name} of each host, although"
+            " such hosts have several as a rule"
+        )
 
 
 def idle_note(inventory: Inventory, hosts: Collection[str], ranks: int) -> Iterator[str]:
