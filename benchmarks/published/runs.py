@@ -71,6 +71,8 @@ class Hardware(NamedTuple):
     """Kernel."""
     inter_host_bytes_per_s: str
     """Empty: as in the profile."""
+    intra_host_bytes_per_s: str
+    """The same."""
     hosts_per_nvlink_block: int
     """0: NVLink ends with the host."""
     stack: Stack
@@ -120,6 +122,7 @@ def _hardware(source: Source, row: Mapping[str, str]) -> Hardware:
         devices_per_host=int(row["devices_per_host"]),
         attention=row["attention"],
         inter_host_bytes_per_s=row["inter_host_bytes_per_s"],
+        intra_host_bytes_per_s=row.get("intra_host_bytes_per_s", ""),
         hosts_per_nvlink_block=int(row.get("hosts_per_nvlink_block") or 0),
         stack=source.stack,
         network=source.network,
@@ -135,6 +138,7 @@ def _setup(row: Mapping[str, str]) -> Setup:
         micro_batch_size=int(row["micro_batch_size"]),
         micro_batches=int(row["micro_batches"]),
         checkpointing=cast(Any, row["checkpointing"]),
+        checkpoint_every=int(row.get("checkpoint_every") or 0) or None,
         data=cast(Any, row["data"]),
         reshard=row["reshard"] == "true",
         reduce=cast(Any, row["reduce"]),
@@ -166,9 +170,12 @@ def _fabric(given: Hardware) -> Fabric:
     overrides: dict[str, Any] = {
         "calibration": {"attention": given.attention, **STACKS[given.stack]},
         "inter_host": {"kind": given.network},
+        "intra_host": {},
     }
     if given.inter_host_bytes_per_s:
         overrides["inter_host"]["bytes_per_s"] = float(given.inter_host_bytes_per_s)
+    if given.intra_host_bytes_per_s:
+        overrides["intra_host"]["bytes_per_s"] = float(given.intra_host_bytes_per_s)
     hosts, block = given.hosts, given.hosts_per_nvlink_block
     blocks = [block] * (hosts // block) + [hosts % block] if block else []
     return Fabric(
