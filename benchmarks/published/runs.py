@@ -18,15 +18,21 @@ from orchestrator.plan.setup import Setup
 
 FOLDER = Path(__file__).parent
 Stack = Literal["torch", "megatron", "megatron with user buffers"]
+MEGATRON: Mapping[str, float] = {
+    "accumulate_bytes": 0,
+    "reduce_hidden": 1,
+    "pp_hidden": 0.3,
+    "pp_regathers": False,
+}
 STACKS: Mapping[Stack, Mapping[str, float]] = {
     "torch": {},
-    "megatron": {"accumulate_bytes": 0, "reduce_hidden": 1},
-    "megatron with user buffers": {"accumulate_bytes": 0, "reduce_hidden": 1, "tp_hidden": 0.8},
+    "megatron": MEGATRON,
+    "megatron with user buffers": {**MEGATRON, "tp_hidden": 0.8},
 }
 """What a training stack does in another way than ndctl's trainer, as values of a calibration:
-Megatron adds the gradients of micro batches inside the matrix products and overlaps their reduction
-with the whole backward pass; TransformerEngine's user buffers overlap collectives of tp with
-products."""
+Megatron adds the gradients of micro batches inside the matrix products, overlaps their reduction
+with the whole backward pass, keeps gathered weights in an interleaved pipeline, and overlaps a part
+of its sends; TransformerEngine's user buffers overlap collectives of tp with products."""
 DEGREES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
@@ -149,6 +155,7 @@ def _setup(row: Mapping[str, str]) -> Setup:
         ),
         compile=row["compile"] == "true",
         compiles_recomputation=True,
+        even_stages=row.get("even_stages") == "true",
         float8=row["float8"] == "true",
         cpu_offload=row.get("cpu_offload") == "true",
     )

@@ -122,3 +122,7 @@ class Calibration(Struct, frozen=True, kw_only=True):
     """Default: of ndctl's trainer."""
     reduce_hidden: Annotated[float, AtLeast(0), AtMost(1)] = 0.4
     """Default: of torch's FSDP."""
+    pp_hidden: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
+    """Default: of torch's schedules."""
+    pp_regathers: bool = True
+    """The same."""
