@@ -126,9 +126,7 @@ class _Pipeline(NamedTuple):
 
 def _pipeline(setup: Setup) -> _Pipeline:
     pp, spec = setup.mesh.pp, setup.pipeline
-    return _Pipeline(
-        setup.shape, pp, spec, setup.micro_batches, setup.tokens, setup.even_stages
-    )
+    return _Pipeline(setup.shape, pp, spec, setup.micro_batches, setup.tokens, setup.even_stages)
 
 
 @cache
