@@ -128,7 +128,7 @@ def test_published_speeds_of_a_source_are_inside_ranges_that_never_saw_it() -> N
         return sum(one.is_inside for one in group) / len(group)
 
     assert inside(every) >= INSIDE
-    # Seven sources have one to three runs, so a single run outside counts much.
+    # Eight sources have one to three runs, so a single run outside counts much.
     assert sum(inside(own) for own in by_source.values()) / len(by_source) >= 0.85
     # A range that says nothing would have all of them.
     assert math.exp(sum(one.width for one in every) / len(every)) <= 1.49
