@@ -18,15 +18,21 @@ from orchestrator.plan.setup import Setup
 
 FOLDER = Path(__file__).parent
 Stack = Literal["torch", "megatron", "megatron with user buffers"]
+MEGATRON: Mapping[str, float] = {
+    "accumulate_bytes": 0,
+    "reduce_hidden": 1,
+    "pp_hidden": 0.3,
+    "pp_regathers": False,
+}
 STACKS: Mapping[Stack, Mapping[str, float]] = {
     "torch": {},
-    "megatron": {"accumulate_bytes": 0, "reduce_hidden": 1},
-    "megatron with user buffers": {"accumulate_bytes": 0, "reduce_hidden": 1, "tp_hidden": 0.8},
+    "megatron": MEGATRON,
+    "megatron with user buffers": {**MEGATRON, "tp_hidden": 0.8},
 }
 """What a training stack does in another way than ndctl's trainer, as values of a calibration:
-Megatron adds the gradients of micro batches inside the matrix products and overlaps their reduction
-with the whole backward pass; TransformerEngine's user buffers overlap collectives of tp with
-products."""
+Megatron adds the gradients of micro batches inside the matrix products, overlaps their reduction
+with the whole backward pass, keeps gathered weights in an interleaved pipeline, and overlaps a part
+of its sends; TransformerEngine's user buffers overlap collectives of tp with products."""
 DEGREES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
@@ -71,6 +77,8 @@ class Hardware(NamedTuple):
     """Kernel."""
     inter_host_bytes_per_s: str
     """Empty: as in the profile."""
+    intra_host_bytes_per_s: str
+    """The same."""
     hosts_per_nvlink_block: int
     """0: NVLink ends with the host."""
     stack: Stack
@@ -120,6 +128,7 @@ def _hardware(source: Source, row: Mapping[str, str]) -> Hardware:
         devices_per_host=int(row["devices_per_host"]),
         attention=row["attention"],
         inter_host_bytes_per_s=row["inter_host_bytes_per_s"],
+        intra_host_bytes_per_s=row.get("intra_host_bytes_per_s", ""),
         hosts_per_nvlink_block=int(row.get("hosts_per_nvlink_block") or 0),
         stack=source.stack,
         network=source.network,
@@ -135,6 +144,7 @@ def _setup(row: Mapping[str, str]) -> Setup:
         micro_batch_size=int(row["micro_batch_size"]),
         micro_batches=int(row["micro_batches"]),
         checkpointing=cast(Any, row["checkpointing"]),
+        checkpoint_every=int(row.get("checkpoint_every") or 0) or None,
         data=cast(Any, row["data"]),
         reshard=row["reshard"] == "true",
         reduce=cast(Any, row["reduce"]),
@@ -145,6 +155,7 @@ def _setup(row: Mapping[str, str]) -> Setup:
         ),
         compile=row["compile"] == "true",
         compiles_recomputation=True,
+        even_stages=row.get("even_stages") == "true",
         float8=row["float8"] == "true",
         cpu_offload=row.get("cpu_offload") == "true",
     )
@@ -166,9 +177,12 @@ def _fabric(given: Hardware) -> Fabric:
     overrides: dict[str, Any] = {
         "calibration": {"attention": given.attention, **STACKS[given.stack]},
         "inter_host": {"kind": given.network},
+        "intra_host": {},
     }
     if given.inter_host_bytes_per_s:
         overrides["inter_host"]["bytes_per_s"] = float(given.inter_host_bytes_per_s)
+    if given.intra_host_bytes_per_s:
+        overrides["intra_host"]["bytes_per_s"] = float(given.intra_host_bytes_per_s)
     hosts, block = given.hosts, given.hosts_per_nvlink_block
     blocks = [block] * (hosts // block) + [hosts % block] if block else []
     return Fabric(

@@ -5,6 +5,7 @@ and source. `calibration/ranges.toml` has the errors of the model on published t
 `calibration/comparison.toml` those of comparing two of them.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -45,12 +46,16 @@ class ErrorRange(Struct, frozen=True, kw_only=True):
 
     group: str
     """What the runs have in common, a `Group` of `plan/accuracy.py`."""
-    low: Rate
-    high: Rate
-    """9 of 10 published speeds of a source that the range does not rest on are from `low` to
-    `high`."""
+    center: Rate
+    reach: Amount
+    """9 of 10 published speeds of a source that the range does not rest on are inside `limits`."""
     runs: int
     sources: int
+
+    def limits(self, widening: float) -> tuple[float, float]:
+        """Lowest and highest speed. `widening` is more than 1 for a device with few sources."""
+        factor = math.exp(self.reach * widening)
+        return self.center / factor, self.center * factor
 
 
 class Comparable(Struct, frozen=True, kw_only=True):
@@ -110,6 +115,8 @@ class Calibration(Struct, frozen=True, kw_only=True):
     """Name of the table in `calibration/devices.toml`."""
     ranges: tuple[ErrorRange, ...]
     """One for each group of runs."""
+    widening: Rate
+    """Of the ranges, for this device."""
     comparable: tuple[Comparable, ...]
     """Published runs on this kind of device."""
     comparison: Comparison
@@ -122,3 +129,7 @@ class Calibration(Struct, frozen=True, kw_only=True):
     """Default: of ndctl's trainer."""
     reduce_hidden: Annotated[float, AtLeast(0), AtMost(1)] = 0.4
     """Default: of torch's FSDP."""
+    pp_hidden: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
+    """Default: of torch's schedules."""
+    pp_regathers: bool = True
+    """The same."""

@@ -2,14 +2,15 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from orchestrator.contract.codec import Invalid, Problem
+from orchestrator.contract.codec import UNKNOWN_KEY, Invalid, Problem, fields_of
 from orchestrator.contract.devices import PROFILE_NAMES
 from orchestrator.contract.spec.limits import AtLeast, AtMost
 from orchestrator.contract.spec.types import MOST_HOSTS, Count, Devices, Hosts
@@ -25,6 +26,8 @@ RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 LONGEST = 18
 """Largest number of digits in a range of names."""
 EXAMPLE = "{profile: h100-sxm-80gb, hosts: 16, devices_per_host: 8, hosts_per_leaf: 8}"
+NUMBERS = fields_of(Profile).keys() - {"name", "device", "sources"}
+"""Keys of a profile that an inventory can override."""
 
 
 def check_profile(name: str | None) -> None:
@@ -132,12 +135,34 @@ def load_inventory(text: str, source: str) -> Inventory:
 def _decoded(cls: type[T], document: Document) -> T:
     """`document` as a `cls`. If it has problems, those of its overrides are reported with them."""
     try:
-        return decode_document(cls, document)
+        return decode_document(cls, document, partial(_placed, document.data))
     except SpecError:
         name, overrides = document.data.get("profile"), document.data.get("overrides")
         if name in PROFILE_NAMES and isinstance(overrides, dict):
             _profile(document, "profile", name, overrides)
         raise spec_error(document.source, document.problems) from None
+
+
+def _placed(data: Mapping[str, Any], problems: Sequence[Problem]) -> list[Problem]:
+    """`problems` of the inventory `data`: a number of the profile at the wrong place is told where
+    it belongs."""
+    return [_placed_number(data, problem) for problem in problems]
+
+
+def _placed_number(data: Mapping[str, Any], problem: Problem) -> Problem:
+    above, _, key = problem.path.rpartition(".")
+    if problem.words != UNKNOWN_KEY or key not in NUMBERS:
+        return problem
+    if above:
+        fix = f"write a profile of your own to a file, and name the file in {above}.profile"
+        return replace(problem, words="belongs to the profile of the host", fix=fix)
+    value = data[key]
+    # YAML reads 400e9 as a float, and a number of bytes is whole.
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    shown = "{…}" if isinstance(value, Mapping) else value
+    fix = f"write overrides: {{{key}: {shown}}}"
+    return replace(problem, words="belongs to the profile", fix=fix)
 
 
 def _alike(document: Document) -> Inventory:

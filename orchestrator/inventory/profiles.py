@@ -65,7 +65,18 @@ def _calibration(data: Mapping[str, Any]) -> dict[str, Any]:
     published = _table("ranges")
     alike = [one for one in published["comparable"] if own and one["architecture"] == name]
     found |= {"architecture": name, "links": links, "comparison": _table("comparison")}
-    return found | {"ranges": published["range"], "comparable": alike}
+    return found | {
+        "ranges": published["range"],
+        "widening": _widening(published["widening"], data.get("name"), name if own else None),
+        "comparable": alike,
+    }
+
+
+def _widening(known: Mapping[str, Any], profile: object, architecture: str | None) -> float:
+    for key, name in (("profile", profile), ("architecture", architecture)):
+        if name in known[key]:
+            return float(known[key][name])
+    return float(known["unknown"])
 
 
 @cache

@@ -23,6 +23,8 @@ experts. An estimate."""
 
 CALIBRATED = (0.6, 1.4)
 """The same, if `ndctl calibrate` measured a device of which no run is published. An estimate."""
+WIDE = 1.4
+"""Ranges that are at least so many times as wide say why."""
 
 
 class SpeedRange(NamedTuple):
@@ -64,16 +66,20 @@ def speed_range(setup: Setup, calibration: Calibration, hosts: int) -> SpeedRang
         )
     if setup.shape.num_experts:
         return SpeedRange(*GUESSED, "no run of a model with experts is published")
+    widening = calibration.widening
     if setup.lora is not None:
         # Less is known than of the same plan without adapters.
         runs = sum(one.runs for one in calibration.ranges)
         basis = f"no run with adapters is published; range of all {runs} published runs"
-        low = min(one.low for one in calibration.ranges)
-        return SpeedRange(low, max(one.high for one in calibration.ranges), basis)
+        lows, highs = zip(*(one.limits(widening) for one in calibration.ranges), strict=True)
+        return SpeedRange(min(lows), max(highs), basis)
     group = group_of(setup.mesh, hosts)
     found = next(one for one in calibration.ranges if one.group == group)
     basis = f"range of {found.runs} published runs on {group}"
-    return SpeedRange(found.low, found.high, f"{_alike(setup, calibration, group)}; {basis}")
+    if widening >= WIDE:
+        basis += f", {widening:.1f} times as wide because few are on this device"
+    low, high = found.limits(widening)
+    return SpeedRange(low, high, f"{_alike(setup, calibration, group)}; {basis}")
 
 
 def _alike(setup: Setup, calibration: Calibration, group: Group) -> str:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
-from itertools import islice
+from itertools import islice, pairwise
 
 from msgspec import Struct
 
@@ -49,9 +49,14 @@ class StageRank(Struct, frozen=True, kw_only=True):
 
 
 def stage_ranks(
-    shape: ModelShape, pp: int, spec: PipelineSpec, micro_batches: int, tokens: int
+    shape: ModelShape,
+    pp: int,
+    spec: PipelineSpec,
+    micro_batches: int,
+    tokens: int,
+    even: bool = False,
 ) -> tuple[StageRank, ...]:
-    """All ranks along pp; `tokens` is the sequence length."""
+    """All ranks along pp; `tokens` is the sequence length, `even` is `Setup.even_stages`."""
     return tuple(
         StageRank(
             layers=held.layers,
@@ -62,7 +67,7 @@ def stage_ranks(
             if pp > 1 and spec.schedule == SPLITS_BACKWARD
             else (),
         )
-        for rank, held in enumerate(layers_along_pp(shape, pp, spec, tokens))
+        for rank, held in enumerate(layers_along_pp(shape, pp, spec, tokens, even))
     )
 
 
@@ -76,16 +81,17 @@ def _kept(held: StageLayers, pp: int, spec: PipelineSpec, rank: int, micro_batch
 
 @cache
 def layers_along_pp(
-    shape: ModelShape, pp: int, spec: PipelineSpec, tokens: int
+    shape: ModelShape, pp: int, spec: PipelineSpec, tokens: int, even: bool = False
 ) -> tuple[StageLayers, ...]:
-    """The layers of each rank along pp.
+    """The layers of each rank along pp; `even` is `Setup.even_stages`.
 
     Rule `pp-layers` refuses more stages than layers. Here each stage then counts as one layer.
     """
     if pp == 1:
         layers = shape.num_layers
         return (StageLayers(stages=(layers,), layers=layers, is_first=True, is_last=True),)
-    cuts = stage_cuts(shape, pp * spec.stages, tokens)
+    stages = pp * spec.stages
+    cuts = _even_cuts(shape, stages) if even else stage_cuts(shape, stages, tokens)
     last = 0 if spec.schedule == BACK_AND_FORTH else pp - 1
     found = []
     for rank in range(pp):
@@ -118,6 +124,13 @@ def stage_cuts(shape: ModelShape, num_stages: int, tokens: int) -> tuple[tuple[i
         tokens=tokens,
     )
     return tuple(cut(costs, num_stages))
+
+
+def _even_cuts(shape: ModelShape, num_stages: int) -> list[tuple[int, int]]:
+    """As many layers in each stage, or one more in the first ones."""
+    size, more = divmod(max(shape.num_layers, num_stages), num_stages)
+    stops = [stage * size + min(stage, more) for stage in range(num_stages + 1)]
+    return list(pairwise(stops))
 
 
 def kept_passes(spec: PipelineSpec, pp: int, rank: int, micro_batches: int) -> int:

@@ -120,6 +120,18 @@ def test_a_range_of_names_keeps_its_zeros() -> None:
                 "set memory_bytes to 400000000000",
             ],
         ),
+        (
+            SHORT.replace("16}", "16, memory_bytes: 400e9, intra_host: {kind: pcie5}}"),
+            [
+                "memory_bytes: belongs to the profile\n",
+                "fix: write overrides: {memory_bytes: 400000000000}",
+                "fix: write overrides: {intra_host: {…}}",
+            ],
+        ),
+        (
+            LISTED.replace("devices: 7", "power_w: 500"),
+            ["hosts[1].power_w: belongs to the profile of the host", "in hosts[1].profile"],
+        ),
     ],
 )
 def test_all_problems_are_reported_with_their_place(text: str, parts: list[str]) -> None:

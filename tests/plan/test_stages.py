@@ -143,6 +143,18 @@ def test_without_a_pipeline_one_rank_has_all_and_keeps_one_micro_batch() -> None
     assert (rank.layers, rank.is_first, rank.is_last, rank.kept) == (10, True, True, 1)
 
 
+def test_even_stages_have_as_many_layers_whatever_the_head_costs() -> None:
+    shape = shape_of(PRESETS["llama3-8b"])
+    balanced, even = (
+        [rank.layers for rank in stage_ranks(shape, 8, PipelineSpec(), 8, 8192, even)]
+        for even in (False, True)
+    )
+    assert even == [4] * 8
+    assert balanced[-1] < 4, "the head is as much work as two layers"
+    uneven = stage_ranks(layers(10), 4, PipelineSpec(), 8, 8, even=True)
+    assert [rank.layers for rank in uneven] == [3, 3, 2, 2]
+
+
 def test_the_bubble_equals_the_published_formula() -> None:
     assert bubble(PipelineSpec(), 4, 32) == pytest.approx(0.0857, abs=1e-4)
     interleaved = PipelineSpec(schedule="interleaved_1f1b", stages_per_rank=4)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.plan.cost.collective import Flow
 from orchestrator.plan.cost.collectives import (
     Wire,
@@ -55,11 +56,17 @@ class DataTraffic:
         return sum(flow.exposed for flow in self.flows)
 
 
+def hidden_along_pp(spec: PipelineSpec, machine: Machine) -> float:
+    """Share of the sends of a pipeline, and of the reductions after it, that computation hides.
+    With one stage per rank there is no other stage to compute meanwhile."""
+    return machine.calibration.pp_hidden if spec.stages > 1 else 0.0
+
+
 def data_traffic(
     setup: Setup, machine: Machine, rank: StageLayers, units: Units, windows: Windows
 ) -> DataTraffic:
     if setup.data == "fsdp":
-        return _fsdp(setup, machine, _gathers(setup, rank), units, windows)
+        return _fsdp(setup, machine, _gathers(setup, machine, rank), units, windows)
     return _replicated(setup, machine, units, windows)
 
 
@@ -84,7 +91,7 @@ class Gathers(Struct, frozen=True, kw_only=True):
     """Further gathers of single stages, with several stages per rank."""
 
 
-def _gathers(setup: Setup, rank: StageLayers) -> Gathers:
+def _gathers(setup: Setup, machine: Machine, rank: StageLayers) -> Gathers:
     micro, spec, mesh = setup.micro_batches, setup.pipeline, setup.mesh
     if mesh.pp == 1:
         once = setup.reshard is False
@@ -92,10 +99,13 @@ def _gathers(setup: Setup, rank: StageLayers) -> Gathers:
     if spec.stages == 1:
         # torch's schedules keep the weights of a backward pass for the next forward pass.
         return Gathers(forward=1, backward=0 if setup.reshard is False else micro)
+    if setup.reshard is False and not machine.calibration.pp_regathers:
+        return Gathers(forward=1, backward=0)
     # Several ranks along pp may hold the same layers; the one that gathers most is the slowest.
+    ranks = layers_along_pp(setup.shape, mesh.pp, spec, setup.tokens, setup.even_stages)
     same_layers = [
         _regathers(rank, stage_gathers(spec, mesh.pp, number, micro))
-        for number, held in enumerate(layers_along_pp(setup.shape, mesh.pp, spec, setup.tokens))
+        for number, held in enumerate(ranks)
         if held == rank
     ]
     most = max(same_layers, key=lambda found: sum(one.layers for one in found))
@@ -255,10 +265,12 @@ def _reduce(
     rest = sum(wire.gather_s(size) for size in outer)
     rest_summed = sum(copies.all_reduce_s(size / shards) for size in outer)
     total, total_summed = units.layers * one + rest, units.layers * summed + rest_summed
+    waiting = 0.0
     if mesh.pp > 1 and not setup.reduces_each:
         # torch's schedules reduce a whole stage after its last backward pass, without overlap.
-        shown, shown_summed = total, total_summed
-    else:
+        waiting = 1 - hidden_along_pp(setup.pipeline, machine)
+    shown, shown_summed = total, total_summed
+    if waiting < 1:
         # The gathers of the same pass use the same links, so less time is left for reductions.
         busy = inner.gather_s(units.layer.gathered) if gathers.backward else 0.0
         hiding = machine.calibration.reduce_hidden * windows.backward
@@ -271,6 +283,8 @@ def _reduce(
         room = hiding if other_links else max(0.0, room - one)
         shown_summed = summed + more * max(0.0, summed - room)
         shown_summed += copies.all_reduce_s(outer[0] / shards) if outer else 0.0
+        shown += waiting * (total - shown)
+        shown_summed += waiting * (total_summed - shown_summed)
     calls = units.layers + len(outer)
     if shards > 1:
         times = setup.micro_batches if setup.reduces_each else 1

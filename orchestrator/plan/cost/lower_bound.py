@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD
+from orchestrator.plan.cost.dp_traffic import hidden_along_pp
 from orchestrator.plan.cost.kernels import least_matmul_s
 from orchestrator.plan.cost.layers import (
     Slice,
@@ -70,6 +71,7 @@ def lower_bound_s(
         return micro_batches * whole
     slowest = max(whole / pp, -(-least.layers // pp) * least.layer)
     sends_s = 2 * spec.stages * machine.wire(pp, stride).send_s(least.stage_output)
+    sends_s *= 1 - hidden_along_pp(spec, machine)
     bubble = (pp - 1) * sends_s / spec.stages
     # With zero bubble schedules, weight gradients may fill all other gaps.
     if spec.schedule != SPLITS_BACKWARD:

@@ -42,6 +42,8 @@ class PassOptions(Struct, frozen=True, kw_only=True):
     """The k of `every_k`."""
     pp: int
     pipeline: PipelineSpec
+    even_stages: bool
+    """See `Setup.even_stages`."""
     sharded: bool
     """FSDP is used; the host runs its hooks."""
     loss_chunks: int = 0
@@ -103,7 +105,7 @@ def micro_batch(
     machine: Machine, shape: ModelShape, part: Slice, options: PassOptions
 ) -> MicroBatch:
     layer = _layer(machine, shape, part, options)
-    kinds = _kinds(shape, options.pp, options.pipeline, part.tokens)
+    kinds = _kinds(shape, options.pp, options.pipeline, part.tokens, options.even_stages)
     stages = tuple((_stage(machine, shape, part, options, layer, kind), n) for kind, n in kinds)
     slowest = max((stage for stage, _ in stages), key=lambda stage: stage.seconds)
     head = head_passes(machine, shape, part)
@@ -125,10 +127,10 @@ def micro_batch(
 
 @lru_cache(maxsize=1024)
 def _kinds(
-    shape: ModelShape, pp: int, spec: PipelineSpec, tokens: int
+    shape: ModelShape, pp: int, spec: PipelineSpec, tokens: int, even: bool
 ) -> tuple[tuple[StageLayers, int], ...]:
     """The kinds of ranks along pp, and the number of ranks of each kind."""
-    return tuple(Counter(layers_along_pp(shape, pp, spec, tokens)).items())
+    return tuple(Counter(layers_along_pp(shape, pp, spec, tokens, even)).items())
 
 
 def _layer(machine: Machine, shape: ModelShape, part: Slice, options: PassOptions) -> Layer:

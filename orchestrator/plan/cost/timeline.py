@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD
 from orchestrator.plan.cost.collective import Flow
-from orchestrator.plan.cost.dp_traffic import Windows, data_traffic
+from orchestrator.plan.cost.dp_traffic import Windows, data_traffic, hidden_along_pp
 from orchestrator.plan.cost.layers import Slice
 from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.cost.passes import MicroBatch, PassOptions, micro_batch
@@ -89,6 +89,7 @@ def _options(setup: Setup) -> PassOptions:
         every=every(setup),
         pp=setup.mesh.pp,
         pipeline=setup.pipeline,
+        even_stages=setup.even_stages,
         sharded=setup.data == "fsdp",
         loss_chunks=0 if setup.loss_chunks == "auto" else setup.loss_chunks,
     )
@@ -121,7 +122,7 @@ def _windows(setup: Setup, machine: Machine, batch: MicroBatch) -> Windows:
 
 def _pipeline_sends(setup: Setup, machine: Machine, part: Slice) -> tuple[float, list[Flow]]:
     """Seconds per micro batch to send hidden states to the next stage and gradients to the previous
-    one. torch's schedules wait for these sends."""
+    one, as far as nothing hides them. torch's schedules wait for these sends."""
     mesh, micro = setup.mesh, setup.micro_batches
     if mesh.pp == 1:
         return 0.0, []
@@ -129,16 +130,18 @@ def _pipeline_sends(setup: Setup, machine: Machine, part: Slice) -> tuple[float,
     size = stage_output_bytes(setup.shape, part)
     # A rank waits for its receives like for its sends, also at the ends of the pipeline.
     each = 2 * setup.pipeline.stages * wire.send_s(size)
-    sends, total = micro * most_sends(setup.pipeline, mesh.pp), micro * each
+    shown = each * (1 - hidden_along_pp(setup.pipeline, machine))
+    sends = micro * most_sends(setup.pipeline, mesh.pp)
     where = ("pp", "send", "activations")
-    return each, [Flow(*where, sends * size, sends, wire.group, total, total)]
+    return shown, [Flow(*where, sends * size, sends, wire.group, micro * each, micro * shown)]
 
 
 def _tied(setup: Setup, machine: Machine) -> list[Flow]:
     """Before the update, the first and the last stage exchange the gradients of tied embeddings, if
     they are on different ranks (`trainer/parallel/tied.py`). All ranks wait for this."""
     mesh, shape = setup.mesh, setup.shape
-    first = layers_along_pp(shape, mesh.pp, setup.pipeline, setup.tokens)[0]
+    even = setup.even_stages
+    first = layers_along_pp(shape, mesh.pp, setup.pipeline, setup.tokens, even)[0]
     if not shape.tied_embeddings or first.is_last or setup.lora is not None:
         return []
     copies = {

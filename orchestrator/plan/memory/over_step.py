@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import Struct
 
 from orchestrator.contract.plan import Memory, Plan
-from orchestrator.plan.memory.peak_memory import boundary_bytes
+from orchestrator.plan.memory.peak_memory import boundary_bytes, ranks_of
 from orchestrator.plan.memory.states import States, states_of, units_of, update_bytes
 from orchestrator.plan.memory.timeline import Point, Usage, points_of
 from orchestrator.plan.setup import Setup
-from orchestrator.plan.stages import stage_ranks
 
 FORWARD, LOSS, BACKWARD, UPDATE = 0.30, 0.38, 0.86, 0.92
 """Where the phases end, as shares of the width; the update begins at `UPDATE`."""
@@ -45,9 +44,7 @@ class MemoryOverStep(Struct, frozen=True, kw_only=True):
 
 def over_step(setup: Setup, plan: Plan) -> tuple[MemoryOverStep, ...]:
     """For every rank along pp, or for the only kind of rank; `setup` is that of `plan`."""
-    ranks = stage_ranks(
-        setup.shape, setup.mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens
-    )
+    ranks = ranks_of(setup)
     memories = plan.memory_along_pp or (plan.needs,)
     found = []
     for rank, memory in zip(ranks, memories, strict=True):

@@ -68,8 +68,7 @@ class Peak(NamedTuple):
 
 def peak_of(setup: Setup, fabric: Fabric | None) -> Peak:
     """The peak of the fullest rank of `setup`, on devices of `fabric`."""
-    mesh = setup.mesh
-    ranks = _largest_ranks(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
+    ranks = _largest_ranks(_pipeline(setup))
     worst = max([_rank(setup, n, rank) for n, rank in ranks.items()], key=_fullness)
     return _peak(setup, worst, fabric)
 
@@ -81,9 +80,7 @@ def memory_of(setup: Setup, fabric: Fabric | None) -> Memory:
 
 def memories_of(setup: Setup, fabric: Fabric | None) -> tuple[Memory, ...]:
     """The peak by item, for every rank along pp."""
-    ranks = stage_ranks(
-        setup.shape, setup.mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens
-    )
+    ranks = ranks_of(setup)
     return tuple(
         _peak(setup, _rank(setup, n, rank), fabric).memory() for n, rank in enumerate(ranks)
     )
@@ -102,7 +99,7 @@ def min_peak_bytes(setup: Setup) -> int:
     """A fast lower bound of `peak_of`: weights, moments and kept activations of the first pipeline
     rank after the last forward pass."""
     mesh = setup.mesh
-    rank = _first(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
+    rank = _first(_pipeline(setup))
     states = states_of(setup, rank, units_of(setup, rank))
     kept = 0.0
     if setup.checkpointing != "every_k":
@@ -111,21 +108,38 @@ def min_peak_bytes(setup: Setup) -> int:
     return states.parameters + states.optimizer + int(max(0.0, kept))
 
 
-@cache
-def _first(
-    shape: ModelShape, pp: int, pipeline: PipelineSpec, micro_batches: int, tokens: int
-) -> StageRank:
-    return stage_ranks(shape, pp, pipeline, micro_batches, tokens)[0]
+def ranks_of(setup: Setup) -> tuple[StageRank, ...]:
+    """All ranks along pp."""
+    return stage_ranks(*_pipeline(setup))
+
+
+class _Pipeline(NamedTuple):
+    """The arguments of `stage_ranks`."""
+
+    shape: ModelShape
+    pp: int
+    spec: PipelineSpec
+    micro_batches: int
+    tokens: int
+    even: bool
+
+
+def _pipeline(setup: Setup) -> _Pipeline:
+    pp, spec = setup.mesh.pp, setup.pipeline
+    return _Pipeline(setup.shape, pp, spec, setup.micro_batches, setup.tokens, setup.even_stages)
 
 
 @cache
-def _largest_ranks(
-    shape: ModelShape, pp: int, spec: PipelineSpec, micro_batches: int, tokens: int
-) -> Mapping[int, StageRank]:
+def _first(pipeline: _Pipeline) -> StageRank:
+    return stage_ranks(*pipeline)[0]
+
+
+@cache
+def _largest_ranks(pipeline: _Pipeline) -> Mapping[int, StageRank]:
     """The ranks that may need most: no other rank has at least as much of everything. Cached,
     because a search asks again for each arrangement of data-parallel ranks."""
     largest: dict[int, StageRank] = {}
-    for number, rank in enumerate(stage_ranks(shape, pp, spec, micro_batches, tokens)):
+    for number, rank in enumerate(stage_ranks(*pipeline)):
         if not any(_covers(other, rank) for other in largest.values()):
             largest[number] = rank
     return largest

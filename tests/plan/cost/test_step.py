@@ -16,6 +16,7 @@ from orchestrator.contract.spec.model_presets import PRESETS
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.inventory.profile import Fabric
+from orchestrator.inventory.profiles import load_profile
 from orchestrator.plan.cost.step import step_time
 from orchestrator.plan.cost.traffic import traffic_of
 from orchestrator.plan.model.families import shape_of
@@ -203,6 +204,36 @@ def test_compiled_layers_and_float8_are_faster() -> None:
         for how in ({}, {"compile": True}, {"compile": True, "float8": True})
     ]
     assert times[0] > times[1] > times[2]
+
+
+def test_a_pipeline_whose_last_stage_also_has_the_head_is_slower() -> None:
+    """Megatron's stages have as many layers each."""
+    one = setup(mesh=Mesh(pp=8), micro_batches=64)
+    balanced, even = (
+        step_time(replace(one, even_stages=even), H100).step_s for even in (False, True)
+    )
+    assert 1.15 * balanced < even < 1.4 * balanced
+
+
+@pytest.mark.parametrize("stages", [1, 8])
+def test_only_an_interleaved_pipeline_hides_its_sends_and_reductions(stages: int) -> None:
+    spec = PipelineSpec(
+        schedule="interleaved_1f1b" if stages > 1 else "1f1b", stages_per_rank=stages
+    )
+    one = setup(
+        shape=LLAMA_70B,
+        mesh=Mesh(pp=8, dp_shard=4, tp=8),
+        micro_batches=16,
+        reshard=False,
+        pipeline=spec,
+    )
+    overrides = {"calibration": {"pp_hidden": 1, "pp_regathers": False}}
+    torch = fabric(hosts=32)
+    megatron = replace(torch, profile=load_profile("h100-sxm-80gb", overrides, "a test"))
+    shown, hidden = (step_time(one, on).parts["communication"] for on in (torch, megatron))
+    sends = [flow for flow in traffic_of(one, megatron) if flow.collective == "send"]
+    assert all((flow.exposed_seconds == 0) == (stages > 1) for flow in sends)
+    assert (hidden < shown) == (stages > 1)
 
 
 def test_offloading_the_optimizer_is_slow() -> None:
