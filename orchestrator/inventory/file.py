@@ -28,6 +28,20 @@ LONGEST = 18
 EXAMPLE = "{profile: h100-sxm-80gb, hosts: 16, devices_per_host: 8, hosts_per_leaf: 8}"
 NUMBERS = fields_of(Profile).keys() - {"name", "device", "sources"}
 """Keys of a profile that an inventory can override."""
+WHOLE_HOST = re.compile(r"hosts\[\d+\]")
+OTHER_NAMES: Mapping[str, tuple[str, str]] = {
+    **dict.fromkeys(("gpu", "gpu_type", "gpu_name", "device", "type"), ("profile", "profile")),
+    **dict.fromkeys(
+        ("gpus", "num_gpus", "gpu_count", "gpus_per_host", "gpus_per_node", "devices", "slots"),
+        ("devices_per_host", "devices"),
+    ),
+    **dict.fromkeys(
+        ("host", "hostname", "node", "nodes", "names", "num_hosts", "num_nodes"), ("hosts", "name")
+    ),
+    **dict.fromkeys(("price", "cost_per_hour"), ("price_per_gpu_hour", "price_per_gpu_hour")),
+    **dict.fromkeys(("switch", "leaf", "rack"), ("hosts_per_leaf", "switches")),
+}
+"""What keys are called elsewhere -> the key of the inventory, and that of one of its hosts."""
 
 
 def check_profile(name: str | None) -> None:
@@ -144,14 +158,21 @@ def _decoded(cls: type[T], document: Document) -> T:
 
 
 def _placed(data: Mapping[str, Any], problems: Sequence[Problem]) -> list[Problem]:
-    """`problems` of the inventory `data`: a number of the profile at the wrong place is told where
-    it belongs."""
-    return [_placed_number(data, problem) for problem in problems]
+    """`problems` of the inventory `data`, with the key that was meant where another tool's name, or
+    another place, shows it."""
+    return [_placed_key(data, problem) for problem in problems]
 
 
-def _placed_number(data: Mapping[str, Any], problem: Problem) -> Problem:
+def _placed_key(data: Mapping[str, Any], problem: Problem) -> Problem:
     above, _, key = problem.path.rpartition(".")
-    if problem.words != UNKNOWN_KEY or key not in NUMBERS:
+    if WHOLE_HOST.fullmatch(problem.path) and isinstance(problem.value, str):
+        return replace(problem, fix=f"write it as {{name: {problem.value}}}")
+    if problem.words != UNKNOWN_KEY:
+        return problem
+    if key in OTHER_NAMES:
+        meant = OTHER_NAMES[key][1 if above else 0]
+        return replace(problem, fix=f"did you mean {above + '.' if above else ''}{meant}?")
+    if key not in NUMBERS:
         return problem
     if above:
         fix = f"write a profile of your own to a file, and name the file in {above}.profile"

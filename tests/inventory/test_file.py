@@ -121,6 +121,18 @@ def test_a_range_of_names_keeps_its_zeros() -> None:
             ],
         ),
         (
+            SHORT.replace("profile", "gpu").replace("devices_per_host", "gpus"),
+            ["did you mean profile?", "did you mean devices_per_host?"],
+        ),
+        (
+            "{profile: h100-sxm-80gb, hosts: [n1, {name: n2, gpus: 8, rack: r1}]}",
+            [
+                "hosts[0]: must be key: value pairs, got 'n1'\n    fix: write it as {name: n1}",
+                "did you mean hosts[1].devices?",
+                "did you mean hosts[1].switches?",
+            ],
+        ),
+        (
             SHORT.replace("16}", "16, memory_bytes: 400e9, intra_host: {kind: pcie5}}"),
             [
                 "memory_bytes: belongs to the profile\n",
