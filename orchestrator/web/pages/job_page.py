@@ -10,7 +10,14 @@ from orchestrator.dashboard.event_text import event_line, event_time, sort_by_ti
 from orchestrator.dashboard.next_steps import next_step
 from orchestrator.dashboard.reading.job_reader import ReadJob
 from orchestrator.dashboard.snapshot import Snapshot
-from orchestrator.dashboard.status import Row, action_taken, age_text, recovery_text, status_rows
+from orchestrator.dashboard.status import (
+    Row,
+    action_taken,
+    age_text,
+    is_open,
+    recovery_text,
+    status_rows,
+)
 from orchestrator.dashboard.view import UNHEALTHY, Health, HostRow, View
 from orchestrator.job.incident import Incident
 from orchestrator.journal.journal import Entry
@@ -138,8 +145,8 @@ def _trouble(job: ReadJob, said: Sequence[Row], *, alone: bool) -> Iterator[tupl
     last = run.history.incidents[-1] if run.history.incidents else None
     if verdict := job.snapshot.view.verdict:
         yield "verdict", fact("verdict", "verdict", element("span", verdict))
-    is_open = last is not None and last.recovered_after_s is None and state != "SUCCEEDED"
-    labels = (*TROUBLE, *OF_INCIDENT) if is_open else TROUBLE
+    in_trouble = last is not None and is_open(last, state)
+    labels = (*TROUBLE, *OF_INCIDENT) if in_trouble else TROUBLE
     for number, one in enumerate(one for one in said if one.label in labels):
         key = f"t{number}"
         more: list[Markup] = []
@@ -230,7 +237,7 @@ def _incident_line(one: Incident, job: ReadJob, *, alone: bool) -> Markup:
         format.shorten(action_taken(one, ""), 240),
         cost,
     )
-    hot = one.recovered_after_s is None and standing.state != "SUCCEEDED"
+    hot = is_open(one, standing.state)
     cells = [element("td", number), *(element("td", text) for text in texts)]
     return row("tr", f"i{one.id}", cells, class_="hot" if hot else None)
 
