@@ -17,6 +17,7 @@ from orchestrator.errors import JobError
 from orchestrator.job.stage import Ended
 from orchestrator.job.state import Run
 from orchestrator.journal.journal import entries_of
+from orchestrator.notify.notifier import DELAYS_S, LAST_S, LOOK_S
 from orchestrator.notify.spans import KINDS, Span, Trace, trace_of
 from orchestrator.posix.run_with_timeout import within
 
@@ -29,11 +30,6 @@ log = logging.getLogger(__name__)
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOL = "http/protobuf"
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-LOOK_S = 1.0
-DELAYS_S = (2.0, 5.0, 15.0, 60.0, 300.0)
-"""Pauses between tries; the last one repeats."""
-LAST_S = 20.0
-"""After the end of the job: limit for the last spans. The hosts are kept as long."""
 BATCH = 512
 """Most spans in one request, as in the batches of OpenTelemetry's SDK."""
 

@@ -127,7 +127,7 @@ def head(snapshot: Snapshot) -> Iterator[tuple[str, Markup]]:
     said = element("span", why)
     yield "state", row("p", "state", name, badge, aged, said, class_="reason")
     if fix:
-        yield "fix", row("p", "fix", element("b", "fix "), fix)
+        yield "fix", row("p", "fix", element("b", "fix "), prose(fix))
     step = next_step(snapshot, None)
     yield "next", row("p", "next", element("b", "next "), command(step), class_="next")
 
@@ -138,6 +138,15 @@ def command(text: str) -> Markup:
     if not typed.startswith(("ndctl ", "cd ")):
         return element("span", text)
     return element("span", words + colon, element("code", typed))
+
+
+def prose(text: str) -> list[Markup]:
+    """Text in which commands stand between backticks, as in a terminal."""
+    parts = text.split("`")
+    # An odd number of backticks is no pair of quotes.
+    if len(parts) % 2 == 0:
+        return [element("span", text)]
+    return [element("code" if number % 2 else "span", part) for number, part in enumerate(parts)]
 
 
 def _trouble(job: ReadJob, said: Sequence[Row], *, alone: bool) -> Iterator[tuple[str, Markup]]:
@@ -153,7 +162,7 @@ def _trouble(job: ReadJob, said: Sequence[Row], *, alone: bool) -> Iterator[tupl
         if last is not None and one.label == "incident":
             path = job_path(job.path, alone=alone, incident=last.id)
             more = [element("a", "evidence", href=path, class_="more")]
-        yield key, fact(key, one.label, element("span", one.text), more)
+        yield key, fact(key, one.label, prose(one.text), more)
 
 
 def _facts(said: Sequence[Row]) -> Iterator[tuple[str, Markup]]:
@@ -161,8 +170,11 @@ def _facts(said: Sequence[Row]) -> Iterator[tuple[str, Markup]]:
     elsewhere = (*TROUBLE, *OF_INCIDENT, "next")
     for number, one in enumerate(one for one in said if one.label not in elsewhere):
         key = f"f{number}"
-        text = element("code" if one.label in COMMANDS else "span", one.text)
-        yield key, fact(key, one.label, text)
+        yield key, fact(key, one.label, text_of(one))
+
+
+def text_of(one: Row) -> list[Markup]:
+    return [element("code", one.text)] if one.label.strip() in COMMANDS else prose(one.text)
 
 
 def fact(key: str, label: str, *content: Markup | Sequence[Markup]) -> Markup:
@@ -227,7 +239,7 @@ def _incident_line(one: Incident, job: ReadJob, *, alone: bool) -> Markup:
     cost = recovery_text(one, standing.state)
     if one.lost_steps is not None:
         cost += f"; {format.count(one.lost_steps, 'step')} of work lost"
-    drill = f" (drill {one.drill})" if one.drill else ""
+    drill = f", drill {one.drill}" if one.drill else ""
     number = element("a", f"#{one.id}", href=job_path(job.path, alone=alone, incident=one.id))
     texts = (
         format.date_time(one.at, None),
