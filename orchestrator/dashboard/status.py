@@ -313,6 +313,8 @@ def recovery_text(incident: Incident, state: State) -> str:
     seen = format.detection_delay(incident.detected_after_s)
     if is_open(incident, state):
         return f"{seen}, {'not recovered' if state in ENDED else 'not yet recovered'}"
+    if incident.recovered_after_s is None and incident.runs_after_s is not None:
+        return f"{seen}, all ranks ran again after {format.duration(incident.runs_after_s)}"
     if incident.recovered_after_s is None:
         return f"{seen}; the recovery was not timed, because no step was reported after it"
     return f"{seen}, recovered after {format.duration(incident.recovered_after_s)}"

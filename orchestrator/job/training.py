@@ -101,7 +101,18 @@ def program_runs(run: Run, event: ProgramRuns) -> Result:
     if run.progress.stepped_at or run.attempt.runs:
         return run, ()
     stage = Starting(since=event.at, reason=f"attempt {run.attempt.number} runs, without steps")
-    return replace(run, stage=stage, attempt=replace(run.attempt, runs=True)), ()
+    incidents = tuple(
+        replace(incident, runs_after_s=max(0.0, event.at - incident.at))
+        if incident.runs_after_s is None
+        else incident
+        for incident in run.history.incidents
+    )
+    return replace(
+        run,
+        stage=stage,
+        attempt=replace(run.attempt, runs=True),
+        history=replace(run.history, incidents=incidents),
+    ), ()
 
 
 def step_reached(run: Run, event: StepReached) -> Result:

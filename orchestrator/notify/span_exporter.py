@@ -78,6 +78,7 @@ class SpanExporter:
         named = "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
         named |= bool(environ.get("OTEL_SERVICE_NAME"))
         self.service = {} if named else {"service.name": "ndctl"}
+        self.looking = asyncio.Lock()
         self.sent: set[str] = set()
         """Keys of spans that the collector has taken."""
         self.known: tuple[int, int, bool] | None = None
@@ -85,9 +86,14 @@ class SpanExporter:
 
     async def look(self) -> bool:
         """Export what has ended. Returns False if the collector did not take all."""
+        # `finish` may come while a look is under way, and must not export the same spans.
+        async with self.looking:
+            return await self._look()
+
+    async def _look(self) -> bool:
         run = self.run()
-        recovered = sum(one.recovered_after_s is not None for one in run.history.incidents)
-        state = (run.attempt.number, recovered, isinstance(run.stage, Ended))
+        resumed = sum(one.resumed_after_s is not None for one in run.history.incidents)
+        state = (run.attempt.number, resumed, isinstance(run.stage, Ended))
         if run.job is None or state == self.known:
             return True
         try:

@@ -193,8 +193,8 @@ def _attempts(seen: _Seen, run: Run) -> Iterator[Span]:
 
 def _incidents(seen: _Seen, run: Run) -> Iterator[Span]:
     for one in run.history.incidents:
-        if one.recovered_after_s is not None:
-            end = one.at + one.recovered_after_s
+        if one.resumed_after_s is not None:
+            end = one.at + one.resumed_after_s
         elif isinstance(run.stage, Ended):
             end = run.stage.since
         else:
@@ -214,7 +214,7 @@ def _incidents(seen: _Seen, run: Run) -> Iterator[Span]:
         )
         detected = min(end, one.at + one.detected_after_s)
         yield _lost("detection", key, one.at, detected)
-        if one.recovered_after_s is not None:
+        if one.resumed_after_s is not None:
             yield _lost("restart", key, detected, end)
         if one.lost_steps:
             yield _lost("lost_work", key, _lost_since(one, seen), one.at)

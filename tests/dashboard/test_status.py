@@ -596,7 +596,7 @@ def test_a_program_without_steps_that_runs_again_is_in_no_trouble() -> None:
     runs = snapshot(silent_program(ProgramRuns(at=START + 60, attempt=2)))
     text = status_text(runs, UTC)
     assert text.startswith("quickstart: RUNNING, attempt 2 runs, without steps\n")
-    assert "the recovery was not timed, because no step was reported after it\n" in text
+    assert ", all ranks ran again after 30 s\n" in text
     assert "progress    no step reported yet\n" in text
     assert runs.view.stage == "running"
     assert {rank for host in runs.view.hosts for rank in host.ranks} == {"ok"}

@@ -139,6 +139,19 @@ def test_a_collector_gets_each_span_once_with_its_parents(
     assert attributes_of(collector.named("lost_work"))["cause"] == "lost_work"
 
 
+def test_two_looks_at_the_same_time_export_each_span_once(
+    collector: Collector, tmp_path: Path
+) -> None:
+    stage = Stage(tmp_path, collector, environ_of(collector))
+    stage.reaches(finished())
+
+    async def looks() -> list[bool]:
+        return await asyncio.gather(*(stage.exporter.look() for _ in range(3)))
+
+    assert asyncio.run(looks()) == [True, True, True]
+    assert len(collector.spans) == 7
+
+
 def test_a_new_leader_exports_the_same_ids(collector: Collector, tmp_path: Path) -> None:
     for _ in range(2):
         stage = Stage(tmp_path, collector, environ_of(collector))

@@ -351,7 +351,9 @@ def test_a_program_that_never_reports_a_step_runs_when_its_ranks_do() -> None:
     job.tell(ProgramRuns(at=job.now(), attempt=2))
     states.append(job.run.state)
     assert states == ["STARTING", "RUNNING", "RECOVERING", "RUNNING"]
-    assert job.run.history.incidents[-1].recovered_after_s is None
+    incident = job.run.history.incidents[-1]
+    assert incident.recovered_after_s is None
+    assert incident.resumed_after_s == incident.runs_after_s == job.at - incident.at
 
 
 def test_a_program_that_has_reported_steps_recovers_with_a_step() -> None:
