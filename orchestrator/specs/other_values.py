@@ -8,6 +8,8 @@ from typing import Any
 
 from orchestrator.contract.codec import ABSENT, Problem
 
+FEW = 12
+"""So many names of keys fit into a message."""
 NO_SCALING = "set it to bfloat16: the trainer has no loss scaling"
 FORMATS: Mapping[str, str] = {
     **dict.fromkeys(("fp16", "float16", "half", "16", "16-mixed", "16-true"), NO_SCALING),
@@ -51,6 +53,8 @@ def fix_of_value(problem: Problem) -> str | None:
             return f"write {path}: {pairs}"
         if value and all(isinstance(one, dict) for one in value):
             return f"remove the - in front of {', '.join(key for one in value for key in one)}"
+    if problem.limit == "key: value pairs" and problem.fix.count(",") >= FEW:
+        return f"write key: value pairs; `ndctl explain {path}` lists the keys"
     return None
 
 

@@ -164,6 +164,7 @@ MISTAKES = [
     ("cluster: [{hosts: 2}, {gpu: A100}]", "cluster", "remove the - in front of hosts, gpu"),
     ("train: {optimizer: adamw}", "train.optimizer", 'write train.optimizer: {name: "adamw"}'),
     ("train: {schedule: cosine}", "train.schedule", 'write train.schedule: {kind: "cosine"}'),
+    ("train: 10", "train", "write key: value pairs; `ndctl explain train` lists the keys"),
     ("model: llama-tiny", "model", "write model: {preset: llama-tiny}"),
     ("model: Qwen/Qwen3-8B", "model", "write model: {path: Qwen/Qwen3-8B}"),
     ("data: '*.txt'", "data", 'write data: {files: "*.txt"}'),
