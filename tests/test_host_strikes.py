@@ -380,6 +380,8 @@ def test_hosts_are_listed_with_their_evidence_and_cleared(tmp_path: Path) -> Non
     root = ["--run-root", str(tmp_path)]
     nothing = f"no strikes in {tmp_path}; `ndctl hosts --all` shows the hosts of all jobs\n"
     assert ndctl("hosts", *root) == (0, nothing)
+    without = f"no strikes in {tmp_path}, and no known job uses a host\n"
+    assert ndctl("hosts", "--all", *root) == (0, without)
     for attempt in (1, 2):
         record(path_of(tmp_path, "tb"), strike(at=now - 60, attempt=attempt))
         record(path_of(tmp_path, LOCAL), strike(host="host-0", at=now - 60, attempt=attempt))

@@ -26,7 +26,16 @@ class Job:
     """
 
     def __init__(self, run_dir: Path, notes: tuple[str, ...] = ()) -> None:
-        """Use `ndctl.job(name)`, `ndctl.submit` or `ndctl.run`."""
+        """Use `ndctl.job(name)`, `ndctl.submit` or `ndctl.run`.
+
+        Raises:
+            TypeError: `run_dir` is a name.
+        """
+        if not isinstance(run_dir, Path):
+            raise TypeError(
+                f"ndctl.Job takes the Path of a run directory, not {run_dir!r};"
+                f" ndctl.job({run_dir!r}) finds a job by its name"
+            )
         self.run_dir = run_dir.absolute()
         """The run directory; for a job in Kubernetes, the copy of it on this machine."""
         self.notes = notes

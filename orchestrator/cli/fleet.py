@@ -283,7 +283,7 @@ def prune(
     from orchestrator.app.fleet.pruning import prunable, words_of
     from orchestrator.app.fleet.pruning import prune as remove
     from orchestrator.app.fleet.summaries import Reader
-    from orchestrator.dashboard.format import size
+    from orchestrator.dashboard.format import count, size
     from orchestrator.system import SystemClock
 
     clock = SystemClock()
@@ -296,7 +296,7 @@ def prune(
         return
     for one in found:
         say(f"{size(one.num_bytes):>12}  {words_of(one)}")
-    total = f"{size(sum(one.num_bytes for one in found))} of {len(found):,}"
+    total = f"{size(sum(one.num_bytes for one in found))} of {count(len(found), 'run')}"
     if not yes and not sys.stdin.isatty():
         say(f"nothing was removed; to remove {total}, add --yes")
         return

@@ -141,7 +141,9 @@ def _pattern(ctx: click.Context, param: click.Parameter, pattern: str | None) ->
 @click.option("--rank", type=int, help="Only the log of this rank.")
 @click.option("--host", "hosts", multiple=True, metavar="HOST", help="Only logs of this host.")
 @click.option("--attempt", type=int, help="Logs of this attempt. [newest]")
-@click.option("--tail", type=int, metavar="N", help="Only the last N lines of each log.")
+@click.option(
+    "--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log."
+)
 @since_option
 @click.option(
     "--grep",

@@ -340,9 +340,11 @@ def _submit_sweep(
 
 def _element_text(element: "Element") -> str:
     from orchestrator.contract.check_results import words_of_finding
+    from orchestrator.dashboard.format import count
 
     plan = element.submission.planned.plan
-    lines = [f"{element.name}: {' '.join(element.values)}; {plan.world_size} ranks, {plan.split}"]
+    ranks = count(plan.world_size, "rank")
+    lines = [f"{element.name}: {' '.join(element.values)}; {ranks}, {plan.split}"]
     said = (line for one in element.said for line in words_of_finding(one).splitlines())
     return "\n".join([*lines, *(f"  {line}" for line in said)])
 

@@ -17,6 +17,7 @@ from orchestrator.cli.options import (
     set_option,
     warn_of_settings,
 )
+from orchestrator.cli.usage.sections import WholeSentences
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,7 +154,7 @@ def doctor(
     sys.exit(1 if any(finding.verdict == "stops" for finding in findings) else 0)
 
 
-@click.group(invoke_without_command=True, epilog="Example: ndctl hosts --all")
+@click.group(cls=WholeSentences, invoke_without_command=True, epilog="Example: ndctl hosts --all")
 @root_option
 @json_option
 @click.option(
@@ -182,6 +183,8 @@ def hosts(ctx: click.Context, run_root: str | None, as_json: bool, with_all: boo
     shown = [one for one in uses if with_all or one.record is not None]
     if as_json:
         print_json({"hosts": [host_json(one) for one in shown]})
+    elif not shown and with_all:
+        say(f"no strikes in {root.absolute()}, and no known job uses a host")
     elif not shown:
         say(f"no strikes in {root.absolute()}; `ndctl hosts --all` shows the hosts of all jobs")
     else:

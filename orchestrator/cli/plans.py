@@ -77,7 +77,10 @@ def validate(
         from orchestrator.plan.show.explain import cannot_train
 
         say(f"WARNING: {cannot_train(planned.plan)}")
-    say(f"{spec}: valid; {planned.plan.world_size} ranks, {planned.plan.split}")
+    from orchestrator.dashboard.format import count
+
+    ranks = count(planned.plan.world_size, "rank")
+    say(f"{spec}: valid; {ranks}, {planned.plan.split}")
     if looked.resumes:
         say(f"resumes {looked.resumes}")
     for note in (*from_user(planned), *looked.notes, *needed_to_submit(planned.spec)):

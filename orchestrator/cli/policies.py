@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.options import json_option, print_as, say_report, set_option
+from orchestrator.cli.usage.sections import WholeSentences
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
 
-@click.group(invoke_without_command=True, epilog="Example: ndctl policy explain nccl-system-error")
+@click.group(
+    cls=WholeSentences,
+    invoke_without_command=True,
+    epilog="Example: ndctl policy explain nccl-system-error",
+)
 @click.pass_context
 def policy(ctx: click.Context) -> None:
     """Show the rules that decide what ndctl does about a failure."""

@@ -138,11 +138,14 @@ def _training(snapshot: Snapshot) -> Iterator[str]:
     first, last = snapshot.progress.first, snapshot.progress.last
     if first is None or last is None:
         return
-    yield row("loss", f"{format.loss(first.loss)} at step {first.step:,}")
-    yield row("", f"{format.loss(last.loss)} at step {last.step:,}")
+    # A program of the user may report steps and nothing else.
+    if first.loss is not None or last.loss is not None:
+        yield row("loss", f"{format.loss(first.loss)} at step {first.step:,}")
+        yield row("", f"{format.loss(last.loss)} at step {last.step:,}")
     if snapshot.progress.step_s is not None:
-        step_s = format.duration(snapshot.progress.step_s)
-        yield row("speed", f"{step_s} per step, {format.rate(last.tokens_per_second)}")
+        rate = last.tokens_per_second
+        tokens = "" if rate is None else f", {format.rate(rate)}"
+        yield row("speed", f"{format.duration(snapshot.progress.step_s)} per step{tokens}")
     yield from (row(*said) for said in describe_rows(snapshot.seen.run.plan, snapshot.steady))
     yield row("elapsed", format.duration(snapshot.view.elapsed_s))
 

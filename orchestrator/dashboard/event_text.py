@@ -46,6 +46,7 @@ from orchestrator.contract.messages.events import (
     LeaveAsked,
     LogGrew,
     NoticeSent,
+    ProgramRuns,
     RankExited,
     Replanned,
     ReplanRefused,
@@ -167,6 +168,8 @@ def describe_event(event: Event) -> str:  # noqa: C901, PLR0915 - one line for e
             return f"agent of {host} lost: {why} (last message {format.duration(silent)} earlier)"
         case TrainingResumed():
             return _resumed(event)
+        case ProgramRuns(attempt=attempt):
+            return f"attempt {attempt}: all ranks run; the program has reported no step"
         case StepReached():
             return _step(event)
         case CheckpointSaved(step=step):
@@ -213,9 +216,9 @@ def describe_event(event: Event) -> str:  # noqa: C901, PLR0915 - one line for e
                 " the attempt continues"
             )
         case EvidenceGathered(host=host, ranks=ranks):
-            stacks = sum(bool(rank.stack) for rank in ranks)
-            many = format.count(len(ranks), "rank")
-            of = f"{stacks} stacks and {event.dumps} flight recorder dumps of {many}"
+            stacks = format.count(sum(bool(rank.stack) for rank in ranks), "stack")
+            dumps = format.count(event.dumps, "flight recorder dump")
+            of = f"{stacks} and {dumps} of {format.count(len(ranks), 'rank')}"
             lost = f"; missing: {', '.join(sorted(event.missing))}" if event.missing else ""
             return f"collected evidence on {host}: {of}{format.shorten(lost)}"
         case HangJudged():

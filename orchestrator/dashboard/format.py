@@ -123,6 +123,8 @@ def rate(tokens_per_second: float | None) -> str:
 
 def size(num_bytes: float) -> str:
     mib = num_bytes / 2**20
+    if mib < 1:
+        return f"{num_bytes / 2**10:,.0f} KiB"
     return f"{mib:,.1f} MiB" if mib < 1024 else f"{mib / 1024:,.1f} GiB"
 
 

@@ -62,7 +62,7 @@ def _wait(snapshot: Snapshot, zone: tzinfo | None) -> str:
     if awaited_jobs(run):
         return f"wait; to give up: {commands.of('cancel')}"
     if snapshot.standing.state == "SUBMITTED":
-        return f"wait for the leader to start; if it does not: {commands.of('logs')}"
+        return f"wait for the leader to start; if it does not: {commands.of('logs', '--agents')}"
     if snapshot.held:
         short_since = format.date_time(run.scheduler.short_since, zone)
         since = f" for hosts, since {short_since}{_releases(run)}"

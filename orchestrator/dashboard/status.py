@@ -302,13 +302,21 @@ def action_taken(incident: Incident, reason: str) -> str:
     return f"{action} (rule {incident.rule})" if incident.rule else action
 
 
+def is_open(incident: Incident, state: State) -> bool:
+    """Whether the job in `state` has not recovered from the incident. A program that reports no
+    steps has no time of recovery: that it runs again, or succeeded, is all that is known."""
+    return incident.recovered_after_s is None and state not in ("RUNNING", "SUCCEEDED")
+
+
 def recovery_text(incident: Incident, state: State) -> str:
     """How long detection and recovery took; `state` is the state of the job."""
     seen = format.detection_delay(incident.detected_after_s)
-    if incident.recovered_after_s is None:
-        if state == "SUCCEEDED":
-            return f"{seen}; the recovery was not timed, because no step was reported after it"
+    if is_open(incident, state):
         return f"{seen}, {'not recovered' if state in ENDED else 'not yet recovered'}"
+    if incident.recovered_after_s is None and incident.runs_after_s is not None:
+        return f"{seen}, all ranks ran again after {format.duration(incident.runs_after_s)}"
+    if incident.recovered_after_s is None:
+        return f"{seen}; the recovery was not timed, because no step was reported after it"
     return f"{seen}, recovered after {format.duration(incident.recovered_after_s)}"
 
 

@@ -54,7 +54,7 @@ def fit(line: Text, width: int) -> Text:
 
 
 def title(name: str, info: Text, width: int) -> Text:
-    line = Text.assemble(("─ ", DIM), (name, BOLD), "  ", info, " ")
+    line = Text.assemble(("─ ", DIM), (name, BOLD), "  " if info else "", info, " ")
     line.truncate(max(0, width - 2), overflow="ellipsis")
     return line.append("─" * max(0, width - line.cell_len), style=DIM)
 

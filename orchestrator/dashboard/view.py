@@ -35,7 +35,17 @@ from orchestrator.dashboard.time_spent.account import TimeSpent
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short
 from orchestrator.job.incident import Incident
 from orchestrator.job.reports.job_report import JobReport
-from orchestrator.job.stage import ENDED, IDLE, Ended, Holding, Queued, State, Submitted, Waiting
+from orchestrator.job.stage import (
+    ENDED,
+    IDLE,
+    Ended,
+    Holding,
+    Queued,
+    Starting,
+    State,
+    Submitted,
+    Waiting,
+)
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import step
 from orchestrator.journal.journal import Entry
@@ -485,6 +495,8 @@ def _stage_text(run: Run) -> str:
     if isinstance(run.stage, Holding):
         wait_s = run.stage.deadline - run.stage.since
         return f"waiting {wait_s:.0f} s before attempt {run.attempt.number + 1}"
+    if isinstance(run.stage, Starting) and run.attempt.runs:
+        return "running"
     if not isinstance(run.stage, Waiting) or run.job is None:
         return run.stage.title
     here = sum(host.alive for host in run.hosts.by_name.values())
@@ -586,7 +598,7 @@ def _rest(seen: ReplayedJob, state: State, host: str) -> Health:
         return "stopped" if run.attempt.number or queued else "starting"
     if host in run.attempt.done:
         return "done" if run.attempt.done[host] else "stopped"
-    return "ok" if seen.started else "starting"
+    return "ok" if seen.started or run.attempt.runs else "starting"
 
 
 def _spares(run: Run) -> tuple[str, ...]:

@@ -170,6 +170,10 @@ class HeartbeatMonitor:
             tokens_per_second=digest.tokens_per_second,
         )
 
+    def all_run(self) -> bool:
+        """Whether every rank was heard, and none has ended."""
+        return all(rank.step >= 0 and not rank.ended for rank in self.ranks.values())
+
     def ages(self, now: float) -> list[float]:
         """Seconds since each rank that still runs was last heard."""
         return [max(0.0, now - rank.heard) for rank in self.ranks.values() if not rank.ended]

@@ -160,7 +160,7 @@ def _time(seconds: float) -> str:
         return show_seconds(seconds)
     if seconds < 7200:
         return f"{seconds / 60:.3g} min"
-    return f"{seconds / 3600:.3g} h" if seconds < 100 * 3600 else f"{seconds / 86400:,.3g} days"
+    return f"{seconds / 3600:.3g} h" if seconds < 100 * 3600 else f"{_many(seconds / 86400)} days"
 
 
 def forecast_json(found: Forecast, basis: Basis, rates: Rates) -> dict[str, Any]:

@@ -45,6 +45,9 @@ class Incident(Struct, frozen=True, kw_only=True):
     detected_after_s: float
     recovered_after_s: float | None = None
     """Seconds from `at` to the first new step of a later attempt; None before that step."""
+    runs_after_s: float | None = None
+    """Of a program that has never reported a step: seconds until a later attempt was seen to run on
+    all ranks."""
     drill: str | None = None
     """The drill that caused it."""
     failure: str = ""
@@ -61,6 +64,11 @@ class Incident(Struct, frozen=True, kw_only=True):
     """Options for `ndctl submit SPEC --resume` that avoid the failure, the best first."""
     confidence: float | None = None
     """0 to 1 if evidence was weighed; None if the cause was seen."""
+
+    @property
+    def resumed_after_s(self) -> float | None:
+        """Seconds from `at` until the job went on, by its steps or else by its processes."""
+        return self.runs_after_s if self.recovered_after_s is None else self.recovered_after_s
 
     @property
     def lost_steps(self) -> int | None:

@@ -23,6 +23,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """The first ranks that were told to stop, did not end within the grace and were killed."""
     step: int = 0
     """The last step that ranks reported; before the first report, that of the attempt before."""
+    runs: bool = False
+    """A user's program that has never reported a step runs on all ranks."""
     drills: tuple[int, ...] = ()
     """Drills that happened in this attempt."""
     stragglers: Mapping[int, StragglerFound] = field(default_factory=dict)

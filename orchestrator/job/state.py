@@ -77,6 +77,9 @@ class Run(Struct, frozen=True, kw_only=True):
                 return "SUBMITTED"
             case Queued():
                 return "PENDING"
+            # No step tells that the program trains, or trains again, so its processes must do.
+            case Starting() if self.attempt.runs:
+                return "RUNNING"
             case _ if self.recovering:
                 return "RECOVERING"
             case Waiting() | Holding():

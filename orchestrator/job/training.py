@@ -9,6 +9,7 @@ from orchestrator.contract.messages.events import (
     CheckpointIntervalChanged,
     CheckpointSaved,
     DrillHappened,
+    ProgramRuns,
     StepReached,
     TrainingResumed,
 )
@@ -91,6 +92,27 @@ def _with_resumed_step(run: Run, event: TrainingResumed) -> Iterator[Incident]:
             )
         else:
             yield incident
+
+
+def program_runs(run: Run, event: ProgramRuns) -> Result:
+    """Only the state that the user sees changes. Limits of a hang and rules count a program without
+    steps as one that starts, because nothing shows that it gets anywhere."""
+    # A program that has reported steps will report the next one: until then, it starts.
+    if run.progress.stepped_at or run.attempt.runs:
+        return run, ()
+    stage = Starting(since=event.at, reason=f"attempt {run.attempt.number} runs, without steps")
+    incidents = tuple(
+        replace(incident, runs_after_s=max(0.0, event.at - incident.at))
+        if incident.runs_after_s is None
+        else incident
+        for incident in run.history.incidents
+    )
+    return replace(
+        run,
+        stage=stage,
+        attempt=replace(run.attempt, runs=True),
+        history=replace(run.history, incidents=incidents),
+    ), ()
 
 
 def step_reached(run: Run, event: StepReached) -> Result:

@@ -40,6 +40,7 @@ from orchestrator.contract.messages.events import (
     LeaderStarted,
     LeaveAsked,
     Notice,
+    ProgramRuns,
     RankExited,
     Replanned,
     ReplanRefused,
@@ -100,6 +101,7 @@ from orchestrator.job.training import (
     checkpoint_saved,
     drill_happened,
     interval_changed,
+    program_runs,
     step_reached,
     training_resumed,
 )
@@ -167,6 +169,7 @@ TABLE: Mapping[type[Event], Mapping[type[Stage], Handler]] = {
     ReplanRefused: _from_leader(replan_refused),
     # Ranks.
     TrainingResumed: _whenever(training_resumed),
+    ProgramRuns: _of_an_attempt(program_runs, Starting),
     StepReached: _whenever(step_reached),
     CheckpointSaved: _whenever(checkpoint_saved),
     CheckpointIntervalChanged: _whenever(interval_changed),

@@ -4,18 +4,31 @@ The detectors are `detect/heartbeat_monitor.py` and `detect/stragglers.py`. `now
 leader gives the events their time.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from orchestrator.contract.messages.agent_protocol import Digest, MemoryUse
-from orchestrator.contract.messages.events import Event, HangDetected, JobSubmitted
+from orchestrator.contract.messages.events import (
+    Event,
+    HangDetected,
+    JobSubmitted,
+    ProgramRuns,
+)
 from orchestrator.detect.heartbeat_monitor import HeartbeatMonitor, Limits
 from orchestrator.detect.stragglers import Stragglers, roles_of
 from orchestrator.job.attempt_end import EVIDENCE_S
 from orchestrator.job.state import Run
 
+RUNS_S = 10.0
+"""A program that reports no step runs if all its ranks have lived for so long. Most errors of an
+import or an argument come earlier, and so do the first steps of many programs."""
+
 
 class Monitor:
     def __init__(self, job: JobSubmitted) -> None:
+        self.own_program = job.run is not None
+        self.runs_since: float | None = None
+        """Since when all ranks of a user's program are alive; infinite once that was told."""
         self.limits = Limits(
             hang=job.hang_timeout, init=job.init_timeout, checkpoint=job.checkpoint_timeout
         )
@@ -47,6 +60,7 @@ class Monitor:
             attempt, roles_of(run.plan.mesh), lambda rank: hosts[rank // each], now
         )
         self.attempt, self.hang, self.gathered_by, self.memory = attempt, None, 0.0, {}
+        self.runs_since = None
 
     def end(self) -> None:
         self.watch = None
@@ -102,6 +116,7 @@ class Monitor:
         if self.watch is None:
             return
         now -= self.excused_s
+        yield from self._program_runs(self.watch, now)
         yield from self.watch.changes(now)
         yield from self.stragglers.changes(now)
         hang = self.watch.hang(now)
@@ -114,3 +129,14 @@ class Monitor:
         if hears_all():
             self.hang, self.gathered_by = hang, now + EVIDENCE_S
             yield hang
+
+    def _program_runs(self, watch: HeartbeatMonitor, now: float) -> Iterator[ProgramRuns]:
+        if not self.own_program or watch.step >= 0 or self.runs_since == math.inf:
+            return
+        if not watch.all_run():
+            self.runs_since = None
+        elif self.runs_since is None:
+            self.runs_since = now
+        elif now - self.runs_since >= RUNS_S:
+            self.runs_since = math.inf
+            yield ProgramRuns(attempt=self.attempt)

@@ -1,1 +1,2 @@
-"""Messages to people about incidents and ends of a job: Slack, webhooks, mail, commands."""
+"""What a leader tells others about incidents and ends of a job: messages to people by Slack,
+webhooks, mail and commands, and spans to a collector of OpenTelemetry."""

@@ -27,7 +27,7 @@ DELAYS_S = (2.0, 5.0, 15.0, 60.0, 300.0)
 """Pauses between tries; the last one repeats."""
 GIVE_UP_S = 3600.0
 LAST_S = 20.0
-"""After the end of the job: limit for messages that are under way. The hosts are kept as long."""
+"""After the end of the job: limit for what is under way. The hosts are kept as long."""
 
 
 class Notifier:

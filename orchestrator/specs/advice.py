@@ -8,12 +8,10 @@ from msgspec.structs import replace
 
 from orchestrator.contract.codec import UNKNOWN_KEY, Problem, nearest
 from orchestrator.specs.other_names import AT, KEYS, SENTENCES
-from orchestrator.specs.other_values import fix_of_value
+from orchestrator.specs.other_values import FEW, fix_of_value
 
 TYPO = 0.85
 """Words that are so similar differ in a letter or two."""
-FEW = 12
-"""So many names of keys fit into a message."""
 
 
 def advised(problems: Sequence[Problem]) -> list[Problem]:

@@ -78,6 +78,11 @@ KEYS: Mapping[str, str] = {
     "max_norm": "train.grad_clip",
     # Hugging Face's Trainer
     "learning_rate": "train.optimizer.lr",
+    "tensor_parallel": "parallel.tp",
+    "tensor_parallel_size": "parallel.tp",
+    "pipeline_parallel": "parallel.pp",
+    "pipeline_parallel_size": "parallel.pp",
+    "context_parallel": "parallel.cp",
     "max_steps": "train.steps",
     "num_steps": "train.steps",
     "max_grad_norm": "train.grad_clip",
@@ -167,7 +172,13 @@ SENTENCES: Mapping[str, str] = {
 }
 """Name elsewhere -> a fix that is more than another name."""
 
+IN_RUN_DIR = "remove it: checkpoints are in checkpoints/ of the run directory, below run_root"
 AT: Mapping[str, str] = {
+    "checkpoint.dir": IN_RUN_DIR,
+    "checkpoint.folder": IN_RUN_DIR,
+    "checkpoint.path": IN_RUN_DIR,
+    "checkpoint.interval": "did you mean checkpoint.every_steps?",
+    "checkpoint.save_every": "did you mean checkpoint.every_steps?",
     "model.name": "did you mean model.preset, or model.path with a folder or a hub id?",
     "model.size": "did you mean model.preset, such as llama3-8b?",
     "model.type": "did you mean model.config: {model_type: …}?",

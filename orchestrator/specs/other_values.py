@@ -2,11 +2,14 @@
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.contract.codec import ABSENT, Problem
 
+FEW = 12
+"""So many names of keys fit into a message."""
 NO_SCALING = "set it to bfloat16: the trainer has no loss scaling"
 FORMATS: Mapping[str, str] = {
     **dict.fromkeys(("fp16", "float16", "half", "16", "16-mixed", "16-true"), NO_SCALING),
@@ -41,11 +44,61 @@ def fix_of_value(problem: Problem) -> str | None:
         return fix
     if path in BY_KEY and (fix := BY_KEY[path](value)) is not None:
         return fix
+    if isinstance(value, str) and (fix := _text_fix(problem, value)) is not None:
+        return fix
     if value == -1 and "'auto'" in problem.limit:
         return f"set {path} to auto, and ndctl chooses"
-    if problem.limit == "key: value pairs" and isinstance(value, list) and (pairs := _pairs(value)):
-        return f"write {path}: {pairs}"
+    if problem.limit == "key: value pairs" and isinstance(value, list):
+        if pairs := _pairs(value):
+            return f"write {path}: {pairs}"
+        if value and all(isinstance(one, dict) for one in value):
+            return f"remove the - in front of {', '.join(key for one in value for key in one)}"
+    if problem.limit == "key: value pairs" and problem.fix.count(",") >= FEW:
+        return f"write key: value pairs; `ndctl explain {path}` lists the keys"
     return None
+
+
+DOUBLE = "\u201c\u201d\u201e\u00ab\u00bb"
+SINGLE = "\u2018\u2019\u201a"
+QUOTES = str.maketrans({**dict.fromkeys(DOUBLE, '"'), **dict.fromkeys(SINGLE, "'")})
+NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
+SECONDS = re.compile(
+    r"(\d+(?:\.\d+)?)\s*(s|sec|second|m|min|minute|h|hr|hour|d|day)s?", re.IGNORECASE
+)
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _text_fix(problem: Problem, value: str) -> str | None:
+    """The fix of a text that an editor has changed, or in which a number was written."""
+    if (fix := straight_quotes(value)) is not None:
+        return fix
+    if "number" not in problem.limit:
+        return None
+    if NUMBER.fullmatch(value):
+        return f"write {value} without quotes"
+    found = SECONDS.fullmatch(value.strip())
+    if found is None or "seconds" not in _about(problem.path):
+        return None
+    return f"write {float(found[1]) * UNITS[found[2][0].lower()]:g}, a number of seconds"
+
+
+def straight_quotes(value: str) -> str | None:
+    """The fix of a text in the quotes of a word processor, which are letters to YAML."""
+    straight = value.translate(QUOTES)
+    quoted = straight[:1] in ('"', "'") and straight[-1] == straight[0]
+    if not quoted or straight == value:
+        return None
+    return f"write {straight}: YAML knows no typographic quotes"
+
+
+def _about(path: str) -> str:
+    from orchestrator.errors import SpecError
+    from orchestrator.specs.keys import key_at
+
+    try:
+        return key_at(path).about.lower()
+    except SpecError:
+        return ""
 
 
 def _pairs(items: Sequence[Any]) -> str:
@@ -59,6 +112,10 @@ def _pairs(items: Sequence[Any]) -> str:
 
 
 def _model(value: Any) -> str | None:
+    from orchestrator.contract.spec.model_presets import PRESETS
+
+    if isinstance(value, str):
+        return f"write model: {{{'preset' if value in PRESETS else 'path'}: {value}}}"
     if value is not ABSENT:
         return None
     return "add model: {preset: llama-tiny}, or {path: FOLDER or hub id}, or {config: {…}}"
@@ -90,8 +147,34 @@ def _gpu(value: Any) -> str | None:
 
 
 def _every(value: Any) -> str | None:
+    if isinstance(value, str) and SECONDS.fullmatch(value.strip()):
+        return "give a number of steps, checkpoint.every_steps; with auto ndctl chooses it"
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return f"did you mean checkpoint.every_steps: {value}?" if is_number else None
+
+
+def _inside(above: str, key: str) -> Callable[[Any], str | None]:
+    """For `optimizer: adamw`: the text is the value of a key inside."""
+
+    def fix(value: Any) -> str | None:
+        return f"write {above}: {{{key}: {json.dumps(value)}}}" if isinstance(value, str) else None
+
+    return fix
+
+
+def _args(value: Any) -> str | None:
+    """`args: --lr 3e-4`, as in a shell."""
+    try:
+        words = shlex.split(value) if isinstance(value, str) else []
+    except ValueError:
+        return None
+    return f"write run.args: {json.dumps(words, ensure_ascii=False)}" if words else None
+
+
+def _notify(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return None
+    return f"write a list: notify: [{{{', '.join(f'{key}: …' for key in value)}}}]"
 
 
 SPAN = re.compile(r"(\d+)\s*(d|day|h|hr|hour|m|min|minute)s?", re.IGNORECASE)
@@ -134,11 +217,17 @@ def _billions(name: str) -> float | None:
 
 BY_KEY: Mapping[str, Callable[[Any], str | None]] = {
     "checkpoint.every": _every,
+    "cluster": _inside("cluster", "backend"),
     "cluster.gpu": _gpu,
     "cluster.slurm.time": _slurm_time,
+    "data": _inside("data", "files"),
     "model": _model,
     "model.preset": _preset,
+    "notify": _notify,
     "parallel.fsdp": _fsdp,
     "run": _run,
+    "run.args": _args,
+    "train.optimizer": _inside("train.optimizer", "name"),
+    "train.schedule": _inside("train.schedule", "kind"),
 }
 """Key -> what to do about its value."""

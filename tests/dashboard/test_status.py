@@ -50,6 +50,7 @@ from orchestrator.contract.messages.events import (
     LeaveAsked,
     LogGrew,
     NoticeSent,
+    ProgramRuns,
     RankError,
     RankEvidence,
     RankExited,
@@ -591,6 +592,24 @@ def test_nothing_is_said_of_steps_that_a_program_does_not_report() -> None:
     assert "steps       no step reported\n" in summary_text(ended, UTC)
 
 
+def test_a_program_without_steps_that_runs_again_is_in_no_trouble() -> None:
+    runs = snapshot(silent_program(ProgramRuns(at=START + 60, attempt=2)))
+    text = status_text(runs, UTC)
+    assert text.startswith("quickstart: RUNNING, attempt 2 runs, without steps\n")
+    assert ", all ranks ran again after 30 s\n" in text
+    assert "progress    no step reported yet\n" in text
+    assert runs.view.stage == "running"
+    assert {rank for host in runs.view.hosts for rank in host.ranks} == {"ok"}
+
+
+def test_describe_leaves_out_what_a_program_does_not_report() -> None:
+    steps = [replace(one, loss=None, tokens_per_second=None) for one in metrics(1, 9)]
+    text = describe_text(snapshot(started(), steps), UTC)
+    (speed,) = labelled("speed", text)
+    assert speed.endswith(" per step")
+    assert labelled("loss", text) == []
+
+
 def test_a_job_that_ended_without_a_checkpoint_will_not_get_one() -> None:
     assert labelled("checkpoint", status_text(snapshot(started()), UTC)) == ["none yet"]
     assert labelled("checkpoint", status_text(snapshot(failed(), alive=False), UTC)) == ["none"]
@@ -740,6 +759,7 @@ def all_events() -> list[Event]:
         CheckpointSlow(at=START, attempt=1, step=40, took_s=42.0, usual_s=8.0),
         JournalDelayed(at=START, waited_s=12.0, why="[Errno 28] No space left on device"),
         LogGrew(at=START, attempt=1, rank=0, size=1 << 30, per_second=1e8),
+        ProgramRuns(at=START, attempt=1),
         NoticeSent(at=START, notice="incident-1", receiver="1 slack", delivered=True, tries=2),
         CancelRequested(at=START, by="ada"),
         Tick(at=START),

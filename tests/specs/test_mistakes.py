@@ -151,6 +151,25 @@ MISTAKES = [
     ("checkpoint: {every: 10}", "checkpoint.every", "did you mean checkpoint.every_steps: 10?"),
     ("train: {optimizer: {name: AdamW}}", "train.optimizer.name", "did you mean adamw?"),
     ("cluster: {backend: k8s}", "cluster.backend", "did you mean kubernetes?"),
+    # Units, quotes and nesting
+    ("resilience: {hang_timeout: 5m}", "resilience.hang_timeout", "write 300, a number of seconds"),
+    ("resilience: {init_timeout: 1.5 h}", "resilience.init_timeout", "write 5400, a number of"),
+    ("resilience: {hang_timeout: '300'}", "resilience.hang_timeout", "write 300 without quotes"),
+    ("checkpoint: {every: 10m}", "checkpoint.every", "give a number of steps, checkpoint.every_"),
+    ("checkpoint: {interval: 100}", "checkpoint.interval", "did you mean checkpoint.every_steps?"),
+    ("checkpoint: {path: /x}", "checkpoint.path", "remove it: checkpoints are in checkpoints/ of"),
+    ("name: \u201ca\u201d", "name", 'write "a": YAML knows no typographic quotes'),
+    ("name: \u2018a\u2019", "name", "write 'a': YAML knows no typographic quotes"),
+    ("cluster: local", "cluster", 'write cluster: {backend: "local"}'),
+    ("cluster: [{hosts: 2}, {gpu: A100}]", "cluster", "remove the - in front of hosts, gpu"),
+    ("train: {optimizer: adamw}", "train.optimizer", 'write train.optimizer: {name: "adamw"}'),
+    ("train: {schedule: cosine}", "train.schedule", 'write train.schedule: {kind: "cosine"}'),
+    ("train: 10", "train", "write key: value pairs; `ndctl explain train` lists the keys"),
+    ("model: llama-tiny", "model", "write model: {preset: llama-tiny}"),
+    ("model: Qwen/Qwen3-8B", "model", "write model: {path: Qwen/Qwen3-8B}"),
+    ("data: '*.txt'", "data", 'write data: {files: "*.txt"}'),
+    ("notify: {slack: 'env:HOOK'}", "notify", "write a list: notify: [{slack: …}]"),
+    ("parallel: {tensor_parallel: 2}", "parallel.tensor_parallel", "did you mean parallel.tp?"),
 ]
 
 
@@ -217,3 +236,11 @@ def test_every_name_leads_to_a_key_that_exists() -> None:
     paths = {key.path for key in all_keys()}
     assert not {right for right in KEYS.values() if right not in paths}
     assert not {*KEYS} & {*SENTENCES}
+
+
+def test_arguments_in_one_text_are_shown_as_the_list_that_a_shell_makes_of_them() -> None:
+    text = "name: a\nrun: {script: train.py, args: --lr 3e-4 'two words'}\n"
+    with pytest.raises(SpecError) as refused:
+        load_spec(text, "job.yaml")
+    ((_, problem),) = refused.value.placed
+    assert problem.fix == 'write run.args: ["--lr", "3e-4", "two words"]'

@@ -11,6 +11,8 @@ from orchestrator.app.submission.inputs import Looked, sees_other_files
 from orchestrator.contract.codec import Problem
 from orchestrator.contract.spec.job_spec import ScriptSpec
 from orchestrator.contract.spec.run_spec import RunSpec
+from orchestrator.specs.foreign import COMMANDS
+from orchestrator.specs.other_values import straight_quotes
 
 
 def look_at_program(
@@ -72,6 +74,9 @@ def _script(script: str, workdir: Path) -> Iterator[Problem]:
             if similar
             else "correct it"
         )
+        if path.name in COMMANDS:
+            fix = f"write your script here: ndctl starts it on each rank, without {path.name}"
+        fix = straight_quotes(script) or fix
         limit = f"{limit} ({path}: {exc.strerror})"
         yield Problem(path="run.script", value=script, limit=limit, fix=fix)
         return

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -318,9 +319,13 @@ def _writable() -> Iterator[None]:
     try:
         yield
     except OSError as exc:
+        full = exc.errno in (ENOSPC, EDQUOT)
+        free = "free space there, or " if full else ""
+        place = f" {exc.filename}" if exc.filename else ""
         raise BackendError(
-            f"cannot write the run directory: {exc}",
-            fix="set --run-root to a directory that you can write to; `ndctl doctor` checks it",
+            f"cannot write the run directory{place}: {exc.strerror}",
+            fix=f"{free}set --run-root to a directory that you can write to;"
+            " `ndctl doctor` checks it",
         ) from exc
 
 

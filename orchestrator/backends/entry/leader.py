@@ -119,6 +119,7 @@ async def _while_leading(
                 async with (
                     _serving(config, leader, environ, clock),
                     _notifying(run_dir, leader, environ),
+                    _exporting(run_dir, leader, environ),
                 ):
                     yield
     finally:
@@ -188,6 +189,33 @@ async def _notifying(
     )
     leader.before_release = finish
     async with notifying(notifier):
+        yield
+
+
+@asynccontextmanager
+async def _exporting(
+    run_dir: RunDir, leader: Leader, environ: Mapping[str, str]
+) -> AsyncIterator[None]:
+    """Export spans to a collector, if the environment names one."""
+    if not any(name.startswith("OTEL_EXPORTER_OTLP_") for name in environ):
+        yield
+        return
+    # Few jobs need it, and the others start faster without it.
+    from orchestrator.notify.span_exporter import SpanExporter, collector_of, exporting
+
+    collector = await asyncio.to_thread(collector_of, environ)
+    if collector is None:
+        yield
+        return
+    supervisor, before = leader.supervisor, leader.before_release
+    exporter = SpanExporter(collector, run_dir, lambda: supervisor.run, environ)
+
+    async def finish() -> None:
+        # At the same time, because each of them may take its whole limit.
+        await asyncio.gather(before(), exporter.finish())
+
+    leader.before_release = finish
+    async with exporting(exporter):
         yield
 
 

@@ -1,5 +1,6 @@
 """`ndctl init`: a first spec to start from."""
 
+import shlex
 import sys
 from typing import Any
 
@@ -53,7 +54,9 @@ def init(  # noqa: PLR0913 - click hands over one argument for each option
         with path.open("w" if force else "x") as written:
             written.write(text)
     except OSError as exc:
-        raise SpecError(f"{path} cannot be written: {exc.strerror}") from exc
+        raise SpecError(
+            f"{path} cannot be written: {exc.strerror}", fix="name a file in a folder of yours"
+        ) from exc
     say(f"wrote {path}; check it with `ndctl validate {path}`")
 
 
@@ -74,7 +77,7 @@ def _asked(
         )
     if train is None:
         train = click.prompt(
-            "What do you train: a script such as train.py, or a model (preset, folder, hub id)",
+            "What to train: train.py, a preset, a folder, or a hub id",
             default="llama-tiny",
         )
     script = train.endswith(".py")
@@ -82,10 +85,14 @@ def _asked(
         raise click.UsageError("--data is for models; a script gets --args")
     if not script and args is not None:
         raise click.UsageError("--args is for scripts; a model gets --data")
+    if args is not None:
+        _arguments(args)
     words = args if script else data
     if words is None and terminal:
         words = (
-            click.prompt("Arguments of the script", default="", show_default=False)
+            click.prompt(
+                "Arguments of the script", default="", show_default=False, value_proc=_arguments
+            )
             if script
             else click.prompt(
                 "On which files, as a glob (text, jsonl, parquet)", default="{stdlib}/*.py"
@@ -106,6 +113,17 @@ def _asked(
         "hosts": hosts or 1,
         "gpus_per_host": gpus_per_host or 1,
     }
+
+
+def _arguments(text: str) -> str:
+    """The text, which a shell could split into words."""
+    try:
+        shlex.split(text)
+    except ValueError as exc:
+        raise click.BadParameter(
+            f"{text} has a quote that does not end", param_hint="'--args'"
+        ) from exc
+    return text
 
 
 def _where(text: str) -> tuple[str, int, int]:

@@ -1,13 +1,34 @@
-"""The group of all commands: its help in sections, and its words about unknown names."""
+"""Groups of commands: their help with whole sentences, and their words about unknown names."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 
+INTERRUPTED = 130
 
-class Sections(click.Group):
-    """Shows the commands in sections, and the first sentence of each in full."""
+
+class WholeSentences(click.Group):
+    """Shows the first sentence of each command in full. click cuts it to the width."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.write_section(formatter, "Commands", list(self.commands.values()))
+
+    def write_section(
+        self, formatter: click.HelpFormatter, title: str, commands: Sequence[click.Command]
+    ) -> None:
+        longest = max(len(name) for name in self.commands)
+        with formatter.section(title):
+            formatter.write_dl(
+                [
+                    (f"{command.name:<{longest}}", command.get_short_help_str(limit=400))
+                    for command in commands
+                ]
+            )
+
+
+class Sections(WholeSentences):
+    """The group of all commands, shown in sections."""
 
     def __init__(
         self, *args: Any, sections: Mapping[str, Sequence[click.Command]], **more: Any
@@ -18,15 +39,8 @@ class Sections(click.Group):
             self.add_command(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        longest = max(len(name) for name in self.commands)
         for title, commands in self.sections.items():
-            with formatter.section(title):
-                formatter.write_dl(
-                    [
-                        (f"{command.name:<{longest}}", command.get_short_help_str(limit=400))
-                        for command in commands
-                    ]
-                )
+            self.write_section(formatter, title, commands)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -42,6 +56,12 @@ class Sections(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except (click.Abort, KeyboardInterrupt):
+            # Ctrl-C or Ctrl-D. click would exit with 1, which says that the job failed.
+            from orchestrator.cli.options import say
+
+            say("\ninterrupted", err=True)
+            ctx.exit(INTERRUPTED)
         except click.NoSuchOption as exc:
             from orchestrator.cli.usage.other_tools import option_words
 

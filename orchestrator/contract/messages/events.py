@@ -157,6 +157,13 @@ class TrainingResumed(Struct, frozen=True, kw_only=True):
     """From a checkpoint in the memory of the hosts."""
 
 
+class ProgramRuns(Struct, frozen=True, kw_only=True):
+    """All ranks of a user's program have been alive for a while, and no step was reported."""
+
+    at: float = 0.0
+    attempt: int
+
+
 class StepReached(Struct, frozen=True, kw_only=True):
     """The first step of an attempt, and then one at intervals for the record; not every step."""
 
@@ -610,6 +617,7 @@ Event = (
     | AgentLost
     | AgentEvent
     | Notice
+    | ProgramRuns
     | StepReached
     | StragglerFound
     | StragglerGone

@@ -7,7 +7,9 @@ from msgspec import Struct
 
 from orchestrator.job.incident import PREFLIGHT, Incident
 
-Until = Literal["until training went on", "until the job ended", "so far"]
+Until = Literal[
+    "until training went on", "until all ranks ran again", "until the job ended", "so far"
+]
 
 
 class Price(Struct, frozen=True, kw_only=True):
@@ -49,16 +51,20 @@ def cost_of(
         step_s: seconds of a usual step; None: unknown.
         ended: the job has ended.
     """
-    recovered = incident.recovered_after_s
-    down_s = max(0.0, until - incident.at) if recovered is None else recovered
-    steps = incident.lost_steps
-    unrecovered: Until = "until the job ended" if ended else "so far"
+    recovered, steps = incident.recovered_after_s, incident.lost_steps
+    down_s = incident.resumed_after_s
+    if down_s is None:
+        down_s = max(0.0, until - incident.at)
+        ends: Until = "until the job ended" if ended else "so far"
+    else:
+        # Of a program without steps only its processes are known.
+        ends = "until training went on" if recovered is not None else "until all ranks ran again"
     return Cost(
         down_s=0.0 if incident.kind == PREFLIGHT else down_s,
         steps=steps,
         repeated_s=(steps or 0) * (step_s or 0.0) if recovered is not None else 0.0,
         gpus=gpus,
-        until="until training went on" if recovered is not None else unrecovered,
+        until=ends,
     )
 
 

@@ -192,8 +192,8 @@ class _Windows:
 
 
 def _end(incident: Incident, told: Told) -> float:
-    recovered = incident.recovered_after_s
-    return _until(told) if recovered is None else incident.at + recovered
+    resumed = incident.resumed_after_s
+    return _until(told) if resumed is None else incident.at + resumed
 
 
 def _until(told: Told) -> float:

@@ -9,7 +9,7 @@ from rich.text import Text
 from orchestrator.contract.mesh import AXES
 from orchestrator.dashboard import format
 from orchestrator.dashboard.screen.rows import Row, Section, plain
-from orchestrator.dashboard.status import lost_work
+from orchestrator.dashboard.status import is_open, lost_work, recovery_text
 from orchestrator.dashboard.theme import BOLD, DIM, GLYPHS, title
 from orchestrator.dashboard.view import View
 from orchestrator.diagnosis.cause.verdict import NOBODY
@@ -48,12 +48,10 @@ def who_text(incident: Incident) -> str:
 
 def _cost(incident: Incident, view: View) -> Iterator[str]:
     found = format.detection_delay(incident.detected_after_s)
-    if incident.recovered_after_s is not None:
-        yield f"{found}, recovered after {format.duration(incident.recovered_after_s)}"
-    elif view.state in ENDED:
-        yield f"{found}, not recovered"
-    else:
+    if is_open(incident, view.state) and view.state not in ENDED:
         yield f"{found}, recovering for {format.duration(view.now - incident.at)}"
+    else:
+        yield recovery_text(incident, view.state)
     if incident.lost_steps:
         yield str(lost_work(incident))
 
@@ -101,7 +99,7 @@ def _cut(block: list[Text], height: int) -> list[Text]:
 
 
 def _incident(view: View, incident: Incident, width: int, zone: tzinfo | None) -> list[Text]:
-    recovered = incident.recovered_after_s is not None
+    recovered = not is_open(incident, view.state)
     sign, style = GLYPHS["done" if recovered else "dead"]
     head = Text.assemble(
         (f"  {sign} ", style),

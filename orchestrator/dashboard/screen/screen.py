@@ -132,21 +132,22 @@ def _ranks(view: View, width: int, most: int) -> Section:
 
 
 def _facts(view: View, width: int, *, whole: bool = False) -> Section:
-    """Facts in one line each if there is little room, else in full; with `whole` always in full."""
+    """Facts, each cut to one line if there is no room for more; with `whole` all are in full."""
     facts = _named_facts(view)
-    in_full = [line for name, text, style in facts for line in _fact(name, text, style, width)]
+    in_full = [_fact(name, text, style, width) for name, text, style in facts]
+    max_lines = sum(map(len, in_full))
 
     def lines(height: int) -> list[Row]:
-        if height >= len(in_full):
-            return plain(in_full)
-        return plain(title(name, Text(text, style), width) for name, text, style in facts[:height])
+        left, shown = height - len(facts), list[Text]()
+        for full, (name, text, style) in zip(in_full[:height], facts, strict=False):
+            more = len(full) - 1
+            fits = more <= left
+            left -= more if fits else 0
+            shown += full if fits else [title(name, Text(text, style), width)]
+        return plain(shown)
 
-    return Section(
-        min_lines=len(in_full) if whole else len(facts),
-        max_lines=len(in_full),
-        priority=0,
-        draw=lines,
-    )
+    least = max_lines if whole else len(facts)
+    return Section(min_lines=least, max_lines=max_lines, priority=0, draw=lines)
 
 
 def _named_facts(view: View) -> Sequence[tuple[str, str, str]]:

@@ -78,7 +78,9 @@ def _scene_words(scene: HangEvidence, diagnosis: Diagnosis) -> list[str]:
     if not scene.dumps:
         return ["no flight recorder was dumped: judged from states, stacks and heartbeats"]
     mute = ranks_words(diagnosis.no_dump) if diagnosis.no_dump else ""
-    return [f"dumps of {len(scene.dumps)} ranks{f', none of {mute}' if mute else ''}"]
+    many = len(scene.dumps)
+    held = f"dumps of {many} ranks" if many != 1 else "the dump of 1 rank"
+    return [f"{held}{f', none of {mute}' if mute else ''}"]
 
 
 def _telling(scene: HangEvidence, diagnosis: Diagnosis) -> dict[str, tuple[str, ...]]:

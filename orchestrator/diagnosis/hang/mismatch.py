@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 from orchestrator.diagnosis.dumps.dump import RankDump
 from orchestrator.diagnosis.hang.evidence_index import SHOWN, EvidenceIndex, named
 from orchestrator.diagnosis.hang.groups import Stuck, Work, label, odd_ones
-from orchestrator.diagnosis.hang.report import ranks_words, spans
+from orchestrator.diagnosis.hang.report import ranks_wait, ranks_words, spans
 from orchestrator.diagnosis.hang.verdicts import Diagnosis
 
 Step = tuple[str, int]
@@ -171,7 +171,7 @@ def _out_of_order(case: EvidenceIndex) -> Diagnosis | None:
         hosts=(),
         confidence=0.9,
         cause=f"rank {rank} is in {named(theirs[0])} while its peers are in {named(stuck)}",
-        evidence=(f"{len(stuck.entered)} ranks wait for it, and it waits for them",),
+        evidence=(f"{ranks_wait(len(stuck.entered))} for it, and it waits for them",),
         waiting=(case.waiting(stuck), case.waiting(theirs[0])),
         advice=PATHS,
     )

@@ -9,6 +9,10 @@ SHOWN = 8
 WIDTH = 12
 
 
+def ranks_wait(many: int) -> str:
+    return "1 rank waits" if many == 1 else f"{many} ranks wait"
+
+
 def ranks_words(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {spans(ranks)}"
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from orchestrator.diagnosis.hang.evidence_index import SHOWN, EvidenceIndex, named
-from orchestrator.diagnosis.hang.report import ranks_words
+from orchestrator.diagnosis.hang.report import ranks_wait, ranks_words
 from orchestrator.diagnosis.hang.verdicts import Diagnosis
 from orchestrator.diagnosis.stacks import python_stacks
 
@@ -83,7 +83,7 @@ def not_known(case: EvidenceIndex) -> Diagnosis:
     elif not case.stuck:
         cause = "no rank waits in a recorded operation, and no stack differs from the others"
     else:
-        cause = f"{len(case.waiters)} ranks wait, and the evidence does not show for which rank"
+        cause = f"{ranks_wait(len(case.waiters))}, and the evidence does not show for which rank"
     signs = list(_waits_unseen(case))
     signs += [f"no dump from {ranks_words(case.no_dump)}"] if case.no_dump else []
     return Diagnosis(

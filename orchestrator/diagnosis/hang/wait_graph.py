@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from orchestrator.diagnosis.hang.evidence_index import SURE, EvidenceIndex, named
 from orchestrator.diagnosis.hang.groups import Stuck, is_pipeline
 from orchestrator.diagnosis.hang.missing_dumps import MOST_GUESSES, suspects
-from orchestrator.diagnosis.hang.report import ranks_words, spans
+from orchestrator.diagnosis.hang.report import ranks_wait, ranks_words, spans
 from orchestrator.diagnosis.hang.verdicts import Diagnosis
 
 KNOWN = 0.5
@@ -111,9 +111,10 @@ def _single_out(
         return (), (), 0.0
     first = heaviest[0]
     held = (
-        f"its dump shows no pending operation; {direct[first]} ranks wait for it"
+        f"its dump shows no pending operation; {ranks_wait(direct[first])} for it"
         if has_dump
-        else f"it has no dump; {direct[first]} ranks wait in operations that it may not have called"
+        else f"it has no dump; {ranks_wait(direct[first])} in operations that it may not have"
+        " called"
     )
     signs = (held, *weighed[first][0])
     if len(heaviest) == 1:

@@ -10,10 +10,8 @@ from orchestrator.job.incident import Incident
 from orchestrator.plan.page.markup import Markup, element
 from orchestrator.web.pages.address import job_path
 from orchestrator.web.pages.entries import Found
-from orchestrator.web.pages.job_page import event_rows, fact, head
+from orchestrator.web.pages.job_page import event_rows, fact, head, text_of
 from orchestrator.web.pages.page import Page, Rows, block, row, section
-
-COMMANDS = ("see why",)
 
 
 def incident_page(job: ReadJob, incident: Incident, found: Found, *, alone: bool) -> Page:
@@ -72,9 +70,7 @@ def _evidence(rows: Iterable[Row]) -> Iterator[tuple[str, Markup]]:
             pending = (one.label.strip(), [])
             continue
         key = f"r{number}"
-        label = one.label.strip()
-        content = element("code" if label in COMMANDS else "span", one.text)
-        yield key, fact(key, label, content)
+        yield key, fact(key, one.label.strip(), text_of(one))
         number += 1
     if pending is not None:
         yield _quote(number, *pending)

@@ -10,7 +10,14 @@ from orchestrator.dashboard.event_text import event_line, event_time, sort_by_ti
 from orchestrator.dashboard.next_steps import next_step
 from orchestrator.dashboard.reading.job_reader import ReadJob
 from orchestrator.dashboard.snapshot import Snapshot
-from orchestrator.dashboard.status import Row, action_taken, age_text, recovery_text, status_rows
+from orchestrator.dashboard.status import (
+    Row,
+    action_taken,
+    age_text,
+    is_open,
+    recovery_text,
+    status_rows,
+)
 from orchestrator.dashboard.view import UNHEALTHY, Health, HostRow, View
 from orchestrator.job.incident import Incident
 from orchestrator.journal.journal import Entry
@@ -120,7 +127,7 @@ def head(snapshot: Snapshot) -> Iterator[tuple[str, Markup]]:
     said = element("span", why)
     yield "state", row("p", "state", name, badge, aged, said, class_="reason")
     if fix:
-        yield "fix", row("p", "fix", element("b", "fix "), fix)
+        yield "fix", row("p", "fix", element("b", "fix "), prose(fix))
     step = next_step(snapshot, None)
     yield "next", row("p", "next", element("b", "next "), command(step), class_="next")
 
@@ -133,20 +140,29 @@ def command(text: str) -> Markup:
     return element("span", words + colon, element("code", typed))
 
 
+def prose(text: str) -> list[Markup]:
+    """Text in which commands stand between backticks, as in a terminal."""
+    parts = text.split("`")
+    # An odd number of backticks is no pair of quotes.
+    if len(parts) % 2 == 0:
+        return [element("span", text)]
+    return [element("code" if number % 2 else "span", part) for number, part in enumerate(parts)]
+
+
 def _trouble(job: ReadJob, said: Sequence[Row], *, alone: bool) -> Iterator[tuple[str, Markup]]:
     run, state = job.snapshot.seen.run, job.snapshot.standing.state
     last = run.history.incidents[-1] if run.history.incidents else None
     if verdict := job.snapshot.view.verdict:
         yield "verdict", fact("verdict", "verdict", element("span", verdict))
-    is_open = last is not None and last.recovered_after_s is None and state != "SUCCEEDED"
-    labels = (*TROUBLE, *OF_INCIDENT) if is_open else TROUBLE
+    in_trouble = last is not None and is_open(last, state)
+    labels = (*TROUBLE, *OF_INCIDENT) if in_trouble else TROUBLE
     for number, one in enumerate(one for one in said if one.label in labels):
         key = f"t{number}"
         more: list[Markup] = []
         if last is not None and one.label == "incident":
             path = job_path(job.path, alone=alone, incident=last.id)
             more = [element("a", "evidence", href=path, class_="more")]
-        yield key, fact(key, one.label, element("span", one.text), more)
+        yield key, fact(key, one.label, prose(one.text), more)
 
 
 def _facts(said: Sequence[Row]) -> Iterator[tuple[str, Markup]]:
@@ -154,8 +170,11 @@ def _facts(said: Sequence[Row]) -> Iterator[tuple[str, Markup]]:
     elsewhere = (*TROUBLE, *OF_INCIDENT, "next")
     for number, one in enumerate(one for one in said if one.label not in elsewhere):
         key = f"f{number}"
-        text = element("code" if one.label in COMMANDS else "span", one.text)
-        yield key, fact(key, one.label, text)
+        yield key, fact(key, one.label, text_of(one))
+
+
+def text_of(one: Row) -> list[Markup]:
+    return [element("code", one.text)] if one.label.strip() in COMMANDS else prose(one.text)
 
 
 def fact(key: str, label: str, *content: Markup | Sequence[Markup]) -> Markup:
@@ -220,7 +239,7 @@ def _incident_line(one: Incident, job: ReadJob, *, alone: bool) -> Markup:
     cost = recovery_text(one, standing.state)
     if one.lost_steps is not None:
         cost += f"; {format.count(one.lost_steps, 'step')} of work lost"
-    drill = f" (drill {one.drill})" if one.drill else ""
+    drill = f", drill {one.drill}" if one.drill else ""
     number = element("a", f"#{one.id}", href=job_path(job.path, alone=alone, incident=one.id))
     texts = (
         format.date_time(one.at, None),
@@ -230,7 +249,7 @@ def _incident_line(one: Incident, job: ReadJob, *, alone: bool) -> Markup:
         format.shorten(action_taken(one, ""), 240),
         cost,
     )
-    hot = one.recovered_after_s is None and standing.state != "SUCCEEDED"
+    hot = is_open(one, standing.state)
     cells = [element("td", number), *(element("td", text) for text in texts)]
     return row("tr", f"i{one.id}", cells, class_="hot" if hot else None)
 

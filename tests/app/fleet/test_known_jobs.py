@@ -53,7 +53,7 @@ def test_a_job_is_listed_and_found_by_name_from_any_folder(elsewhere: Path) -> N
 
 
 def test_the_printed_commands_work_from_the_folder_where_they_are_printed(elsewhere: Path) -> None:
-    assert f"ndctl logs {JOB} --run-root {elsewhere}" in ndctl("status", JOB).output
+    assert f"ndctl logs {JOB} --agents --run-root {elsewhere}" in ndctl("status", JOB).output
 
 
 def test_two_jobs_of_one_name_are_listed_with_what_to_type(elsewhere: Path, tmp_path: Path) -> None:

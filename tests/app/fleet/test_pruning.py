@@ -41,8 +41,9 @@ def test_it_shows_bytes_and_removes_nothing_without_a_yes(ended: Path) -> None:
     done = ndctl("prune", "--older-than", "0h")
     assert done.exit_code == 0, done.output
     assert str(ended) in done.output
-    assert f"{size_of(ended) / 2**20:,.1f} MiB" in done.output
-    assert "nothing was removed" in done.output
+    size = f"{size_of(ended) / 2**10:,.0f} KiB"
+    assert size in done.output
+    assert f"nothing was removed; to remove {size} of 1 run, add --yes" in done.output
     assert ended.is_dir()
 
 

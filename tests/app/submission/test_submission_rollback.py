@@ -1,5 +1,7 @@
 """A refused submission changes nothing on disk."""
 
+import os
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
@@ -120,3 +122,14 @@ def test_a_submission_lock_holds_after_its_file_was_removed(
     with submission_lock(run_dir):
         run_dir.make()
     assert (tmp_path / f".{JOB}.submitting").exists(), "as long as there is a run directory"
+
+
+def test_a_full_file_system_is_named_with_the_folder(
+    refusing: RefusingScheduler, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / JOB)
+    refusing.error = OSError(ENOSPC, os.strerror(ENOSPC), folder)
+    with pytest.raises(BackendError) as full:
+        submit_job.submit(submission(tmp_path), {}, TurnedClock())
+    assert full.value.message == f"cannot write the run directory {folder}: No space left on device"
+    assert full.value.fix.startswith("free space there, or set --run-root to a directory")

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -114,3 +115,38 @@ def test_on_a_terminal_it_asks_three_questions(folder: Path) -> None:
     assert spec["cluster"]["backend"] == "slurm"
     assert (spec["cluster"]["hosts"], spec["cluster"]["gpus_per_host"]) == (4, 8)
     assert spec["run"]["args"] == ["--lr", "1"]
+
+
+def test_arguments_with_a_quote_that_does_not_end_are_refused_before_anything_is_written() -> None:
+    done = ndctl("init", "--train", "train.py", "--args", "--name 'a b")
+    assert done.exit_code == 2
+    assert "Invalid value for '--args': --name 'a b has a quote that does not end" in done.output
+    assert not Path("job.yaml").exists()
+
+
+def test_a_folder_that_is_missing_is_an_error_with_a_fix() -> None:
+    done = ndctl("init", "--train", "train.py", "missing/job.yaml")
+    assert isinstance(done.exception, SpecError)
+    assert done.exception.fix == "name a file in a folder of yours"
+
+
+def test_ctrl_c_at_a_question_is_an_interruption_and_not_a_failed_job(folder: Path) -> None:
+    above, below = pty.openpty()
+    os.write(above, b"train.py\n")
+    asked = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", "init"],
+        stdin=below,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert asked.stdout is not None
+    seen = ""
+    while "Arguments" not in seen:
+        seen += asked.stdout.read(1)
+    asked.send_signal(signal.SIGINT)
+    _, err = asked.communicate(timeout=60)
+    for fd in (above, below):
+        os.close(fd)
+    assert (asked.returncode, err) == (130, "\ninterrupted\n")
+    assert not Path("job.yaml").exists()

@@ -282,6 +282,15 @@ def test_no_fact_is_cut_while_rows_are_empty(width: int, height: int) -> None:
         assert f"{host}: rank {rank} takes 0.350 s of its own a step" in words
 
 
+def test_a_long_fact_gets_the_rows_that_are_left_although_another_one_is_cut() -> None:
+    slow = [replace(SLOW, rank=rank, at=START + 20 + rank) for rank in (1, 3)]
+    shown = view_of([*started(spares=3), *slow], metrics(1, 12))
+    text = text_of(shown, 60, 18)
+    assert "─ straggler ──" in text
+    assert "    host-1: rank 1 takes 0.350 s of its own a step, its" in text
+    assert "─ straggler  host-1: rank 3 takes 0.350 s of its own a st…──" in text
+
+
 def test_a_chart_marks_restarts_and_checkpoints_at_their_steps() -> None:
     assert axis(1, 11, Marks(saved=(1, 6), resumed=(7,)), 10).plain == "◇───◇↻────"
     assert axis(1, 11, Marks(saved=(12, 0)), 10).plain == "─" * 10

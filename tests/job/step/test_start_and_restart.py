@@ -17,10 +17,12 @@ from orchestrator.contract.messages.events import (
     Event,
     HealthChanged,
     LeaderStarted,
+    ProgramRuns,
     RankExited,
     StepReached,
     Tick,
 )
+from orchestrator.contract.spec.run_spec import RunSpec
 from orchestrator.job.failures.incident_records import left_out
 from orchestrator.job.stage import Starting, Stopping, Submitted, Waiting
 from orchestrator.job.state import Run, pace_of
@@ -333,3 +335,31 @@ def test_the_state_is_the_fold_of_all_events() -> None:
         AgentRegistered(at=START, host="host-0", address="::1", devices=2, pid=1, incarnation="1"),
     ]
     assert isinstance(fold(ignored).stage, Submitted)
+
+
+def test_a_program_that_never_reports_a_step_runs_when_its_ranks_do() -> None:
+    job = Job(run=RunSpec(script="serve.py")).starts()
+    states = [job.run.state]
+    assert job.tell(ProgramRuns(at=job.now(), attempt=1)) == ()
+    states.append(job.run.state)
+    assert job.run.stage.reason == "attempt 1 runs, without steps"
+    # The stage stays, and with it the limits of a start. So does the incident: it counts as a
+    # failure without a step in between for the rule crash-loop.
+    assert type(job.run.stage) is Starting
+    job.fails_once(rank=1)
+    states.append(job.run.state)
+    job.tell(ProgramRuns(at=job.now(), attempt=2))
+    states.append(job.run.state)
+    assert states == ["STARTING", "RUNNING", "RECOVERING", "RUNNING"]
+    incident = job.run.history.incidents[-1]
+    assert incident.recovered_after_s is None
+    assert incident.resumed_after_s == incident.runs_after_s == job.at - incident.at
+
+
+def test_a_program_that_has_reported_steps_recovers_with_a_step() -> None:
+    job = Job(run=RunSpec(script="train.py")).running()
+    job.fails_once(rank=1)
+    assert job.tell(ProgramRuns(at=job.now(), attempt=2)) == ()
+    states = [job.run.state]
+    job.trains()
+    assert [*states, job.run.state] == ["RECOVERING", "RUNNING"]

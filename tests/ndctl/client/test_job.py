@@ -157,3 +157,8 @@ def test_a_job_that_is_missing_names_the_jobs_that_exist(root: Path) -> None:
         with pytest.raises(ndctl.JobError, match="no job 'gone'"):
             call()
     assert "no job &#x27;gone&#x27;" in gone._repr_html_()
+
+
+def test_a_name_in_place_of_a_run_directory_is_refused_with_the_call_that_takes_it() -> None:
+    with pytest.raises(TypeError, match=r"ndctl\.job\('first'\) finds a job by its name"):
+        ndctl.Job("first")  # type: ignore[arg-type]

@@ -30,6 +30,7 @@ from orchestrator.web.live.static import FILES, static_files
 from orchestrator.web.pages import entries
 from orchestrator.web.pages.address import Address, job_path
 from orchestrator.web.pages.entries import around, newest
+from orchestrator.web.pages.job_page import prose
 from orchestrator.web.pages.page import Page, Rows, change, whole
 from orchestrator.web.pages.render import Renderer, job_at
 from tests.cli.test_hostile_text import MARK, SEQUENCES, marked, obeyed
@@ -461,6 +462,14 @@ def test_a_torn_and_a_damaged_line_are_left_out(tmp_path: Path) -> None:
 
 
 # Files
+
+
+def test_commands_in_a_sentence_are_code_and_a_single_backtick_is_text() -> None:
+    said = prose("guesses: `ndctl calibrate` measures <them>")
+    assert "".join(said) == (
+        "<span>guesses: </span><code>ndctl calibrate</code><span> measures &lt;them&gt;</span>"
+    )
+    assert prose("a ` b") == ["<span>a ` b</span>"]
 
 
 def test_static_files_are_small_and_load_nothing_from_elsewhere() -> None:
