@@ -86,7 +86,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Tr
     torch.manual_seed(config.train.seed + ranks.env.rank)
     run = RunDir(Path(config.out))
     batches = open_data(config, ranks, runtime)
-    memory = open_memory(config.checkpoint.memory, ranks, digests_of(config))
+    memory = open_memory(config.checkpoint.memory, ranks, digests_of(config), runtime.reporter)
     if memory is not None:
         runtime.on_leave.callback(memory.close)
     found = find_checkpoint(

@@ -94,6 +94,15 @@ class Run(Struct, frozen=True, kw_only=True):
         incidents = self.history.incidents
         return bool(incidents) and incidents[-1].recovered_after_s is None
 
+    @property
+    def copies_in_memory(self) -> int | None:
+        """Copies of each checkpoint in memory on other hosts, as far as is known; None: nothing is
+        kept in memory."""
+        said = self.attempt.memory
+        if self.job is None or not self.job.in_memory:
+            return None
+        return self.job.copies if said is None else said.copies
+
 
 def pace_of(run: Run) -> SavePace:
     """How often the job failed, for the checkpoint interval of the next attempt. Drills do not

@@ -39,6 +39,7 @@ from orchestrator.contract.messages.events import (
     JobSubmitted,
     LeaderStarted,
     LeaveAsked,
+    MemoryCheckpointsSet,
     Notice,
     RankExited,
     Replanned,
@@ -100,6 +101,7 @@ from orchestrator.job.training import (
     checkpoint_saved,
     drill_happened,
     interval_changed,
+    memory_set,
     step_reached,
     training_resumed,
 )
@@ -170,6 +172,7 @@ TABLE: Mapping[type[Event], Mapping[type[Stage], Handler]] = {
     StepReached: _whenever(step_reached),
     CheckpointSaved: _whenever(checkpoint_saved),
     CheckpointIntervalChanged: _whenever(interval_changed),
+    MemoryCheckpointsSet: _of_an_attempt(memory_set),
     DrillHappened: _whenever(drill_happened),
     StragglerFound: _of_an_attempt(straggler_found),
     StragglerGone: _of_an_attempt(straggler_gone),

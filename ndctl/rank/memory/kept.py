@@ -109,6 +109,8 @@ class Kept:
         self.names = {slot: number for number, slot in enumerate(slots)}
         self.lineage = link.attempt
         self.off = "" if slots else "this job keeps no checkpoints in memory"
+        if memory is not None and memory.why:
+            self.off = memory.why
         self.warned = False
         self.common: Slot | None = None
         """The newest one that all ranks have."""

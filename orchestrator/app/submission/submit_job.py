@@ -20,11 +20,13 @@ from orchestrator.app.submission.submission_rollback import look, restore
 from orchestrator.backends.by_name import HERE
 from orchestrator.contract.check_results import Finding, troubles, words_of_finding
 from orchestrator.contract.codec import Problem, encode
+from orchestrator.contract.devices import CPU
 from orchestrator.contract.drills import Drill, faults_of
 from orchestrator.contract.files.access import access_of, access_umask
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import JobSubmitted
+from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.job_spec import (
     INIT_TIMEOUT_S,
     CommonSpec,
@@ -562,7 +564,7 @@ def submitted_event(
 ) -> JobSubmitted:
     spec = submission.planned.spec
     resilience = spec.resilience
-    memory = _memory_of(spec)
+    memory = _memory_of(spec, submission.planned.plan)
     number = past.job.launch.launch + 1 if past.job else 1
     plans = max(past.current.number + 1, number) if past.job else number
     return JobSubmitted(
@@ -608,9 +610,12 @@ def submitted_event(
     )
 
 
-def _memory_of(spec: CommonSpec) -> MemoryCheckpointSpec | None:
+def _memory_of(spec: CommonSpec, plan: Plan) -> MemoryCheckpointSpec | None:
     """None: no checkpoints in the memory of the hosts."""
     memory = spec.checkpoint.memory
+    # A program of the user decides itself, and without a profile the ranks do.
+    if isinstance(spec, JobSpec) and plan.profile is not None:
+        memory = memory.on_devices(cpu=plan.profile == CPU)
     return None if memory.every == "off" else memory
 
 

@@ -231,6 +231,19 @@ class CheckpointIntervalChanged(Struct, frozen=True, kw_only=True):
     why: str
 
 
+class MemoryCheckpointsSet(Struct, frozen=True, kw_only=True):
+    """From now on in this attempt, ranks keep checkpoints in the memory of their hosts, or none."""
+
+    at: float = 0.0
+    attempt: int
+    copies: int | None
+    """Of each on other hosts; None: nothing is kept in memory."""
+    host_bytes: int = 0
+    """Memory that they take on the host with most."""
+    why: str = ""
+    """Why there are none, or fewer copies than the spec asks for."""
+
+
 class LogGrew(Struct, frozen=True, kw_only=True):
     """The log of a rank of the user's program has reached `size`, which is 1 GiB or a power of 2
     times as much."""
@@ -589,6 +602,7 @@ RankEvent = (
     | CheckpointSaved
     | CheckpointFailed
     | CheckpointIntervalChanged
+    | MemoryCheckpointsSet
     | DrillHappened
     | LogGrew
     | RankExited
