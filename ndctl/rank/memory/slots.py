@@ -48,7 +48,7 @@ class Memory(NamedTuple):
     resumed: Sequence[Made]
     restored: Made | None
     copies: int
-    why: str
+    why: str = ""
     """Why there are no slots."""
 
     @staticmethod

@@ -88,9 +88,10 @@ def memory_note(spec: JobSpec, made: Plan) -> Iterator[str]:
     whole = made.ranks_per_host * (kept + memory["checkpoint"])
     words = f"checkpoints in memory take {show_bytes(whole)} of each host"
     if every == "auto":
+        least = show_bytes(round(whole / MOST_BY_DEFAULT))
         words += (
-            f" (checkpoint.memory.every=auto); with less than {show_bytes(round(whole / MOST_BY_DEFAULT))}"
-            " to use, a host keeps fewer copies, or none"
+            f" (checkpoint.memory.every=auto); with less than {least} to use, a host keeps fewer"
+            " copies, or none"
         )
     yield words
 

@@ -104,10 +104,8 @@ def agree(spec: MemoryCheckpointSpec, rooms: Sequence[Room]) -> Agreed:
             hosts = _by(lambda room: room.host, rooms)
             most_bytes = max(_whole(each, copies, largest) for each in hosts)
             return Agreed(copies=copies, host_bytes=most_bytes, why=why)
-        what = "no checkpoints in memory"
-        if copies:
-            what = f"less than {copies} {'copies' if copies > 1 else 'copy'} of each on other hosts"
-        why = f"{what}: {said}"
+        many = f"{copies} {'copies' if copies > 1 else 'copy'}"
+        why = f"less than {many} of each on other hosts: {said}" if copies else said
     return Agreed(copies=None, why=why)
 
 

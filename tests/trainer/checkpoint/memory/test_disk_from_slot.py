@@ -26,6 +26,7 @@ from trainer.checkpoint.memory.slot import layout_of, slots_of
 from trainer.checkpoint.state import PROGRESS, Origin, Progress, Stream, TrainingState
 from trainer.data.ledger import NOTHING
 from trainer.rank.ranks import Ranks
+from trainer.rank.reporter import Reporter
 from trainer.step import Totals
 
 START_ALONE = replace(START, ranks_per_host=1)
@@ -77,6 +78,7 @@ class OneRank:
             written=self.records.append,
             layout=layout,
             partners=Partners(copies, lambda *_: None, None),
+            reporter=Reporter(ranks.env),
             slots=list(slots),
             every=1,
         )
