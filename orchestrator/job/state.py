@@ -98,10 +98,13 @@ class Run(Struct, frozen=True, kw_only=True):
     def copies_in_memory(self) -> int | None:
         """Copies of each checkpoint in memory on other hosts, as far as is known; None: nothing is
         kept in memory."""
-        said = self.attempt.memory
-        if self.job is None or not self.job.in_memory:
+        job, said = self.job, self.attempt.memory
+        if job is None or not job.in_memory:
             return None
-        return self.job.copies if said is None else said.copies
+        if said is not None:
+            return said.copies
+        # A program of the user may keep nothing.
+        return job.copies if job.run is None else None
 
 
 def pace_of(run: Run) -> SavePace:

@@ -63,6 +63,7 @@ class OneRank:
             origin=Origin(),
             ranks=ranks,
         )
+        self.reporter = Reporter(ranks.env)
         layout = layout_of({**state.tensors(), **state.random()})
         slots = slots_of(self.memory, 0)
         for slot in slots:
@@ -78,7 +79,7 @@ class OneRank:
             written=self.records.append,
             layout=layout,
             partners=Partners(copies, lambda *_: None, None),
-            reporter=Reporter(ranks.env),
+            reporter=self.reporter,
             slots=list(slots),
             every=1,
         )
@@ -91,6 +92,11 @@ class OneRank:
         del self.records[:records]
         self.saves.after_step(0.1, totals(self.saves, agreed=agreed))
         self.weight.data.fill_(float(step))
+
+    def close(self) -> None:
+        self.saves.close()
+        self.reporter.close()
+        self.owner.close()
 
     def files(self) -> Iterator[int]:
         for slot in range(4 if self.memory.copies else 3):
@@ -124,7 +130,7 @@ def test_no_copy_overwrites_what_is_written_sent_or_the_newest_that_all_ranks_ha
     for _ in range(20):
         rank = OneRank(copies)
         train_randomly(rank, random)
-        rank.owner.close()
+        rank.close()
 
 
 def train_randomly(rank: OneRank, random: Random) -> None:
