@@ -23,6 +23,7 @@ from orchestrator.contract.codec import Problem, encode
 from orchestrator.contract.devices import CPU
 from orchestrator.contract.drills import Drill, faults_of
 from orchestrator.contract.files.access import access_of, access_umask
+from orchestrator.contract.files.last_metric import last_reached
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import JobSubmitted
@@ -341,6 +342,7 @@ def _begin(submission: Submission, without: Sequence[str], clock: Clock) -> Hand
     with Journal(run_dir.journal, clock) as journal:
         past = snapshot.replay(run_dir)
         job = submitted_event(submission, past, clock.now(), without)
+        job = replace(job, reached=last_reached(run_dir.metrics) if job.resume else None)
         handover = handover_of(submission, job)
         write_files(run_dir, handover, job.plan_number)
         journal.append(job)

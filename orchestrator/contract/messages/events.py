@@ -91,6 +91,8 @@ class JobSubmitted(Struct, frozen=True, kw_only=True):
     """What a host sends of them at most."""
     keep_ranks: bool = False
     """Ranks that did not fail keep their processes between two attempts."""
+    reached: Reached | None = None
+    """How far the last attempt of an earlier launch got, according to its metrics."""
     group: str = ""
     """Name under which commands find this job together with others, such as those of a sweep."""
 

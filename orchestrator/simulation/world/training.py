@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from ndctl.rank.phases import Phase
 from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.memory.peers import CopyPlan
 from orchestrator.contract.messages.events import (
     CheckpointFailed,
@@ -22,7 +23,7 @@ from orchestrator.contract.messages.events import (
     TrainingResumed,
 )
 from orchestrator.contract.skipped_batches import Window, batch_of, merge_windows
-from orchestrator.simulation.clock import Timeline
+from orchestrator.simulation.clock import EPOCH, Timeline
 from orchestrator.simulation.world.host_memory import (
     ALONE,
     WITH_PARTNERS,
@@ -243,6 +244,10 @@ class Training:
         self.step += 1
         batch = batch_of(self.step, self.skipped)
         self.batches += (batch,)
+        if self.storage.reachable_from(self.members[0].host):
+            self.storage.reached = Reached(
+                attempt=self.attempt, step=self.step, at=EPOCH + self.timeline.now
+            )
         self._enter_phase("train")
         self.bad_steps = (
             (*self.bad_steps, self.step) if self.training_faults.makes_nan(self.step, batch) else ()

@@ -195,11 +195,11 @@ class MemoryCheckpoints:
         try:
             # It may hold what another mesh made.
             slot.reserve(self.layout, pinned=self.state.ranks.device.type == "cuda")
+            slot.write(self.layout, tensors)
         except OSError as exc:
             self.trouble = f"{self._name}: the kernel refuses the memory: {exc}"
             self.newest = step  # no rank copies again, because this copy is never done
             return False
-        slot.write(self.layout, tensors)
         if self.state.ranks.device.type == "cuda":
             torch.cuda.synchronize()
         first, self.newest = self.newest is None, step
