@@ -20,6 +20,7 @@ from orchestrator.contract.messages.events import (
     CheckpointFailed,
     CheckpointIntervalChanged,
     CheckpointSaved,
+    MemoryCheckpointsSet,
     TrainingResumed,
 )
 from orchestrator.contract.skipped_batches import Window, batch_of, merge_windows
@@ -54,7 +55,15 @@ PEER_CLOSED_S = 3.0
 INTERVALS = (2, 3, 5, 8)
 """Checkpoint intervals in steps that ranks may choose."""
 
-TrainingNews = TrainingResumed | CheckpointSaved | CheckpointFailed | CheckpointIntervalChanged
+NO_ROOM_AT_START, NO_ROOM_AT_STEP = 0.1, 0.005
+"""Probabilities that a host has too little memory for checkpoints."""
+TrainingNews = (
+    TrainingResumed
+    | CheckpointSaved
+    | CheckpointFailed
+    | CheckpointIntervalChanged
+    | MemoryCheckpointsSet
+)
 
 
 class Ranks(Protocol):
@@ -183,6 +192,7 @@ class Training:
             attempt=self.attempt, step=self.step, in_memory=remembered is not None
         )
         self.members[0].report_news(resumed)
+        self._tell_of_memory()
         if not self._fail_one(self.training_faults.failure_at_start(self.timeline.now)):
             self._next()
 
@@ -269,7 +279,27 @@ class Training:
         else:
             self._next()
 
+    def _tell_of_memory(self) -> None:
+        if self.memories is None or self.partners is None:
+            return
+        if self.random.random() < NO_ROOM_AT_START:
+            self._forget()
+            return
+        said = MemoryCheckpointsSet(attempt=self.attempt, copies=self.partners.copies)
+        self.members[0].report_news(said)
+
+    def _forget(self) -> None:
+        """A host has too little memory, so no rank keeps anything there."""
+        assert self.memories is not None
+        for memory in self.memories.hosts:
+            memory.give_back()
+        self.memories = self.partners = None
+        said = MemoryCheckpointsSet(attempt=self.attempt, copies=None, why="no memory is left")
+        self.members[0].report_news(said)
+
     def _copy_to_memory(self) -> None:
+        if self.memories is not None and self.random.random() < NO_ROOM_AT_STEP:
+            self._forget()
         if self.memories is None or self.partners is None:
             return
         shared, unstable = self.partners.shared, bool(self.bad_steps)
