@@ -104,7 +104,7 @@ def test_nothing_is_expected_of_memory_once_ranks_keep_nothing_there() -> None:
     assert job.run.copies_in_memory is None
     reason = started(job.fails_once()).reason
     assert "memory" not in reason + job.run.history.incidents[0].action
-    assert job.run.copies_in_memory == 2, "the next attempt decides anew"
+    assert job.run.copies_in_memory == 2, "the next attempt decides again"
 
 
 def test_a_program_of_the_user_keeps_nothing_in_memory_until_it_says_so() -> None:
