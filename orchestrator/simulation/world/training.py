@@ -55,7 +55,7 @@ PEER_CLOSED_S = 3.0
 INTERVALS = (2, 3, 5, 8)
 """Checkpoint intervals in steps that ranks may choose."""
 
-NO_ROOM_AT_START, NO_ROOM_AT_STEP = 0.1, 0.005
+NO_ROOM_AT_START, NO_ROOM_AT_STEP = 0.05, 0.001
 """Probabilities that a host has too little memory for checkpoints."""
 TrainingNews = (
     TrainingResumed
@@ -192,7 +192,8 @@ class Training:
             attempt=self.attempt, step=self.step, in_memory=remembered is not None
         )
         self.members[0].report_news(resumed)
-        self._tell_of_memory()
+        if self._has_no_room(NO_ROOM_AT_START):
+            self._forget()
         if not self._fail_one(self.training_faults.failure_at_start(self.timeline.now)):
             self._next()
 
@@ -279,14 +280,11 @@ class Training:
         else:
             self._next()
 
-    def _tell_of_memory(self) -> None:
-        if self.memories is None or self.partners is None:
-            return
-        if self.random.random() < NO_ROOM_AT_START:
-            self._forget()
-            return
-        said = MemoryCheckpointsSet(attempt=self.attempt, copies=self.partners.copies)
-        self.members[0].report_news(said)
+    def _has_no_room(self, probability: float) -> bool:
+        """Whether a host has too little memory now. Other random choices do not depend on it."""
+        if self.memories is None:
+            return False
+        return Random(f"{self.attempt} {self.timeline.now}").random() < probability
 
     def _forget(self) -> None:
         """A host has too little memory, so no rank keeps anything there."""
@@ -298,7 +296,7 @@ class Training:
         self.members[0].report_news(said)
 
     def _copy_to_memory(self) -> None:
-        if self.memories is not None and self.random.random() < NO_ROOM_AT_STEP:
+        if self._has_no_room(NO_ROOM_AT_STEP):
             self._forget()
         if self.memories is None or self.partners is None:
             return
