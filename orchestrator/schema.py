@@ -12,7 +12,7 @@ from typing import Any, Literal, Union
 
 from msgspec import NODEFAULT, Struct, structs
 
-from orchestrator.contract.codec import encode, fields_of, is_struct
+from orchestrator.contract.codec import SWITCH, encode, fields_of, is_struct, is_switch
 from orchestrator.contract.spec.data_spec import ValidationSpec
 from orchestrator.contract.spec.job_spec import JobSpec, ScriptSpec
 from orchestrator.contract.spec.kubernetes_spec import EnvFrom, ValueFrom
@@ -106,7 +106,7 @@ def _type(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if origin in (Union, types.UnionType):
         return {"anyOf": [_type(one, definitions) for one in args]}
     if origin is Literal:
-        return {"enum": list(args)}
+        return {"enum": [*args, *(SWITCH if is_switch(args) else ())]}
     if origin is tuple:
         return {"type": "array", "items": _type(args[0], definitions)}
     if origin is not None:

@@ -195,3 +195,8 @@ def test_no_object_of_the_schema_accepts_unknown_keys() -> None:
     for name, definition in SCHEMA["$defs"].items():
         assert definition["additionalProperties"] is False, name
     assert SCHEMA["additionalProperties"] is False
+
+
+def test_a_switch_may_be_a_boolean() -> None:
+    memory = json_schema()["$defs"]["MemoryCheckpointSpec"]["properties"]["every"]
+    assert memory["anyOf"][1]["enum"] == ["auto", "on", "off", True, False]

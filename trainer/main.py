@@ -20,6 +20,7 @@ from trainer.checkpoint.memory.opened import digests_of, open_memory
 from trainer.checkpoint.memory.saves import start_saving
 from trainer.checkpoint.resume import find_checkpoint, resume
 from trainer.checkpoint.save import Checkpoints
+from trainer.checkpoint.schedule import Resumed
 from trainer.checkpoint.state import Origin, Stream, TrainingState, trained_parameters
 from trainer.config import with_dtype
 from trainer.data.batches import Batches
@@ -86,7 +87,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Tr
     torch.manual_seed(config.train.seed + ranks.env.rank)
     run = RunDir(Path(config.out))
     batches = open_data(config, ranks, runtime)
-    memory = open_memory(config.checkpoint.memory, ranks, digests_of(config))
+    memory = open_memory(config.checkpoint.memory, ranks, digests_of(config), runtime.reporter)
     if memory is not None:
         runtime.on_leave.callback(memory.close)
     found = find_checkpoint(
@@ -130,7 +131,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Tr
         state,
         config.checkpoint,
         runtime.reporter,
-        done,
+        Resumed(done, done if found.in_memory is None else found.on_disk),
         before_commit=nothing if records is None else records.sync,
     )
     runtime.on_leave.callback(checkpoints.close)

@@ -47,6 +47,8 @@ class News:
     """No copy of a checkpoint in memory is being sent to partner hosts."""
     share_failed: bool = False
     """The last one did not arrive."""
+    forgets: bool = False
+    """This rank can keep no checkpoints in memory any more."""
 
 
 NO_NEWS = News()
@@ -77,6 +79,8 @@ class Totals:
     """The agents of all ranks have ended sending copies to partner hosts."""
     share_failed: bool
     """At least one copy did not arrive."""
+    forgets: bool = False
+    """Some rank can keep no checkpoints in memory any more, so none does."""
     read: Sums
     """Checksums of the samples that all ranks together have read."""
     stop_on_disk: bool = True
@@ -182,7 +186,7 @@ class Stepper:
         counts = torch.stack([sums.loss, sums.z_loss, sums.tokens, norm2])
         # Filled in place, because `torch.tensor` of Python numbers would wait for its copy.
         numbers = (stop.asked, news.save_failed, news.every, news.remembered, news.remember_every)
-        shares = (news.share_ended, news.share_failed, stop.on_disk, stop.save)
+        shares = (news.share_ended, news.share_failed, news.forgets, stop.on_disk, stop.save)
         values = (*map(float, (*numbers, *shares)), *self.batches.read)
         rest = torch.zeros(len(values), dtype=torch.float64, device=norm2.device)
         for place, value in enumerate(values):
@@ -193,7 +197,7 @@ class Stepper:
 
     def _totals(self, vector: Sequence[float], norms: Norms) -> Totals:
         loss, z_loss, tokens, norm2_sum, stops, failures, wanted, *rest = vector
-        remembered, remember_every, share_ended, share_failed, on_disk, save, *read = rest
+        remembered, remember_every, share_ended, share_failed, forgets, on_disk, save, *read = rest
         # All tp ranks of a group have counted the same tokens.
         loss, z_loss, tokens = (value / self.ranks.tp for value in (loss, z_loss, tokens))
         totals = Totals(
@@ -207,6 +211,7 @@ class Stepper:
             remember_every=int(remember_every),
             share_ended=share_ended == self.ranks.env.world_size,
             share_failed=share_failed > 0,
+            forgets=forgets > 0,
             stop_on_disk=on_disk > 0,
             save=save > 0,
             read=Sums(*read),

@@ -30,6 +30,7 @@ from orchestrator.contract.messages.events import (
     HostStopped,
     HostWarned,
     LogGrew,
+    MemoryCheckpointsSet,
     RankExited,
     TrainingResumed,
 )
@@ -263,6 +264,8 @@ class Attempts:
             case Profiled():
                 self.report(datagram)
             case TrainingResumed() | CheckpointSaved() | CheckpointIntervalChanged() | LogGrew():
+                self.report(datagram)
+            case MemoryCheckpointsSet():
                 self.report(datagram)
             case DrillHappened():
                 self.report(datagram)

@@ -48,7 +48,7 @@ from orchestrator.contract.messages.agent_protocol import (
     Start,
 )
 from orchestrator.contract.messages.events import HostStopped, RankExited
-from orchestrator.contract.messages.rank_messages import Beat, CopyReady, Datagram
+from orchestrator.contract.messages.rank_messages import Beat, CopiesEnded, CopyReady, Datagram
 from orchestrator.contract.spec.failures import Reading
 from orchestrator.diagnosis.logs.readings import read_words
 from orchestrator.health.host_probes import Probe
@@ -218,6 +218,8 @@ class TorchrunAttempt(Attempt):
                 self.program.heard(datagram)
             case CopyReady():
                 self.memory().ready(datagram)
+            case CopiesEnded() if self.start.copies is not None:
+                self.memory().ended(datagram)
             case _:
                 pass
         return exited

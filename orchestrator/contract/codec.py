@@ -13,7 +13,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from typing import Any, Literal, TypeGuard, TypeVar, Union, cast
 
@@ -239,6 +239,8 @@ def _read_tagged(kinds: Mapping[str, Any], data: Any, path: str, problems: list[
 
 
 def _read_literal(choices: tuple[Any, ...], data: Any, path: str, problems: list[Problem]) -> Any:
+    if isinstance(data, bool) and is_switch(choices):
+        return SWITCH[data]
     for choice in choices:
         # `True == 1` in Python, so the types are compared too.
         if data == choice and type(data) is type(choice):
@@ -248,6 +250,15 @@ def _read_literal(choices: tuple[Any, ...], data: Any, path: str, problems: list
     fix = f"did you mean {near}?" if near else f"set {path} to {limit}"
     problems.append(Problem(path=path, value=data, limit=limit, fix=fix))
     return None
+
+
+SWITCH = {True: "on", False: "off"}
+
+
+def is_switch(choices: Collection[Any]) -> bool:
+    """Whether `true` and `false` are read as `on` and `off`. In YAML 1.1 both are booleans, and in
+    YAML 1.2 `on` and `off` are strings, so a user may write either."""
+    return all(word in choices for word in SWITCH.values())
 
 
 def _read_tuple(item: Any, data: Any, path: str, problems: list[Problem]) -> Any:

@@ -10,6 +10,7 @@ from orchestrator.contract.codec import encode
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard import format
+from orchestrator.dashboard.event_text import memory_use
 from orchestrator.dashboard.measured.against_plan import describe_rows
 from orchestrator.dashboard.next_steps import incident_log_command
 from orchestrator.dashboard.snapshot import Snapshot
@@ -166,6 +167,8 @@ def _checkpoints(
         yield row("", format.one_line(found.failed.why))
     for passed in passed_over:
         yield row("skipped", f"{passed.name}: {passed.why}")
+    if (memory := snapshot.seen.run.attempt.memory) is not None:
+        yield row("in memory", memory_use(memory))
 
 
 def _stragglers(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:

@@ -45,6 +45,7 @@ from orchestrator.contract.messages.events import (
     LeaderStarted,
     LeaveAsked,
     LogGrew,
+    MemoryCheckpointsSet,
     NoticeSent,
     ProgramRuns,
     RankExited,
@@ -192,6 +193,8 @@ def describe_event(event: Event) -> str:  # noqa: C901, PLR0915 - one line for e
         case CheckpointIntervalChanged(old=old, new=new, why=why):
             many = format.count(new, "step")
             return f"checkpoint interval changed from {old} to {many}: {why}"
+        case MemoryCheckpointsSet():
+            return f"checkpoints in memory: {memory_use(event)}"
         case HealthChanged(ranks=spans, health=health, age_s=age):
             # One event covers all ranks that change at once; age_s is the oldest heartbeat.
             at_most = "at most " if spans[0][0] != spans[-1][1] else ""
@@ -323,6 +326,18 @@ def _resumed(event: TrainingResumed) -> str:
             f"attempt {event.attempt} resumes from step {event.step} in its hosts' memory{passed}"
         )
     return f"attempt {event.attempt} resumes from checkpoint step-{event.step}{passed}"
+
+
+COPIES = {0: "no copy on another host", 1: "1 copy of each on another host"}
+
+
+def memory_use(event: MemoryCheckpointsSet) -> str:
+    """What checkpoints in memory take, or why there are none."""
+    if event.copies is None:
+        return f"none: {event.why}"
+    copies = COPIES.get(event.copies, f"{event.copies} copies of each on other hosts")
+    why = f"; {event.why}" if event.why else ""
+    return f"{format.size(event.host_bytes)} of each host's memory, {copies}{why}"
 
 
 def _step(event: StepReached) -> str:

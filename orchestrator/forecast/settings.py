@@ -16,7 +16,7 @@ from orchestrator.contract.checkpoint_interval import (
 )
 from orchestrator.contract.devices import CPU
 from orchestrator.contract.plan import Plan
-from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.job_spec import NOT_ON_GPUS, JobSpec
 from orchestrator.contract.spec.limits import Above, AtLeast
 from orchestrator.detect.heartbeat_monitor import HANG_SLACK_S, HANG_STEPS
 from orchestrator.forecast.rates import DAY_S, Detected, Rates
@@ -114,7 +114,7 @@ def basis_of(spec: JobSpec, plan: Plan, around: Assumptions) -> Basis:
         "restart": "given"
         if around.restart_s is not None
         else f"{START_S:.0f} s assumed, plus loading a checkpoint (--restart SECONDS)",
-        **({} if memory is None else {"memory": _memory_words()}),
+        **_memory_words(spec, memory),
         "repair": f"{around.repair_h:g} h on average (--repair HOURS)",
         "queue": f"{around.queue_s:g} s on average (--queue SECONDS)",
     }
@@ -126,13 +126,14 @@ def basis_of(spec: JobSpec, plan: Plan, around: Assumptions) -> Basis:
 def _memory_of(
     spec: JobSpec, plan: Plan, around: Assumptions, copy_s: float, step_s: float
 ) -> MemoryTier | None:
-    wanted = spec.checkpoint.memory
+    cpu = plan.profile == CPU
+    wanted = spec.checkpoint.memory.on_devices(cpu=cpu)
     if wanted.every == "off":
         return None
-    steps = wanted.every
-    if steps == "auto":
-        share = MEMORY_ON_CPU if plan.profile == CPU else MEMORY_ON_GPU
-        steps = memory_steps(copy_s, step_s, share)
+    if isinstance(wanted.every, int):
+        steps = wanted.every
+    else:
+        steps = memory_steps(copy_s, step_s, MEMORY_ON_CPU if cpu else MEMORY_ON_GPU)
     _, fullest = checkpoint_bytes(plan)
     sent = fullest * plan.ranks_per_host * wanted.copies
     limit = SEND_BYTES_PER_S
@@ -165,11 +166,17 @@ def _covered(
     return tuple(split)
 
 
-def _memory_words() -> str:
-    return (
+def _memory_words(spec: JobSpec, memory: MemoryTier | None) -> dict[str, str]:
+    every = spec.checkpoint.memory.every
+    if memory is None:
+        return {} if every == "off" else {"memory": f"no checkpoints in memory: {NOT_ON_GPUS}"}
+    words = (
         f"{UNCOVERED:.0%} of the failures leave no checkpoint in memory, assumed; a host sends at"
         f" most {SEND_BYTES_PER_S / 1e9:g} GB/s to partners"
     )
+    if every == "auto":
+        words += "; hosts have the memory, assumed (checkpoint.memory.every=auto)"
+    return {"memory": words}
 
 
 def _interval_of(setting: Setting) -> Interval:

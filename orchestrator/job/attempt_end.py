@@ -292,7 +292,7 @@ def _starts_from_memory(run: Run) -> bool:
         return False
     # Hosts that are added or taken away by the scheduler may change the mesh, or hurry.
     changes_hosts_only = leaving.warned or leaving.straggler is not None or leaving.by_drain
-    return changes_hosts_only and job.in_memory and job.copies > 0
+    return changes_hosts_only and bool(run.copies_in_memory)
 
 
 def stop_or_conclude(run: Run, at: float, reason: str) -> Result:

@@ -29,13 +29,13 @@ SETTLE_S = 5.0
 
 def job_submitted(run: Run, event: JobSubmitted) -> Result:
     """A resumed job keeps its history. An attempt that was under way ended with its leader."""
-    kept = _interrupted(run, event.at) if event.resume else Run()
+    kept = _interrupted(run, event) if event.resume else Run()
     reason = "submitted again" if event.resume else "submitted"
     after = Run(
         job=event,
         stage=Submitted(since=event.at, reason=reason),
         # The ids of this submission's `--drill` options count from 1 again.
-        attempt=replace(kept.attempt, placement=(), done={}, killed=(), drills=()),
+        attempt=replace(kept.attempt, placement=(), done={}, killed=(), drills=(), memory=None),
         progress=replace(kept.progress, rollbacks=(), save_every=None, drills=()),
         hosts=Hosts(
             settle_until=kept.hosts.settle_until,
@@ -54,12 +54,12 @@ def job_submitted(run: Run, event: JobSubmitted) -> Result:
     return after, ()
 
 
-def _interrupted(run: Run, at: float) -> Run:
+def _interrupted(run: Run, event: JobSubmitted) -> Run:
     """Adds the incident of an attempt without an end. What follows was a person's decision."""
-    findings = _left_behind(run, at)
+    findings = _left_behind(run, event.at, event.reached)
     if findings is None:
         return run
-    run = _with_incident(run, findings, "the job was submitted again")
+    run = _with_incident(_as_far_as(run, event.reached), findings, "the job was submitted again")
     return replace(run, history=replace(run.history, restarts=run.history.restarts + 1))
 
 

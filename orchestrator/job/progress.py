@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from msgspec import Struct, field
 
 from orchestrator.contract.files.checkpoint_names import Made
-from orchestrator.contract.messages.events import StragglerFound
+from orchestrator.contract.messages.events import MemoryCheckpointsSet, StragglerFound
 from orchestrator.contract.skipped_batches import Window
 from orchestrator.job.plans import Rollback
 
@@ -29,6 +29,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """Drills that happened in this attempt."""
     stragglers: Mapping[int, StragglerFound] = field(default_factory=dict)
     """Rank that keeps its peers waiting -> when and by how much."""
+    memory: MemoryCheckpointsSet | None = None
+    """What its ranks keep in the memory of their hosts; None: they have not said yet."""
 
 
 class Progress(Struct, frozen=True, kw_only=True):

@@ -97,6 +97,18 @@ class Run(Struct, frozen=True, kw_only=True):
         incidents = self.history.incidents
         return bool(incidents) and incidents[-1].recovered_after_s is None
 
+    @property
+    def copies_in_memory(self) -> int | None:
+        """Copies of each checkpoint in memory on other hosts, as far as is known; None: nothing is
+        kept in memory."""
+        job, said = self.job, self.attempt.memory
+        if job is None or not job.in_memory:
+            return None
+        if said is not None:
+            return said.copies
+        # A program of the user may keep nothing.
+        return job.copies if job.run is None else None
+
 
 def pace_of(run: Run) -> SavePace:
     """How often the job failed, for the checkpoint interval of the next attempt. Drills do not

@@ -9,6 +9,7 @@ from orchestrator.contract.messages.events import (
     CheckpointIntervalChanged,
     CheckpointSaved,
     DrillHappened,
+    MemoryCheckpointsSet,
     ProgramRuns,
     StepReached,
     TrainingResumed,
@@ -166,6 +167,10 @@ def checkpoint_saved(run: Run, event: CheckpointSaved) -> Result:
 
 def interval_changed(run: Run, event: CheckpointIntervalChanged) -> Result:
     return replace(run, progress=replace(run.progress, save_every=event.new)), ()
+
+
+def memory_set(run: Run, event: MemoryCheckpointsSet) -> Result:
+    return replace(run, attempt=replace(run.attempt, memory=event)), ()
 
 
 def drill_happened(run: Run, event: DrillHappened) -> Result:

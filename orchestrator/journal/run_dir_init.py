@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from orchestrator.contract.files.access import access_of
 from orchestrator.contract.files.atomic_write import write_whole
+from orchestrator.contract.files.last_metric import last_reached
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import JobError
@@ -114,7 +115,9 @@ def begin(run_dir: RunDir, handover: Handover, clock: Clock, *, token: bool) -> 
         plans = run.current.number + 1 if run.job else handover.job.plan_number
         write_files(run_dir, handover, plans, token=token)
         resume = run.job is not None
-        journal.append(replace(handover.job, at=clock.now(), plan_number=plans, resume=resume))
+        reached = last_reached(run_dir.metrics) if resume else None
+        job = replace(handover.job, plan_number=plans, resume=resume, reached=reached)
+        journal.append(replace(job, at=clock.now()))
     return replay(run_dir)
 
 
@@ -122,7 +125,13 @@ def is_same_launch(run_dir: RunDir, handover: Handover, run: Run) -> bool:
     """Whether the current launch of the run started from this very handover."""
     job = run.job
     assert job is not None
-    asked = replace(handover.job, at=job.at, plan_number=job.plan_number, resume=job.resume)
+    asked = replace(
+        handover.job,
+        at=job.at,
+        plan_number=job.plan_number,
+        resume=job.resume,
+        reached=job.reached,
+    )
     try:
         return asked == job and run_dir.spec_of(job.launch.launch).read_text() == handover.spec
     except FileNotFoundError:  # a user deleted the spec of that launch

@@ -39,6 +39,7 @@ from orchestrator.plan.show.notes import (
     dtype_notes,
     idle_note,
     margin_note,
+    memory_note,
     notes_of,
     price_note,
 )
@@ -67,7 +68,8 @@ def plan(
         raise _too_large(wished, space.limit, inventory, found)
     made = _plan_of(space, inventory, found)
     made = corrected(made, found.options[0].setup, space.fabric, earlier)
-    return replace(made, notes=(*made.notes, *margin_note(spec, space), *dtype_notes(spec, space)))
+    notes = (*margin_note(spec, space), *dtype_notes(spec, space), *memory_note(spec, made))
+    return replace(made, notes=(*made.notes, *notes))
 
 
 def with_prices(made: Plan, spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Plan:
@@ -134,15 +136,20 @@ def space_of_hosts(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Sp
             "the hardware of the hosts is unknown: the inventory has no profile",
             fix="name one in the inventory, for example profile: h100-sxm-80gb",
         )
-    return Space(_with_dtype(spec, fabric), shape, fabric)
+    return Space(_on_devices(spec, fabric), shape, fabric)
 
 
-def _with_dtype(spec: JobSpec, fabric: Fabric) -> JobSpec:
-    """`spec` with `train.dtype` decided."""
+def _on_devices(spec: JobSpec, fabric: Fabric) -> JobSpec:
+    """`spec` with the keys decided that depend on the devices alone."""
     profile = fabric.profile
     fast = profile.device == "cuda" and "bfloat16" in profile.flops
     dtype = compute_dtype(spec.train.dtype, fast_bfloat16=fast)
-    return replace(spec, train=replace(spec.train, dtype=dtype))
+    memory = spec.checkpoint.memory.on_devices(cpu=profile.device == "cpu")
+    return replace(
+        spec,
+        train=replace(spec.train, dtype=dtype),
+        checkpoint=replace(spec.checkpoint, memory=memory),
+    )
 
 
 def _refusal(

@@ -6,6 +6,7 @@ from typing import Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from orchestrator.contract.devices import CPU
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Plan
@@ -138,7 +139,12 @@ def setup_of_plan(spec: JobSpec, plan: Plan, shape: ModelShape) -> Setup:
     """The setup that `plan` decided for `spec`."""
     assert plan.micro_batch_size is not None
     assert plan.work is not None
-    known = replace(spec, train=replace(spec.train, dtype=plan.work.dtype))
+    memory = spec.checkpoint.memory.on_devices(cpu=plan.profile == CPU)
+    known = replace(
+        spec,
+        train=replace(spec.train, dtype=plan.work.dtype),
+        checkpoint=replace(spec.checkpoint, memory=memory),
+    )
     decided = setup_of(
         known,
         shape,

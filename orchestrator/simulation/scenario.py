@@ -252,7 +252,7 @@ def _choices(random: Random, hosts: int) -> _Choices:
         pinned={name: random.choice(uses) for name in names},
         successor_s=random.choice((None, None, 60.0, 150.0)),
         enforces_exclusions=random.random() < 0.5,
-        remembers=random.random() < 0.4,
+        remembers=random.random() < 0.8,
     )
 
 

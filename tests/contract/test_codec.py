@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec import Struct, field
 
 from orchestrator.contract.codec import Invalid, Problem, decode, encode, encode_tagged, words_of
+from orchestrator.contract.spec.job_spec import MemoryCheckpointSpec
 from orchestrator.contract.spec.limits import Above, AtLeast, AtMost, Matches, OneOf
 
 
@@ -237,3 +238,12 @@ def test_an_enum_that_is_a_number_is_written_as_a_number() -> None:
 def test_an_integer_too_large_for_a_float_is_not_finite() -> None:
     with pytest.raises(Invalid, match="must be a finite number"):
         decode(float, 10**400)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [(True, "on"), (False, "off"), ("on", "on"), ("off", "off"), ("auto", "auto"), (3, 3)],
+)
+def test_a_switch_may_be_written_as_a_boolean(written: object, read: object) -> None:
+    """YAML 1.1 reads `on` and `off` as booleans."""
+    assert decode(MemoryCheckpointSpec, {"every": written}).every == read

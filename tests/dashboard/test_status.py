@@ -49,6 +49,7 @@ from orchestrator.contract.messages.events import (
     LeaderStarted,
     LeaveAsked,
     LogGrew,
+    MemoryCheckpointsSet,
     NoticeSent,
     ProgramRuns,
     RankError,
@@ -72,6 +73,7 @@ from orchestrator.dashboard.event_text import (
     describe_action,
     describe_event,
     event_line,
+    memory_use,
     sort_by_time,
 )
 from orchestrator.dashboard.follow.follow import summary_text
@@ -756,6 +758,7 @@ def all_events() -> list[Event]:
         CheckpointIntervalChanged(
             at=START, attempt=1, step=40, old=20, new=35, why="a save costs 2.1 s"
         ),
+        MemoryCheckpointsSet(at=START, attempt=1, copies=None, why="host-1 has\n3 GiB left"),
         CheckpointSlow(at=START, attempt=1, step=40, took_s=42.0, usual_s=8.0),
         JournalDelayed(at=START, waited_s=12.0, why="[Errno 28] No space left on device"),
         LogGrew(at=START, attempt=1, rank=0, size=1 << 30, per_second=1e8),
@@ -830,6 +833,19 @@ def test_every_kind_of_event_has_one_line() -> None:
         assert "\n" not in line
         assert line.startswith("2023-11-14 22:")
         assert len(line) > 30
+
+
+def test_the_use_of_memory_and_its_reason_are_told() -> None:
+    said = MemoryCheckpointsSet(at=START, attempt=1, copies=2, host_bytes=3 << 30)
+    use = "3.0 GiB of each host's memory"
+    assert describe_event(said) == f"checkpoints in memory: {use}, 2 copies of each on other hosts"
+    fewer = replace(said, copies=1, why="less than 2 copies fit")
+    assert memory_use(fewer) == f"{use}, 1 copy of each on another host; less than 2 copies fit"
+    assert memory_use(replace(said, copies=0)) == f"{use}, no copy on another host"
+    off = replace(said, copies=None, why="they need 6.0 GiB on h")
+    assert memory_use(off) == "none: they need 6.0 GiB on h"
+    described = describe_text(snapshot([*started(), off]), UTC)
+    assert "in memory   none: they need 6.0 GiB on h" in described
 
 
 def test_events_are_ordered_by_time_and_a_stopped_rank_ends_at_its_stop() -> None:

@@ -122,6 +122,7 @@ def test_a_killed_leader_ends_all_processes_and_resume_works(
     (leader,) = ndctl.events("LeaderStarted")
     kill(leader["pid"])
     assert_nothing_left(ndctl.run_dir)
+    reached = ndctl.metrics()[-1]["step"]
 
     status = ndctl.status()
     assert status["state"] == "FAILED"
@@ -131,8 +132,10 @@ def test_a_killed_leader_ends_all_processes_and_resume_works(
     done = ndctl.submit("--resume", "--follow")
     assert done.code == 0, done.out + done.err
     assert ndctl.losses() == reference.losses()
-    assert ndctl.events("TrainingResumed")[1]["step"] > 0
-    assert [incident["kind"] for incident in ndctl.status()["incidents"]] == ["leader-lost"]
+    resumed = ndctl.events("TrainingResumed")[1]["step"]
+    assert resumed > 0
+    (incident,) = ndctl.status()["incidents"]
+    assert (incident["kind"], incident["lost_steps"]) == ("leader-lost", reached - resumed)
     assert_nothing_left(ndctl.run_dir)
 
 

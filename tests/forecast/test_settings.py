@@ -98,9 +98,11 @@ def test_numbers_are_finite(option: str, number: str) -> None:
 def test_memory_covers_most_failures_and_without_partners_none_that_takes_a_host(
     copies: int, hosts_too: bool
 ) -> None:
-    alone = forecast()["setting"]
+    default = forecast()
+    alone = default["setting"]
     assert alone["memory"] is None
-    asked = ["checkpoint.memory.every=auto", f"checkpoint.memory.copies={copies}"]
+    assert "no GPU has run them yet" in default["taken_for_granted"]["memory"]
+    asked = ["checkpoint.memory.every=on", f"checkpoint.memory.copies={copies}"]
     found = forecast(*(word for one in asked for word in ("--set", one)))["setting"]
     covered = [hazard for hazard in found["hazards"] if hazard["covered"]]
     assert not any(hazard["planned"] for hazard in covered)
@@ -125,7 +127,7 @@ def test_a_slow_network_makes_copies_rarer() -> None:
 
 
 @pytest.mark.parametrize("copies", [0, 1, 2])
-@pytest.mark.parametrize("every", ["auto", "1", "4"])
+@pytest.mark.parametrize("every", ["on", "1", "4"])
 def test_a_failure_costs_a_step_at_least(every: str, copies: int) -> None:
     """However fast the copies are: a host that was killed cost one step in the median."""
     given = [f"checkpoint.memory.every={every}", f"checkpoint.memory.copies={copies}"]
@@ -142,7 +144,7 @@ def test_a_failure_costs_a_step_at_least(every: str, copies: int) -> None:
 )
 def test_copies_are_no_more_frequent_than_their_cost_allows(spec: list[str], share: float) -> None:
     """`--stall` gives what was measured; training copies as seldom as that takes its share."""
-    given = [*spec, *SHORT, "--stall", "0.5", "--set", "checkpoint.memory.every=auto"]
+    given = [*spec, *SHORT, "--stall", "0.5", "--set", "checkpoint.memory.every=on"]
     found = json.loads(run("forecast", *given))
     memory, step_s = found["setting"]["memory"], found["step_s"]
     assert memory["interval_s"] >= 0.5 / share

@@ -11,7 +11,7 @@ from orchestrator.job.transitions import step
 from orchestrator.simulation.laws.law import LawViolated
 from orchestrator.simulation.run import Simulation
 from orchestrator.simulation.scenario import Fault
-from orchestrator.simulation.world import host_memory
+from orchestrator.simulation.world import host_memory, training
 from orchestrator.simulation.world.faults import start_fault
 from orchestrator.simulation.world.host_memory import Copy, Memories
 from tests.simulation.test_memory_partners import LOST, remembering
@@ -78,6 +78,8 @@ def test_a_law_finds_slots_of_steps_that_were_trained_again(
 ) -> None:
     """Hosts are cut off with the newest slots while attempt 2 resumes from older ones, and return
     with them before attempt 2 has done a step. Random faults almost never come in this order."""
+    monkeypatch.setattr(training, "NO_ROOM_AT_START", 0.0)
+    monkeypatch.setattr(training, "NO_ROOM_AT_STEP", 0.0)
     drawn = replace(remembering(1, LOST), faults=(Fault("rank", 60.0, 0.0, 0.0),), scheduled=False)
     simulation = Simulation(replace(drawn, successor_s=None), step)
     newest, away = Memories.newest, list[Copy]()

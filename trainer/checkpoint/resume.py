@@ -65,6 +65,8 @@ class Found:
     """Data to skip. The checkpoint has read none of it."""
     in_memory: InMemory | None = None
     """This rank's part of a checkpoint in memory, which is used in place of `folder`."""
+    on_disk: int = 0
+    """Step of the newest complete checkpoint on the disk, if `in_memory` is used."""
 
     @property
     def has_weights(self) -> bool:
@@ -95,10 +97,9 @@ def find_checkpoint(
     if memory is not None:
         found, remembered = newest_in_memory(memory, ranks, skip)
         newest, _ = broadcast_from_rank0(lambda: newest_complete(checkpoints))
-        if found is not None and (
-            newest is None or (step_of(newest.name) or 0) <= found.header.made.step
-        ):
-            return Found(None, remembered, skip, found)
+        on_disk = 0 if newest is None else step_of(newest.name) or 0
+        if found is not None and on_disk <= found.header.made.step:
+            return Found(None, remembered, skip, found, on_disk)
     refused: dict[str, str] = {}
     too_late: list[str] = []
     while True:

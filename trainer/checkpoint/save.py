@@ -25,7 +25,7 @@ from orchestrator.contract.spec.job_spec import CheckpointSpec
 from trainer.checkpoint.auto_interval import AutoInterval, Proposal
 from trainer.checkpoint.collective import Outcome, Target, write_on_all_ranks
 from trainer.checkpoint.memory.saves import MemoryCheckpoints
-from trainer.checkpoint.schedule import Schedule
+from trainer.checkpoint.schedule import AT_START, Resumed, Schedule
 from trainer.checkpoint.state import TrainingState
 from trainer.rank.reporter import Reporter
 
@@ -69,12 +69,12 @@ class Checkpoints:
         state: TrainingState,
         spec: CheckpointSpec,
         reporter: Reporter,
-        done: int = 0,
+        resumed: Resumed = AT_START,
         before_commit: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
-            done: number of steps that earlier attempts have done.
+            resumed: how far earlier attempts came.
             before_commit: called on rank 0 before a checkpoint becomes complete, maybe in another
                 thread. An OSError makes the save fail.
         """
@@ -88,10 +88,11 @@ class Checkpoints:
         self._reporter = reporter
         self._env = state.ranks.env
         self._auto_interval: AutoInterval | None = None
-        self._schedule = Schedule(spec.every_steps)
+        self._schedule = Schedule(spec.every_steps).after(resumed)
         if spec.every == "auto":
             self._auto_interval = AutoInterval(self._env)
-            self._schedule = Schedule(self._auto_interval.every or spec.every_steps, since=done)
+            every = self._auto_interval.every or spec.every_steps
+            self._schedule = Schedule(every, since=resumed.saved)
         self._proposed: Proposal | None = None
         self._proposed_from: SaveReport | None = None
         # A background save runs collectives beside those of training, so it needs its own group.

@@ -2,9 +2,22 @@
 one is asked for."""
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 JUST_BEGUN = 3
 """Steps after the begin of a save in which no other one is begun because it is asked for."""
+
+
+class Resumed(NamedTuple):
+    """Where an attempt resumed."""
+
+    done: int
+    """Steps that earlier attempts have done."""
+    saved: int
+    """Step of the newest complete checkpoint on the disk."""
+
+
+AT_START = Resumed(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +32,12 @@ class Schedule:
     """Step of the last regular save, if `every` can change. None: saves are at multiples of it."""
     begun_at: int | None = None
     """Step of the last save."""
+
+    def after(self, resumed: Resumed) -> "Schedule":
+        """The schedule of an attempt. Ranks that resume from memory do not come to a step again
+        whose save was cut off, so its save is made up for."""
+        missed = resumed.done // self.every > resumed.saved // self.every
+        return replace(self, retry_at=resumed.done + 1) if missed else self
 
     def due(self, step: int) -> bool:
         return self._regular(step) or step == self.retry_at

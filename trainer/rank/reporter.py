@@ -25,12 +25,14 @@ from orchestrator.contract.messages.events import (
     CheckpointIntervalChanged,
     CheckpointSaved,
     DrillHappened,
+    MemoryCheckpointsSet,
     RankError,
     TrainingResumed,
 )
 from orchestrator.contract.messages.rank_messages import (
     MAX_BYTES,
     Beat,
+    CopiesEnded,
     CopyReady,
     Datagram,
     Profiled,
@@ -133,6 +135,17 @@ class Reporter:
         attempt, rank = self.env.attempt, self.env.rank
         ready = CopyReady(attempt=attempt, rank=rank, step=step, slot=slot, copies=copies)
         self._send(ready, self._nonblocking)
+
+    def memory_set(self, copies: int | None, host_bytes: int, why: str) -> None:
+        """As in `MemoryCheckpointsSet`."""
+        said = MemoryCheckpointsSet(
+            attempt=self.env.attempt, copies=copies, host_bytes=host_bytes, why=why[:MAX_MESSAGE]
+        )
+        self._send(said, self._blocking)
+
+    def copies_ended(self) -> None:
+        attempt, rank = self.env.attempt, self.env.rank
+        self._send(CopiesEnded(attempt=attempt, rank=rank), self._blocking)
 
     def drill_fired(self, drill: Drill) -> None:
         attempt, rank = self.env.attempt, self.env.rank

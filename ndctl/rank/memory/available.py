@@ -20,15 +20,36 @@ VERSION_1 = _Names(
 )
 SPARE = 0.1
 """Part of the host's memory that checkpoints leave free: data loaders and page caches need it."""
+SHORT = 0.05
+"""With less left, they give their memory back. It is half of `SPARE`, because a job that began with
+just that may need some more."""
 
 
-def available_bytes(root: Path = Path("/")) -> int:
-    """Memory that checkpoints may take now: what the kernel calls available, and what the limits of
-    this process's control groups leave, less a spare part."""
-    total, available = _of_host(root)
+class HostRoom(NamedTuple):
+    """Memory that this process can use, in bytes: of the host, or less if its control groups have
+    limits."""
+
+    total: int
+    free: int
+    """What the kernel calls available, and what the limits leave."""
+
+    @property
+    def available(self) -> int:
+        """What checkpoints may take now."""
+        return max(0, self.free - int(SPARE * self.total))
+
+    @property
+    def is_short(self) -> bool:
+        """Checkpoints should give their memory back, before the kernel kills a process."""
+        return self.free < SHORT * self.total
+
+
+def host_room(root: Path = Path("/")) -> HostRoom:
+    """Raises OSError where there is no /proc."""
+    total, free = _of_host(root)
     for limit, used in _of_groups(root):
-        total, available = min(total, limit), min(available, limit - used)
-    return max(0, available - int(SPARE * total))
+        total, free = min(total, limit), min(free, limit - used)
+    return HostRoom(total, max(0, free))
 
 
 def _of_host(root: Path) -> tuple[int, int]:

@@ -20,6 +20,8 @@ from ndctl.rank.place import Place, place
 
 SAVE, LOAD = "ndctl.save_in_memory", "ndctl.load_from_memory"
 TIMEOUT_S = 600.0
+HELD = 2
+"""Slots that a partner host keeps for each of a rank's copies."""
 NO_GROUP = (
     "needs torch.distributed, because this is one of {size} ranks, which agree through its store;"
     " call torch.distributed.init_process_group first"
@@ -109,7 +111,11 @@ class Kept:
         self.names = {slot: number for number, slot in enumerate(slots)}
         self.lineage = link.attempt
         self.off = "" if slots else "this job keeps no checkpoints in memory"
+        if memory is not None and memory.why:
+            self.off = memory.why
         self.warned = False
+        self.told = False
+        """The job's journal knows how much memory the slots take."""
         self.common: Slot | None = None
         """The newest one that all ranks have."""
         self.sending: Slot | None = None
@@ -158,6 +164,7 @@ class Kept:
         self.slots = [*(one for one in self.slots if one is not slot), slot]
         self.common = slot
         self._tell_of_start()
+        self._tell_of_use(written[0])
         self._send(slot, made)
         return True
 
@@ -209,10 +216,25 @@ class Kept:
             self.link.send({"kind": "TrainingResumed", "attempt": self.link.attempt, "step": 0})
         self.link.resumed = True
 
+    def _tell_of_use(self, num_bytes: int) -> None:
+        """Once, for the job's journal: what the host gives."""
+        assert self.memory is not None
+        if self.told or self.link.rank != 0:
+            return
+        self.told, copies = True, self.memory.copies
+        slots = len(self.slots) + HELD * copies
+        on_host = slots * num_bytes * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self._set(copies=copies, host_bytes=on_host)
+
+    def _set(self, **values: Any) -> None:
+        self.link.send({"kind": "MemoryCheckpointsSet", "attempt": self.link.attempt, **values})
+
     def _give_up(self, why: str) -> None:
         self.off = why or "no slot is free"
         for slot in self.slots:
             slot.free()
+        if self.link.rank == 0:
+            self._set(copies=None, why=self.off)
         self.warn()
 
     def warn(self) -> None:

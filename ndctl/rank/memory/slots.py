@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ndctl.rank.memory.available import available_bytes
+from ndctl.rank.memory.available import host_room
 
 BEGIN = struct.Struct("<IIQ")
 MARK = struct.Struct("<Q")
@@ -48,6 +48,8 @@ class Memory(NamedTuple):
     resumed: Sequence[Made]
     restored: Made | None
     copies: int
+    why: str = ""
+    """Why there are no slots."""
 
     @staticmethod
     def of(text: str, local_rank: int) -> "Memory":
@@ -55,10 +57,11 @@ class Memory(NamedTuple):
         body: dict[str, Any] = json.loads(text)
         return Memory(
             lineage=body["lineage"],
-            slots=body["slots"][local_rank],
+            slots=body["slots"][local_rank] if body["slots"] else (),
             resumed=[_made(one) for one in body.get("resumed", ())],
             restored=_made(body["restored"]) if body.get("restored") else None,
             copies=body.get("copies", 0),
+            why=body.get("why", ""),
         )
 
 
@@ -210,7 +213,7 @@ class Writer(io.RawIOBase):
         # Without this the kernel would kill a process when the memory is used up. What the slot
         # has already is no new memory.
         if end > max(self.size, self.look_at):
-            if available_bytes() < LOOK_EACH + len(view):
+            if host_room().available < LOOK_EACH + len(view):
                 raise NoRoom(f"the host has less than {LOOK_EACH >> 20} MiB left")
             self.look_at = end + LOOK_EACH
         left = view

@@ -33,12 +33,21 @@ class HeldCopies:
         self._lock = threading.Lock()
         self.holds: frozenset[int] = frozenset()
         self.attempt = 0
+        self._ended = False
+        """Nothing is kept in this attempt any more."""
 
     def allow(self, ranks: Collection[int], attempt: int) -> None:
         """From now on keep copies of these ranks. Those of other ranks stay until all ranks have
         copies of a checkpoint of this attempt, because until then they may be the only ones."""
         with self._lock:
-            self.holds, self.attempt = frozenset(ranks), attempt
+            self.holds, self.attempt, self._ended = frozenset(ranks), attempt, False
+
+    def give_back(self) -> None:
+        """Keep nothing until the next `allow`."""
+        with self._lock:
+            self.holds, self._ended = frozenset(), True
+            for rank in list(self._files):
+                self._drop(rank)
 
     def begin(self, label: Label, num_bytes: int) -> int:
         """The file into which the copy must be written. Until `commit` it is not complete.
@@ -102,6 +111,9 @@ class HeldCopies:
         """No thread receives into `file` any more."""
         with self._lock:
             self._writing.discard(file)
+            if self._ended:
+                for rank in list(self._files):
+                    self._drop(rank)
 
     def _drop(self, rank: int) -> None:
         files = self._files.pop(rank)

@@ -29,7 +29,7 @@ from orchestrator.contract.memory.slot_file import (
     set_mark,
 )
 from orchestrator.contract.messages.agent_protocol import Claim, MemoryUse, Start
-from orchestrator.contract.messages.rank_messages import CopyReady
+from orchestrator.contract.messages.rank_messages import CopiesEnded, CopyReady
 from orchestrator.job_secret import JobSecret
 
 log = logging.getLogger(__name__)
@@ -81,14 +81,19 @@ class HostCopies:
         return SlotsOffered(attempt=attempt, host=host, port=self.port, slots=labels)
 
     async def prepare(self, start: Start, copies: CopyPlan) -> HostMemory:
-        """The memory for the ranks of an attempt, which holds what they resume from. Raises
-        OSError."""
+        """The memory for the ranks of an attempt, which holds what they resume from. If there is
+        none, they train without."""
         await asyncio.to_thread(self._stop_sending)
         self.start = start
         self.client.forget(copies.partners)
         self.client.limit.bytes_per_s = copies.bytes_per_s
         self.held.allow(copies.holds, start.attempt)
-        memory, known = self.slots.of_attempt(start, copies), len(self.damaged)
+        try:
+            memory, known = self.slots.of_attempt(start, copies), len(self.damaged)
+        except OSError as exc:
+            why = f"its agent has no memory for them: {exc.strerror}"
+            log.warning("no checkpoints in memory on this host: %s", why)
+            return HostMemory(lineage=start.lineage, slots=(), why=why)
         await asyncio.gather(*(asyncio.to_thread(self._fetch, one, start) for one in copies.wanted))
         held = [file for file, _ in self.held.labels()]
         others = paths((*self.slots.others, *held))
@@ -112,6 +117,12 @@ class HostCopies:
             self.pool = ThreadPoolExecutor(THREADS, "memory-copies", initializer=give_way)
         partners = start.copies.partners[: ready.copies]
         self.pool.submit(self._send, file, ready.rank, made, partners)
+
+    def ended(self, ended: CopiesEnded) -> None:
+        """The ranks of this attempt keep nothing any more, so copies of others are of no use."""
+        if self.start is not None and ended.attempt == self.start.attempt:
+            self.held.give_back()
+            self.slots.drop_others()
 
     def use(self) -> MemoryUse:
         copied = self.copied_at

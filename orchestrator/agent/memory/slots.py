@@ -4,6 +4,7 @@ It belongs to the agent, because the agent outlives ranks, torchrun and fork ser
 in any file system: whatever ends the agent, the kernel frees it.
 """
 
+import errno
 import itertools
 import os
 import threading
@@ -113,6 +114,8 @@ class MemorySlots:
 
 def new_file() -> int:
     """A file in memory without a name. Raises OSError."""
+    if not hasattr(os, "memfd_create"):
+        raise OSError(errno.ENOSYS, "this Python was built for a C library without memfd_create")
     return os.memfd_create(NAME, os.MFD_CLOEXEC)
 
 

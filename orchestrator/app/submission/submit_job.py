@@ -21,11 +21,14 @@ from orchestrator.app.submission.submission_rollback import look, restore
 from orchestrator.backends.by_name import HERE
 from orchestrator.contract.check_results import Finding, troubles, words_of_finding
 from orchestrator.contract.codec import Problem, encode
+from orchestrator.contract.devices import CPU
 from orchestrator.contract.drills import Drill, faults_of
 from orchestrator.contract.files.access import access_of, access_umask
+from orchestrator.contract.files.last_metric import last_reached
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import JobSubmitted
+from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.job_spec import (
     INIT_TIMEOUT_S,
     CommonSpec,
@@ -344,6 +347,7 @@ def _begin(submission: Submission, without: Sequence[str], clock: Clock) -> Hand
     with Journal(run_dir.journal, clock) as journal:
         past = snapshot.replay(run_dir)
         job = submitted_event(submission, past, clock.now(), without)
+        job = replace(job, reached=last_reached(run_dir.metrics) if job.resume else None)
         handover = handover_of(submission, job)
         write_files(run_dir, handover, job.plan_number)
         journal.append(job)
@@ -567,7 +571,7 @@ def submitted_event(
 ) -> JobSubmitted:
     spec = submission.planned.spec
     resilience = spec.resilience
-    memory = _memory_of(spec)
+    memory = _memory_of(spec, submission.planned.plan)
     number = past.job.launch.launch + 1 if past.job else 1
     plans = max(past.current.number + 1, number) if past.job else number
     return JobSubmitted(
@@ -613,9 +617,12 @@ def submitted_event(
     )
 
 
-def _memory_of(spec: CommonSpec) -> MemoryCheckpointSpec | None:
+def _memory_of(spec: CommonSpec, plan: Plan) -> MemoryCheckpointSpec | None:
     """None: no checkpoints in the memory of the hosts."""
     memory = spec.checkpoint.memory
+    # A program of the user decides itself, and without a profile the ranks do.
+    if isinstance(spec, JobSpec) and plan.profile is not None:
+        memory = memory.on_devices(cpu=plan.profile == CPU)
     return None if memory.every == "off" else memory
 
 

@@ -27,6 +27,8 @@ class HostMemory(Struct, frozen=True, kw_only=True):
     """Copies on partners that were not fetched because they had changed."""
     held_bytes: int = 0
     """What the agent has reserved for copies of other hosts' slots."""
+    why: str = ""
+    """Why there are no slots."""
 
 
 class Peer(Struct, frozen=True, kw_only=True):

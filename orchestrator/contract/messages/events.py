@@ -91,6 +91,8 @@ class JobSubmitted(Struct, frozen=True, kw_only=True):
     """What a host sends of them at most."""
     keep_ranks: bool = False
     """Ranks that did not fail keep their processes between two attempts."""
+    reached: Reached | None = None
+    """How far the last attempt of an earlier launch got, according to its metrics."""
     group: str = ""
     """Name under which commands find this job together with others, such as those of a sweep."""
 
@@ -236,6 +238,19 @@ class CheckpointIntervalChanged(Struct, frozen=True, kw_only=True):
     old: int
     new: int
     why: str
+
+
+class MemoryCheckpointsSet(Struct, frozen=True, kw_only=True):
+    """From now on in this attempt, ranks keep checkpoints in the memory of their hosts, or none."""
+
+    at: float = 0.0
+    attempt: int
+    copies: int | None
+    """Of each on other hosts; None: nothing is kept in memory."""
+    host_bytes: int = 0
+    """Memory that they take on the host with most."""
+    why: str = ""
+    """Why there are none, or fewer copies than the spec asks for."""
 
 
 class LogGrew(Struct, frozen=True, kw_only=True):
@@ -596,6 +611,7 @@ RankEvent = (
     | CheckpointSaved
     | CheckpointFailed
     | CheckpointIntervalChanged
+    | MemoryCheckpointsSet
     | DrillHappened
     | LogGrew
     | RankExited

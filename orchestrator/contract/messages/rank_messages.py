@@ -90,7 +90,17 @@ class CopyReady(Struct, frozen=True, kw_only=True):
     """On how many partner hosts."""
 
 
-Datagram = RankStarted | Beat | RankRaised | RankLeft | Profiled | CopyReady | RankEvent
+class CopiesEnded(Struct, frozen=True, kw_only=True):
+    """The ranks keep no checkpoints in memory in the rest of this attempt, so the agent need not
+    keep copies of other hosts'."""
+
+    attempt: int
+    rank: int
+
+
+Datagram = (
+    RankStarted | Beat | RankRaised | RankLeft | Profiled | CopyReady | CopiesEnded | RankEvent
+)
 DATAGRAMS = wire.Decoder(Datagram)
 
 

@@ -260,7 +260,7 @@ def _possible(run: Run, action: Remedy, verdict: Verdict) -> _Found:
     )
     if run.job is not None and run.job.run is not None and not run.progress.saved:
         origin = "where your program resumes: ndctl knows no checkpoint of it"
-    if run.job is not None and run.job.in_memory:
+    if run.copies_in_memory is not None:
         origin = f"the newest step in memory, else from {origin}"
     again = f"restart as attempt {run.attempt.number + 1} from {origin}"
     if (

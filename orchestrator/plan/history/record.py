@@ -58,7 +58,12 @@ def setup_of_training(config: TrainingConfig, plan: Plan) -> Setup:
     # What a plan reserves besides tensors is for GPUs, and each GPU with a profile has bfloat16.
     on_gpu = plan.needs.tensor_bytes < plan.needs.peak_bytes
     dtype = compute_dtype(config.train.dtype, fast_bfloat16=on_gpu)
-    config = replace(config, train=replace(config.train, dtype=dtype))
+    memory = config.checkpoint.memory.on_devices(cpu=not on_gpu)
+    config = replace(
+        config,
+        train=replace(config.train, dtype=dtype),
+        checkpoint=replace(config.checkpoint, memory=memory),
+    )
     return setup_of(
         config,
         shape_of(values),

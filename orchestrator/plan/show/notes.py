@@ -4,8 +4,8 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 
 from orchestrator.contract.mesh import AXES
-from orchestrator.contract.plan import StepTime
-from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.plan import IN_MEMORY, Plan, StepTime
+from orchestrator.contract.spec.job_spec import MOST_BY_DEFAULT, NOT_ON_GPUS, JobSpec
 from orchestrator.inventory.hosts import Inventory, grouped
 from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.search.search_space import AUTO_MARGIN, MODEST_BYTES, Option, Space
@@ -74,6 +74,27 @@ def dtype_notes(spec: JobSpec, space: Space) -> Iterator[str]:
             f"train.dtype=auto: {space.fabric.profile.name} computes in bfloat16; master weights"
             " are float32"
         )
+
+
+def memory_note(spec: JobSpec, made: Plan) -> Iterator[str]:
+    """Whether hosts keep checkpoints in their memory, and how much that takes."""
+    every, memory = spec.checkpoint.memory.every, made.needs.host
+    if every == "off":
+        return
+    kept = memory.get(IN_MEMORY, 0)
+    if not kept:
+        yield f"no checkpoints in memory: {NOT_ON_GPUS}"
+        return
+    # One of the slots takes the place of the buffer of a save to the disk.
+    whole = made.ranks_per_host * (kept + memory["checkpoint"])
+    words = f"checkpoints in memory take {show_bytes(whole)} of each host"
+    if every == "auto":
+        least = show_bytes(round(whole / MOST_BY_DEFAULT))
+        words += (
+            f" (checkpoint.memory.every=auto); with less than {least} to use, a host keeps fewer"
+            " copies, or none"
+        )
+    yield words
 
 
 def _chosen(spec: JobSpec, setup: Setup) -> Iterator[str]:

@@ -24,6 +24,7 @@ from orchestrator.job.failures.policy import covers, default_rules
 from orchestrator.job.incident import PREFLIGHT, WARNED, Incident
 from orchestrator.job.stage import IDLE
 from orchestrator.job.state import Run
+from orchestrator.simulation.clock import EPOCH
 from orchestrator.simulation.laws.law import require
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ SAME_MOMENT_S = 2.0
 """Hosts whose last messages are this close were lost together. Each sends one message a second."""
 MIN_JITTER = 0.75
 """Shortest fraction of a rule's backoff that jitter can leave."""
+
+READ_S = 5.0
+"""Most seconds between a new leader's look at the metrics and its first line in the journal."""
 
 
 class RecoveryLaws:
@@ -86,6 +90,8 @@ class RecoveryLaws:
         )
         if scales_up and before.interruption.leaving is None:
             self._check_scale_up(event.at, run)
+        if isinstance(event, LeaderStarted):
+            self._check_last_step(run.history.incidents[known:])
         self._check_exclusions(run.history.incidents[known:], event, before, run)
         self._check_skipped(run.history.incidents[known:], before, run)
         require(run.progress.save_every == self.save_every, "the checkpoint interval is lost")
@@ -209,6 +215,20 @@ class RecoveryLaws:
             fit,
             f"all steps are discarded, but only those from step {self.first_bad_step} on are bad",
         )
+
+    def _check_last_step(self, new: Sequence[Incident]) -> None:
+        """After the loss of a leader, lost steps are counted from the last step in the metrics."""
+        reached = self.world.storage.reached
+        # Ranks may go on while the new leader reads them.
+        if reached is None or reached.at > EPOCH + self.world.timeline.now - READ_S:
+            return
+        for incident in new:
+            if incident.attempt == reached.attempt:
+                require(
+                    incident.step >= reached.step,
+                    f"incident {incident.id} says step {incident.step}, but step {reached.step} was"
+                    " done",
+                )
 
     def _check_exclusions(
         self, new: Sequence[Incident], event: Event, before: Run, run: Run

@@ -220,7 +220,7 @@ class AgentProcess:
             storage=cast(FailoverStorage, self.storage),
             backend_named=self._backend_named,
             supervisor=self._supervisor,
-            reached=lambda: None,
+            reached=lambda: self.world.storage.reached,
             records=self._records,
             planners=planners_of(self.world),
             clock=self.host.clock,

@@ -88,6 +88,11 @@ class HostMemory:
             self.complete.append(self.pending)
             self.pending = None
 
+    def give_back(self) -> None:
+        """The ranks of this attempt keep nothing any more."""
+        self.keep_only(None)
+        self.others, self.held, self.holds = [], {}, frozenset()
+
     def keep_only(self, kept: Copy | None) -> None:
         self.complete = [] if kept is None else [kept]
         self.pending = self.sending = None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from msgspec import Struct
 
 from orchestrator.contract.files.fence import Fence
+from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.skipped_batches import Window, already_read
 from orchestrator.errors import JobError
 from orchestrator.job.state import Run
@@ -82,6 +83,8 @@ class Storage:
     leader_records: list[tuple[float, LeaderRecord]] = field(default_factory=list)
     """Each version of `leader.json` with the time of its write."""
     checkpoints: list[Checkpoint] = field(default_factory=list)
+    reached: Reached | None = None
+    """The last line of the metrics."""
     holder: str | None = None
     """Incarnation that holds the journal's lock."""
     holder_host: str = ""

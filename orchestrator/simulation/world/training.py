@@ -14,15 +14,17 @@ from msgspec import Struct
 
 from ndctl.rank.phases import Phase
 from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.memory.peers import CopyPlan
 from orchestrator.contract.messages.events import (
     CheckpointFailed,
     CheckpointIntervalChanged,
     CheckpointSaved,
+    MemoryCheckpointsSet,
     TrainingResumed,
 )
 from orchestrator.contract.skipped_batches import Window, batch_of, merge_windows
-from orchestrator.simulation.clock import Timeline
+from orchestrator.simulation.clock import EPOCH, Timeline
 from orchestrator.simulation.world.host_memory import (
     ALONE,
     WITH_PARTNERS,
@@ -53,7 +55,15 @@ PEER_CLOSED_S = 3.0
 INTERVALS = (2, 3, 5, 8)
 """Checkpoint intervals in steps that ranks may choose."""
 
-TrainingNews = TrainingResumed | CheckpointSaved | CheckpointFailed | CheckpointIntervalChanged
+NO_ROOM_AT_START, NO_ROOM_AT_STEP = 0.05, 0.001
+"""Probabilities that a host has too little memory for checkpoints."""
+TrainingNews = (
+    TrainingResumed
+    | CheckpointSaved
+    | CheckpointFailed
+    | CheckpointIntervalChanged
+    | MemoryCheckpointsSet
+)
 
 
 class Ranks(Protocol):
@@ -182,6 +192,8 @@ class Training:
             attempt=self.attempt, step=self.step, in_memory=remembered is not None
         )
         self.members[0].report_news(resumed)
+        if self._has_no_room(NO_ROOM_AT_START):
+            self._forget()
         if not self._fail_one(self.training_faults.failure_at_start(self.timeline.now)):
             self._next()
 
@@ -243,6 +255,10 @@ class Training:
         self.step += 1
         batch = batch_of(self.step, self.skipped)
         self.batches += (batch,)
+        if self.storage.reachable_from(self.members[0].host):
+            self.storage.reached = Reached(
+                attempt=self.attempt, step=self.step, at=EPOCH + self.timeline.now
+            )
         self._enter_phase("train")
         self.bad_steps = (
             (*self.bad_steps, self.step) if self.training_faults.makes_nan(self.step, batch) else ()
@@ -264,7 +280,24 @@ class Training:
         else:
             self._next()
 
+    def _has_no_room(self, probability: float) -> bool:
+        """Whether a host has too little memory now. Other random choices do not depend on it."""
+        if self.memories is None:
+            return False
+        return Random(f"{self.attempt} {self.timeline.now}").random() < probability
+
+    def _forget(self) -> None:
+        """A host has too little memory, so no rank keeps anything there."""
+        assert self.memories is not None
+        for memory in self.memories.hosts:
+            memory.give_back()
+        self.memories = self.partners = None
+        said = MemoryCheckpointsSet(attempt=self.attempt, copies=None, why="no memory is left")
+        self.members[0].report_news(said)
+
     def _copy_to_memory(self) -> None:
+        if self._has_no_room(NO_ROOM_AT_STEP):
+            self._forget()
         if self.memories is None or self.partners is None:
             return
         shared, unstable = self.partners.shared, bool(self.bad_steps)

@@ -337,6 +337,7 @@ class World:
         event = submission_event(self.scenario, hosts, at, launch)
         event = replace(event, plan_number=self.add_plan(event.plan))
         if launch > 1:
+            event = replace(event, reached=storage.reached)
             self.training_faults.clear()
         supervisor.feed(event)
         self.run = supervisor.run

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import socket
 import threading
 import time
@@ -29,7 +30,7 @@ from orchestrator.contract.memory.slot_file import (
     mark_of,
 )
 from orchestrator.contract.messages.agent_protocol import Claim
-from orchestrator.contract.messages.rank_messages import CopyReady
+from orchestrator.contract.messages.rank_messages import CopiesEnded, CopyReady
 from orchestrator.job_secret import draw, secret_from
 from tests.agent.memory.two_hosts import (
     SLOT_BYTES,
@@ -379,3 +380,37 @@ async def test_a_wall_clock_that_jumps_changes_nothing(
     copied_s = hosts.first.use().copied_s
     assert copied_s is not None
     assert 0 <= copied_s < 60
+
+
+@in_loop
+async def test_a_host_gives_its_copies_back_when_its_ranks_keep_nothing_any_more(
+    hosts: TwoHosts,
+) -> None:
+    await hosts.start()
+    assert await send(hosts.first, 0, label(0, 5)) == SENT
+    hosts.second.ended(CopiesEnded(attempt=7, rank=2))
+    assert hosts.second.use().held == 1, "it is of another attempt"
+    hosts.second.ended(CopiesEnded(attempt=1, rank=2))
+    assert (hosts.second.use().held, hosts.second.held.num_bytes) == (0, 0)
+    assert await send(hosts.first, 1, label(0, 6)) == NOT_SENT
+    assert hosts.second.held.num_bytes == 0
+
+
+@in_loop
+async def test_an_agent_without_memory_for_slots_starts_its_ranks_all_the_same(
+    hosts: TwoHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file descriptor is in use, or Python knows no files in memory."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        memory = await begin(hosts.first, 0, CopyPlan())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert (memory.slots, memory.why) == (
+        (),
+        "its agent has no memory for them: Too many open files",
+    )
+    monkeypatch.delattr(os, "memfd_create")
+    memory = await begin(hosts.first, 0, CopyPlan())
+    assert "without memfd_create" in memory.why

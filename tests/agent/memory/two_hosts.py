@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from orchestrator.agent.memory.digest import digest_of
 from orchestrator.agent.memory.host_copies import HostCopies, Where
 from orchestrator.contract.files.checkpoint_names import Made
-from orchestrator.contract.memory.peers import CopyPlan, Peer, SlotsOffered, Wanted
+from orchestrator.contract.memory.peers import CopyPlan, HostMemory, Peer, SlotsOffered, Wanted
 from orchestrator.contract.memory.slot_file import (
     BEGIN,
     SENDING,
@@ -106,11 +106,11 @@ class TwoHosts:
         self.second.close()
 
 
-async def begin(one: HostCopies, node: int, plan: CopyPlan, attempt: int = 1) -> None:
+async def begin(one: HostCopies, node: int, plan: CopyPlan, attempt: int = 1) -> HostMemory:
     start = replace(
         START, attempt=attempt, node_rank=node, nodes=2, ranks_per_host=1, lineage=1, copies=plan
     )
-    await one.prepare(start, plan)
+    return await one.prepare(start, plan)
 
 
 async def peer_of(one: HostCopies, attempt: int = 1) -> Peer:

@@ -12,8 +12,7 @@ WORLD = ("--hosts", "2", "--gpus-per-host", "2", "--name", "e2e")
 
 
 def train(ndctl: Ndctl, *more: str) -> None:
-    memory = ("--set", "checkpoint.memory.every=1")
-    done = ndctl("run", *WORLD, *memory, "--follow", *more, "--", str(SCRIPT))
+    done = ndctl("run", *WORLD, "--follow", *more, "--", str(SCRIPT))
     assert done.code == 0, done.out + done.err
     assert_nothing_left(ndctl.run_dir)
 
@@ -36,6 +35,7 @@ def test_a_killed_rank_and_a_lost_host_resume_from_memory_with_equal_losses(
     assert third["in_memory"]
     before = [metric["step"] for metric in ndctl.metrics() if metric["attempt"] == 2]
     assert before[0] < third["step"] <= before[-1]
+    assert [one["copies"] for one in ndctl.events("MemoryCheckpointsSet")] == [1, 1, 1]
     killed, lost = ndctl.status()["incidents"]
     assert (killed["kind"], lost["kind"]) == ("rank-killed", "host-lost")
     assert killed["lost_steps"] <= 1

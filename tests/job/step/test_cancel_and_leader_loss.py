@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.messages.actions import EndJob, JudgeHang, StartAttempt, StopAttempt
 from orchestrator.contract.messages.events import LeaderStarted, LeaveAsked
 from orchestrator.diagnosis.cause.verdict import NOBODY
@@ -320,6 +321,18 @@ def test_a_failure_before_the_leader_died_stays_the_cause() -> None:
     job.raises(2, "shapes differ")
     (end,) = job.stops()
     assert isinstance(end, EndJob), "the same error twice"
+
+
+def test_lost_steps_are_counted_from_the_metrics_if_a_person_resumes_the_job() -> None:
+    """The journal has only the first step of the attempt."""
+    job = Job().running()
+    job.saves(5)
+    at = job.at + 40
+    job.at += 60
+    resumed(job, reached=Reached(attempt=1, step=9, at=at))
+    (incident,) = job.run.history.incidents
+    assert (incident.kind, incident.step, incident.lost_steps) == ("leader-lost", 9, 4)
+    assert incident.at == at
 
 
 def test_errors_before_a_submission_by_a_person_do_not_count_as_repeated() -> None:

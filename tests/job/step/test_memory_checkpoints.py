@@ -4,7 +4,8 @@ from msgspec.structs import replace
 
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.messages.actions import Action, StartAttempt
-from orchestrator.contract.messages.events import TrainingResumed
+from orchestrator.contract.messages.events import MemoryCheckpointsSet, TrainingResumed
+from orchestrator.contract.spec.run_spec import RunSpec
 from orchestrator.job.state import pace_of
 from tests.job.job_driver import Job
 
@@ -87,3 +88,27 @@ def test_failures_that_memory_covered_are_counted_for_the_interval_of_the_disk()
     exposure = pace_of(job.run).exposure
     assert (exposure.failures, exposure.in_memory) == (2, 1)
     assert exposure.on_disk == 2 / 4
+
+
+def keeps(job: Job, copies: int | None) -> None:
+    attempt = job.run.attempt.number
+    job.tell(MemoryCheckpointsSet(at=job.now(), attempt=attempt, copies=copies, why="no room"))
+
+
+def test_nothing_is_expected_of_memory_once_ranks_keep_nothing_there() -> None:
+    job = Job(in_memory=True, copies=2, max_restarts=9).running()
+    assert job.run.copies_in_memory == 2
+    keeps(job, 1)
+    assert job.run.copies_in_memory == 1
+    keeps(job, None)
+    assert job.run.copies_in_memory is None
+    reason = started(job.fails_once()).reason
+    assert "memory" not in reason + job.run.history.incidents[0].action
+    assert job.run.copies_in_memory == 2, "the next attempt decides again"
+
+
+def test_a_program_of_the_user_keeps_nothing_in_memory_until_it_says_so() -> None:
+    job = Job(in_memory=True, copies=1, run=RunSpec(script="train.py")).running()
+    assert job.run.copies_in_memory is None
+    keeps(job, 1)
+    assert job.run.copies_in_memory == 1

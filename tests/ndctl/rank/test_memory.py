@@ -15,6 +15,7 @@ from ndctl.rank.agreement import Ranks
 from ndctl.rank.link import Link
 from ndctl.rank.memory import kept as module
 from ndctl.rank.memory import slots as memory_slots
+from ndctl.rank.memory.available import HostRoom
 from ndctl.rank.memory.kept import Kept
 from ndctl.rank.memory.slots import NOT_SENT, ROOM, SENT, Memory, Slot
 from orchestrator.agent.memory.digest import is_sound
@@ -207,7 +208,7 @@ def test_a_host_without_room_keeps_nothing_and_says_so_once(
     host: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world, kept = host.start(1)
-    monkeypatch.setattr(memory_slots, "available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(memory_slots, "host_room", lambda: HostRoom(1 << 30, 1 << 20))
     assert save(world, kept, 1) == [False, False]
     said = capsys.readouterr().err
     assert "keeps nothing: rank" in said

@@ -1,7 +1,7 @@
 from collections.abc import Container
 from dataclasses import replace
 
-from trainer.checkpoint.schedule import Schedule
+from trainer.checkpoint.schedule import AT_START, Resumed, Schedule
 
 
 def saves(every: int, steps: int, failing: Container[int]) -> list[int]:
@@ -66,3 +66,14 @@ def test_a_save_that_is_asked_for_is_due_at_once_but_not_twice() -> None:
     assert begun.asked(8).due(8)
     assert begun.next_due(4) == 10
     assert Schedule(10).begun(10).asked(12).next_due(12) == 20
+
+
+def test_a_save_that_was_cut_off_is_made_up_for_after_a_resume_from_memory() -> None:
+    every = Schedule(50)
+    assert every.after(AT_START) == every
+    assert every.after(Resumed(99, 50)) == every
+    late = every.after(Resumed(103, 50))
+    assert [step for step in range(104, 160) if late.due(step)] == [104, 150]
+    assert not late.begun(104).due(105)
+    changing = Schedule(50, since=Resumed(103, 50).saved)
+    assert changing.due(104)

@@ -36,6 +36,9 @@ QWEN3: dict[str, Any] = {
 }
 MODELS = {"llama": LLAMA, "qwen3": QWEN3}
 
+DISK: dict[str, Any] = {"memory": {"every": "off"}}
+"""Keys of `checkpoint` for tests of the disk."""
+
 
 def write_text(folder: Path) -> str:
     """Write three text files into `folder`; the glob that finds them."""
@@ -56,7 +59,7 @@ def tiny(out: Path, **changes: Any) -> dict[str, Any]:
         "data": {"files": write_text(out.parent / "text"), "sequence_length": 32},
         "parallel": changes.pop("parallel", {}),
         "micro_batch_size": changes.pop("micro", 2),
-        "checkpoint": {"every_steps": 100, **changes.pop("checkpoint", {})},
+        "checkpoint": {"every_steps": 100, **DISK, **changes.pop("checkpoint", {})},
         "train": {
             "steps": 5,
             "global_batch_size": 8,

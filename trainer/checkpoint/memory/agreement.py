@@ -1,12 +1,18 @@
-"""How many copies on other hosts all ranks have memory for."""
+"""Whether ranks keep checkpoints in memory, and with how many copies on other hosts.
 
-from collections.abc import Sequence
+Only the hosts know how much memory they have, so this is decided at the start of an attempt, from
+what all ranks report.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch.distributed as dist
 
-from ndctl.rank.memory.available import available_bytes
+from ndctl.rank.memory.available import HostRoom, host_room
 from orchestrator.contract.memory.peers import HostMemory
+from orchestrator.contract.spec.job_spec import MOST_BY_DEFAULT, MemoryCheckpointSpec
 from trainer.checkpoint.memory.slot import Layout, Slot
 from trainer.rank.ranks import Ranks
 
@@ -16,6 +22,7 @@ the others."""
 HELD = 2
 """Slots that a partner keeps of each rank: one is complete while the other is received."""
 GIB = 1 << 30
+MACHINE = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,26 +30,43 @@ class Room:
     """Memory of one host, as one of its ranks sees it."""
 
     host: str
-    local_ranks: int
+    machine: str
+    """Hosts with the same one share its memory: agents of `backend: local`, or pods of one node."""
     slot_bytes: int
     """Of one slot of this rank."""
-    num_reserved: int
-    """Slots of this rank that have their memory already."""
+    reserved_bytes: int
+    """What the slots of this rank have already."""
     held_bytes: int
     """What the host has reserved for copies of other hosts' slots."""
-    available: int
+    memory: HostRoom
     partners: int
     """Hosts to which its agent sends copies."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """What all ranks do."""
+
+    copies: int | None
+    """Of each slot on other hosts; None: no checkpoints in memory."""
+    host_bytes: int = 0
+    """Memory that they take on the host with most."""
+    why: str = ""
+    """Why there are none, or fewer copies than partners."""
+
+
 def room_of(memory: HostMemory, layout: Layout, slots: Sequence[Slot], ranks: Ranks) -> Room:
+    try:
+        machine, room = MACHINE.read_text().strip(), host_room()
+    except (OSError, ValueError, KeyError):  # a sandbox that has no complete /proc
+        machine, room = ranks.env.host, HostRoom(0, 0)
     return Room(
         host=ranks.env.host,
-        local_ranks=ranks.env.local_world_size,
+        machine=machine,
         slot_bytes=layout.num_bytes,
-        num_reserved=sum(slot.size == layout.num_bytes for slot in slots),
+        reserved_bytes=sum(slot.size for slot in slots),
         held_bytes=memory.held_bytes,
-        available=available_bytes(),
+        memory=room,
         partners=memory.copies,
     )
 
@@ -61,36 +85,77 @@ def num_slots(copies: int) -> int:
     return WITH_PARTNERS if copies else ALONE
 
 
-def agreed_copies(rooms: Sequence[Room]) -> tuple[int, str]:
-    """Copies of each slot on other hosts, or -1 if not even the own slots fit; and why there are
-    fewer than partners."""
-    largest, why = max(room.slot_bytes for room in rooms), ""
+def agree(spec: MemoryCheckpointSpec, rooms: Sequence[Room]) -> Agreed:
+    """Decide for all ranks, from the rooms of all. Pure."""
+    why = ""
     fewest = min(rooms, key=lambda room: room.partners)
     wanted, most = fewest.partners, max(room.partners for room in rooms)
     if wanted < most:
         # Its partner's agent did not say in time that it takes copies.
         why = f"{wanted} in place of {most} copies of each on other hosts, because"
         why += f" {fewest.host} has no more partners in this attempt"
+    share = MOST_BY_DEFAULT if spec.every == "auto" else None
+    largest = max(room.slot_bytes for room in rooms)
+    machines = _by(lambda room: room.machine, rooms)
     for copies in range(wanted, -1, -1):
-        short = [room for room in rooms if _needed(room, copies, largest) > room.available]
-        if not short:
-            return copies, why
-        first = short[0]
-        need, have = _needed(first, copies, largest), first.available
-        what = "no checkpoints in memory"
-        if copies:
-            what = f"less than {copies} {'copies' if copies > 1 else 'copy'} of each on other hosts"
-        why = f"{what}: they need {need / GIB:.1f} GiB on {first.host}, and"
-        why += f" {have / GIB:.1f} GiB are available"
-    return -1, why
+        short = (_shortage(each, copies, largest, share) for each in machines)
+        said = next(filter(None, short), "")
+        if not said:
+            hosts = _by(lambda room: room.host, rooms)
+            most_bytes = max(_whole(each, copies, largest) for each in hosts)
+            return Agreed(copies=copies, host_bytes=most_bytes, why=why)
+        many = f"{copies} {'copies' if copies > 1 else 'copy'}"
+        why = f"less than {many} of each on other hosts: {said}" if copies else said
+    return Agreed(copies=None, why=why)
 
 
-def _needed(room: Room, copies: int, largest: int) -> int:
-    """Bytes that the host must still have.
+def _by(key: Callable[[Room], str], rooms: Sequence[Room]) -> Sequence[Sequence[Room]]:
+    found: dict[str, list[Room]] = {}
+    for room in rooms:
+        found.setdefault(key(room), []).append(room)
+    return [*found.values()]
+
+
+def _shortage(rooms: Sequence[Room], copies: int, largest: int, share: float | None) -> str:
+    """Why the memory of a machine does not suffice for its ranks; empty if it does.
 
     Args:
         largest: bytes of the largest slot of any rank. Stages of a pipeline differ.
+        share: part of the memory that checkpoints may take; None: all that is available.
     """
-    own = max(0, num_slots(copies) - room.num_reserved) * room.slot_bytes
-    held = copies * HELD * largest * room.local_ranks
-    return own * room.local_ranks + max(0, held - room.held_bytes)
+    names = [*dict.fromkeys(room.host for room in rooms)]
+    where = names[0] if len(names) == 1 else f"the machine of {names[0]} to {names[-1]}"
+    held_bytes = sum(each[0].held_bytes for each in _by(lambda room: room.host, rooms))
+    reserved_bytes = sum(room.reserved_bytes for room in rooms)
+    own, held = _own(rooms, copies), _held(rooms, copies, largest)
+    need = max(0, own - reserved_bytes) + max(0, held - held_bytes)
+    # Hosts of one machine may have limits of their own. The smallest one counts for all, because
+    # which of them share a limit is unknown.
+    available = min(room.memory.available for room in rooms)
+    if need > available:
+        return f"they need {_gib(need)} on {where}, and {_gib(available)} are available"
+    usable = min(room.memory.free for room in rooms) + reserved_bytes + held_bytes
+    if share is not None and own + held > share * usable:
+        return (
+            f"they take {_gib(own + held)} on {where}, more than {share:.0%} of the {_gib(usable)}"
+            " that can be used there; checkpoint.memory.every=on allows more"
+        )
+    return ""
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB"
+
+
+def _whole(rooms: Sequence[Room], copies: int, largest: int) -> int:
+    """Bytes that checkpoints take on the host of these ranks."""
+    return _own(rooms, copies) + _held(rooms, copies, largest)
+
+
+def _own(rooms: Sequence[Room], copies: int) -> int:
+    return num_slots(copies) * sum(room.slot_bytes for room in rooms)
+
+
+def _held(rooms: Sequence[Room], copies: int, largest: int) -> int:
+    """A host keeps copies of as many ranks as it sends copies of."""
+    return copies * HELD * largest * len(rooms)

@@ -14,9 +14,10 @@ from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.memory.peers import HostMemory
 from orchestrator.contract.read_json import read_json
-from orchestrator.contract.spec.job_spec import MemoryCheckpointSpec
+from orchestrator.contract.spec.job_spec import NOT_ON_GPUS, MemoryCheckpointSpec
 from trainer.checkpoint.memory.slot import Slot, slots_of
 from trainer.rank.ranks import Ranks
+from trainer.rank.reporter import Reporter
 
 LOG = logging.getLogger("trainer")
 
@@ -59,16 +60,21 @@ class OpenMemory:
             slot.close()
 
 
-def open_memory(spec: MemoryCheckpointSpec, ranks: Ranks, digests: Digests) -> OpenMemory | None:
-    """None on all ranks if the spec says `off`, or if one of them cannot have it."""
+def open_memory(
+    spec: MemoryCheckpointSpec, ranks: Ranks, digests: Digests, reporter: Reporter
+) -> OpenMemory | None:
+    """None on all ranks if the spec says so, or if one of them cannot have it. A collective."""
     if spec.every == "off":
         return None
     opened, why = None, ""
-    try:
-        opened = _open(spec, ranks, digests)
-    except OSError as exc:
-        why = f"rank {ranks.env.rank} cannot open its memory on {ranks.env.host}: {exc}"
-    if said(why, ranks):
+    if spec.on_devices(cpu=ranks.device.type != "cuda").every == "off":
+        why = NOT_ON_GPUS
+    else:
+        try:
+            opened = _open(spec, ranks, digests)
+        except OSError as exc:
+            why = f"rank {ranks.env.rank} cannot open its memory on {ranks.env.host}: {exc}"
+    if is_off(why, spec, ranks, reporter):
         return None
     return opened
 
@@ -77,6 +83,8 @@ def _open(spec: MemoryCheckpointSpec, ranks: Ranks, digests: Digests) -> OpenMem
     if not ranks.env.memory:
         raise OSError("no agent of ndctl runs there")
     memory: HostMemory = decode(HostMemory, read_json(ranks.env.memory))
+    if memory.why:
+        raise OSError(memory.why)
     return OpenMemory(
         memory=memory,
         slots=slots_of(memory, ranks.env.local_rank),
@@ -97,14 +105,29 @@ def _of_other_plans(memory: HostMemory, ranks: Ranks, digests: Digests) -> Itera
             yield slot
 
 
-def said(why: str, ranks: Ranks) -> bool:
-    """Whether any rank gives a reason not to use the memory. Rank 0 logs the first one."""
+def is_off(why: str, spec: MemoryCheckpointSpec, ranks: Ranks, reporter: Reporter) -> bool:
+    """Whether any rank gives a reason not to use the memory. A collective."""
     reasons: list[str] = [""] * ranks.env.world_size
     dist.all_gather_object(reasons, why)
     first = next((reason for reason in reasons if reason), "")
-    if first and ranks.env.rank == 0:
-        LOG.warning("no checkpoints in memory: %s", first)
+    if first:
+        say_off("" if ranks.env.rank else first, spec, ranks, reporter)
     return bool(first)
+
+
+def say_off(why: str, spec: MemoryCheckpointSpec, ranks: Ranks, reporter: Reporter) -> None:
+    """Called on all ranks, which keep no checkpoints in memory from now on.
+
+    Args:
+        why: for the log and the journal; empty: another rank says it.
+    """
+    if why:
+        # Nobody has asked for `auto`, so nothing is missing that somebody relies on.
+        level = logging.INFO if spec.every == "auto" else logging.WARNING
+        LOG.log(level, "no checkpoints in memory: %s", why)
+        reporter.memory_set(None, 0, why)
+    if ranks.env.local_rank == 0:
+        reporter.copies_ended()
 
 
 def digests_of(config: TrainingConfig) -> Digests:

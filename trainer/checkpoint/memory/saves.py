@@ -25,18 +25,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ndctl.rank.memory.available import host_room
 from orchestrator.contract.checkpoint_interval import MEMORY_ON_CPU, MEMORY_ON_GPU, memory_steps
 from orchestrator.contract.files.checkpoint_names import Made
 from orchestrator.contract.memory.peers import HostMemory
-from trainer.checkpoint.memory.agreement import (
-    GIB,
-    HELD,
-    agreed_copies,
-    num_slots,
-    rooms_of,
-)
+from trainer.checkpoint.memory.agreement import GIB, Agreed, agree, num_slots, rooms_of
 from trainer.checkpoint.memory.find import InMemory
-from trainer.checkpoint.memory.opened import OpenMemory, said
+from trainer.checkpoint.memory.opened import OpenMemory, is_off, say_off
 from trainer.checkpoint.memory.partners import Partners
 from trainer.checkpoint.memory.slot import Header, Layout, Slot, layout_of
 from trainer.checkpoint.state import PROGRESS, TrainingState
@@ -50,6 +45,8 @@ STOP_S = 10.0
 """Longest wait for copies on partners at a stop: a third of the usual `resilience.stop_grace`, in
 the rest of which the disk must be written if they do not come."""
 LOOK_S = 0.01
+PRESSURE_S = 1.0
+"""Seconds between two looks at how much memory the host has left."""
 
 
 @dataclass(slots=True)
@@ -63,6 +60,7 @@ class MemoryCheckpoints:
     """Calls its argument once the records of all steps so far are written, in some thread."""
     layout: Layout
     partners: Partners
+    reporter: Reporter
     slots: list[Slot]
     """Those in use, the one that was written longest ago first."""
     every: int
@@ -84,6 +82,12 @@ class MemoryCheckpoints:
     """Step of the last copy of this rank that is complete."""
     agreed: bool = True
     """All ranks have completed the last copy."""
+    trouble: str = ""
+    """Why this rank can keep no more of them. All ranks give up then."""
+    off: bool = False
+    """All ranks have given up."""
+    looked: float = 0.0
+    """When this rank last looked at the memory of its host (monotonic)."""
     thread: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="memory-checkpoint")
     )
@@ -96,7 +100,8 @@ class MemoryCheckpoints:
     @property
     def proposed_every(self) -> int:
         """New interval in steps that rank 0 proposes; 0: unchanged, or another rank."""
-        if self.opened.spec.every != "auto" or self.state.ranks.env.rank or self.cost_s is None:
+        fixed = isinstance(self.opened.spec.every, int)
+        if fixed or self.state.ranks.env.rank or self.cost_s is None:
             return 0
         share = MEMORY_ON_GPU if self.state.ranks.device.type == "cuda" else MEMORY_ON_CPU
         wanted = memory_steps(self.cost_s, median(self.step_times), share)
@@ -105,17 +110,43 @@ class MemoryCheckpoints:
 
     def news(self, news: News) -> News:
         """`news` with what this rank tells all others about its copies in memory."""
+        if self.off:
+            return news
         self.partners.announce(self.done)
+        self._look_at_host()
         return replace(
             news,
+            forgets=bool(self.trouble),
             remembered=self.is_done,
             remember_every=self.proposed_every,
             share_ended=self.partners.has_ended,
             share_failed=self.partners.has_failed,
         )
 
+    @property
+    def _name(self) -> str:
+        return f"rank {self.state.ranks.env.rank} on {self.state.ranks.env.host}"
+
+    def _look_at_host(self) -> None:
+        """The kernel kills a process if memory runs out, and that may be a rank."""
+        now = time.monotonic()
+        # The ranks of a host see the same.
+        if self.state.ranks.env.local_rank or now - self.looked < PRESSURE_S:
+            return
+        self.looked, room = now, host_room()
+        if room.is_short:
+            host = self.state.ranks.env.host
+            self.trouble = (
+                f"{host} has only {room.free / GIB:.1f} of {room.total / GIB:.1f} GiB left"
+            )
+
     def after_step(self, step_s: float, totals: Totals) -> None:
         """Handle what the totals of a step said."""
+        if self.off:
+            return
+        if totals.forgets:
+            self._give_up()
+            return
         every = totals.remember_every
         self.agreed = totals.remembered
         if self.agreed and self.newest is not None:
@@ -137,8 +168,23 @@ class MemoryCheckpoints:
             slot.close()
         self.opened.others.clear()
 
+    def _give_up(self) -> None:
+        """Give the memory back. Training goes on, and the disk has the checkpoints."""
+        self.off = True
+        self.holds.clear()  # what is being completed is not declared complete
+        for slot in self.slots:
+            # A save to the disk may still read it, and would be killed.
+            if slot is not self.written_to_disk:
+                self.thread.submit(slot.free)
+        self.common = None
+        say_off(self.trouble, self.opened.spec, self.state.ranks, self.reporter)
+
     def due(self, step: int) -> bool:
-        return self.agreed and (self.newest is None or step - self.newest >= self.every)
+        return (
+            not self.off
+            and self.agreed
+            and (self.newest is None or step - self.newest >= self.every)
+        )
 
     def save(self, step: int) -> bool:
         """Copy the state after `step`, and return when training may continue. False: no memory."""
@@ -149,11 +195,11 @@ class MemoryCheckpoints:
         try:
             # It may hold what another mesh made.
             slot.reserve(self.layout, pinned=self.state.ranks.device.type == "cuda")
+            slot.write(self.layout, tensors)
         except OSError as exc:
-            LOG.warning("no more checkpoints in memory: the kernel refuses the slot: %s", exc)
+            self.trouble = f"{self._name}: the kernel refuses the memory: {exc}"
             self.newest = step  # no rank copies again, because this copy is never done
             return False
-        slot.write(self.layout, tensors)
         if self.state.ranks.device.type == "cuda":
             torch.cuda.synchronize()
         first, self.newest = self.newest is None, step
@@ -171,7 +217,7 @@ class MemoryCheckpoints:
 
         What is being sent to partners goes first. If it takes too long, the disk is the way.
         """
-        if not self.partners.copies:
+        if not self.partners.copies or self.off:
             return False
         self.written_to_disk = None
         until = time.monotonic() + STOP_S
@@ -214,7 +260,11 @@ class MemoryCheckpoints:
         Other ranks may not have completed their last copy, and neither may this one. The newest
         one that all have stays: the slot of the last save is free now.
         """
-        self.written_to_disk = None
+        before, self.written_to_disk = self.written_to_disk, None
+        if self.off:
+            if before is not None:
+                self.thread.submit(before.free)
+            return None
         if not self.save(step):
             return None
         self.written_to_disk = slot = self.slots[-1]
@@ -245,13 +295,12 @@ class MemoryCheckpoints:
         )
 
         def complete() -> None:
-            if self.holds[slot.path] != step:
-                return  # a save to the disk did not wait, and took the slot
+            if self.holds.get(slot.path) != step:
+                return  # a save to the disk did not wait, and took the slot; or all gave up
             try:
                 slot.complete(header)
             except (OSError, ValueError) as exc:
-                # No rank copies again, because this one is never done.
-                LOG.warning("no more checkpoints in memory: %s", exc)
+                self.trouble = f"{self._name}: a copy cannot be completed: {exc}"
                 return
             self.done = step
             self.partners.announce(step)
@@ -278,52 +327,67 @@ def start_saving(
         return None
     layout = layout_of({**state.tensors(), **state.random()})
     ranks, kept = state.ranks, None if found is None else found.slot
-    slots, copies = _reserved(opened, layout, kept, ranks)
-    if not slots:
+    agreed = _agreed(opened, layout, kept, ranks)
+    slots = _reserved(opened, layout, kept, agreed, ranks, reporter)
+    if not slots or agreed.copies is None:
         return None
 
     def tell(step: int, slot: Slot, copies: int) -> None:
         reporter.copy_ready(step, opened.slots.index(slot), copies)
 
+    if ranks.env.rank == 0:
+        reporter.memory_set(agreed.copies, agreed.host_bytes, agreed.why)
     return MemoryCheckpoints(
         opened=opened,
         state=state,
         lineage=ranks.env.attempt if found is None else found.header.lineage,
         written=written,
         layout=layout,
-        partners=Partners(copies, tell, _shared(found, opened.memory)),
+        partners=Partners(agreed.copies, tell, _shared(found, opened.memory)),
+        reporter=reporter,
         slots=slots,
         common=kept,
-        every=1 if opened.spec.every == "auto" else int(opened.spec.every),
+        every=opened.spec.every if isinstance(opened.spec.every, int) else 1,
     )
 
 
-def _reserved(
-    opened: OpenMemory, layout: Layout, kept: Slot | None, ranks: Ranks
-) -> tuple[list[Slot], int]:
-    """The slots to use, with their memory, and the copies on other hosts. No slots on any rank if
-    one of them cannot have them."""
+def _agreed(opened: OpenMemory, layout: Layout, kept: Slot | None, ranks: Ranks) -> Agreed:
     for slot in opened.slots:
         # What is later than the state that was loaded is trained again now.
         if slot is not kept:
             slot.clear()
+    agreed = agree(opened.spec, rooms_of(opened.memory, layout, opened.slots, ranks))
+    if agreed.copies is not None and ranks.env.rank == 0:
+        words = f"up to {agreed.host_bytes / GIB:.2f} GiB on a host"
+        LOG.info("checkpoints in memory: %s, %d copies on other hosts", words, agreed.copies)
+        if agreed.why:
+            LOG.warning("%s", agreed.why)
+    return agreed
+
+
+def _reserved(
+    opened: OpenMemory,
+    layout: Layout,
+    kept: Slot | None,
+    agreed: Agreed,
+    ranks: Ranks,
+    reporter: Reporter,
+) -> list[Slot]:
+    """The slots to use, with their memory. None on any rank if one of them cannot have them."""
     # The slot that was loaded is the last one to be overwritten.
     slots = sorted(opened.slots, key=lambda slot: slot is kept)
-    rooms = rooms_of(opened.memory, layout, slots, ranks)
-    copies, why = agreed_copies(rooms)
-    if why and ranks.env.rank == 0:
-        LOG.warning("%s", why)
-    used = slots[-num_slots(copies) :] if copies >= 0 else []
-    # What another mesh made stays until all ranks have a copy of this attempt.
-    pinned, new = ranks.device.type == "cuda", [slot for slot in used if slot is not kept]
-    if used and said(_refused(new, layout, pinned=pinned), ranks):
+    used, why = [], agreed.why
+    if agreed.copies is not None:
+        used = slots[-num_slots(agreed.copies) :]
+        # What another mesh made stays until all ranks have a copy of this attempt.
+        new = [slot for slot in used if slot is not kept]
+        why = _refused(new, layout, pinned=ranks.device.type == "cuda")
+    if is_off(why, opened.spec, ranks, reporter):
         used = []
     for slot in opened.slots:
         if slot not in used:
             slot.free()
-    if used and ranks.env.rank == 0:
-        LOG.info("checkpoints in memory: %s", _words(used, layout, ranks, copies))
-    return used, copies
+    return used
 
 
 def _shared(found: InMemory | None, memory: HostMemory) -> Made | None:
@@ -339,11 +403,5 @@ def _refused(slots: Sequence[Slot], layout: Layout, *, pinned: bool) -> str:
         for slot in slots:
             slot.reserve(layout, pinned=pinned)
     except OSError as exc:
-        return f"the kernel refuses {layout.num_bytes / GIB:.1f} GiB: {exc.strerror}"
+        return f"the kernel refuses {layout.num_bytes / GIB:.2f} GiB: {exc.strerror}"
     return ""
-
-
-def _words(slots: Sequence[Slot], layout: Layout, ranks: Ranks, copies: int) -> str:
-    own = len(slots) * layout.num_bytes * ranks.env.local_world_size
-    whole = own + copies * HELD * layout.num_bytes * ranks.env.local_world_size
-    return f"{whole / GIB:.2f} GiB on each host, {copies} copies on other hosts"

@@ -145,6 +145,7 @@ class Slot:
             self._unmap()
             os.ftruncate(self._file, 0)  # what was there is of another layout
             os.posix_fallocate(self._file, 0, layout.num_bytes)
+        self._bytes()  # mapped now, because this may be refused too
         if pinned and not self._pinned:
             self._pin()
 

@@ -123,7 +123,7 @@ checkpoint:
   async: true
   verify: true
   memory:
-    every: 'off'
+    every: auto
     copies: 1
 resilience:
   max_restarts: 5

@@ -1,5 +1,7 @@
 """Checkpoints on the disk are written from a slot, which does not change meanwhile."""
 
+import dataclasses
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -10,6 +12,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
+from ndctl.rank.memory.available import HostRoom
 from orchestrator.agent.memory.slots import MemorySlots
 from orchestrator.contract.files.checkpoint_names import Made
 from orchestrator.contract.files.env import RankEnv
@@ -19,14 +22,16 @@ from orchestrator.contract.spec.job_spec import MemoryCheckpointSpec
 from tests.agent.processes.test_torchrun import START
 from tests.trainer.checkpoint.checkpoint_launch import differing, tensors_of, with_fence
 from tests.trainer.launch.tiny_runs import losses_of, tiny, work
+from trainer.checkpoint.memory import saves
 from trainer.checkpoint.memory.opened import Digests, OpenMemory
 from trainer.checkpoint.memory.partners import Partners
-from trainer.checkpoint.memory.saves import MemoryCheckpoints
-from trainer.checkpoint.memory.slot import layout_of, slots_of
+from trainer.checkpoint.memory.saves import PRESSURE_S, MemoryCheckpoints
+from trainer.checkpoint.memory.slot import Slot, layout_of, slots_of
 from trainer.checkpoint.state import PROGRESS, Origin, Progress, Stream, TrainingState
 from trainer.data.ledger import NOTHING
 from trainer.rank.ranks import Ranks
-from trainer.step import Totals
+from trainer.rank.reporter import Reporter
+from trainer.step import NO_NEWS, Totals
 
 START_ALONE = replace(START, ranks_per_host=1)
 PEER = Peer(host="other", address="127.0.0.1", port=1)
@@ -62,6 +67,7 @@ class OneRank:
             origin=Origin(),
             ranks=ranks,
         )
+        self.reporter = Reporter(ranks.env)
         layout = layout_of({**state.tensors(), **state.random()})
         slots = slots_of(self.memory, 0)
         for slot in slots:
@@ -77,6 +83,7 @@ class OneRank:
             written=self.records.append,
             layout=layout,
             partners=Partners(copies, lambda *_: None, None),
+            reporter=self.reporter,
             slots=list(slots),
             every=1,
         )
@@ -89,6 +96,11 @@ class OneRank:
         del self.records[:records]
         self.saves.after_step(0.1, totals(self.saves, agreed=agreed))
         self.weight.data.fill_(float(step))
+
+    def close(self) -> None:
+        self.saves.close()
+        self.reporter.close()
+        self.owner.close()
 
     def files(self) -> Iterator[int]:
         for slot in range(4 if self.memory.copies else 3):
@@ -122,7 +134,7 @@ def test_no_copy_overwrites_what_is_written_sent_or_the_newest_that_all_ranks_ha
     for _ in range(20):
         rank = OneRank(copies)
         train_randomly(rank, random)
-        rank.owner.close()
+        rank.close()
 
 
 def train_randomly(rank: OneRank, random: Random) -> None:
@@ -149,6 +161,57 @@ def train_randomly(rank: OneRank, random: Random) -> None:
             assert rank.saves.holds[slot.path] == made.step
         if random.random() < 0.3:
             rank.send()
+
+
+@pytest.mark.parametrize("copies", [0, 1])
+def test_a_rank_that_gives_up_frees_all_slots_but_the_one_that_is_written_to_the_disk(
+    copies: int,
+) -> None:
+    rank = OneRank(copies)
+    rank.train(1, agreed=True, records=0)
+    on_disk = rank.saves.save_for_disk(1)
+    assert on_disk is not None
+    rank.train(2, agreed=True, records=0)
+    rank.saves.after_step(0.1, dataclasses.replace(totals(rank.saves, agreed=True), forgets=True))
+    rank.saves.thread.submit(lambda: None).result()
+    for then in rank.records:
+        then()  # the records of a copy are written only now
+    used = [slot for slot in rank.saves.slots if slot.size]
+    assert used == [rank.saves.written_to_disk]
+    assert on_disk["model.weight"].unique().tolist() == [1.0]
+    assert not rank.saves.due(9)
+    assert not rank.saves.save_for_stop(9)
+    assert rank.saves.save_for_disk(9) is None, "from now on the disk has a buffer of its own"
+    rank.saves.thread.submit(lambda: None).result()
+    assert not rank.complete()
+    assert rank.owner.num_bytes == 0
+    rank.close()
+
+
+def test_a_rank_gives_up_when_its_host_runs_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = OneRank(0)
+    rank.saves.save(1)
+    assert not rank.saves.news(NO_NEWS).forgets
+    for free, gives_up in ((6, False), (4, True)):
+        monkeypatch.setattr(saves, "host_room", lambda free=free: HostRoom(100 << 30, free << 30))
+        rank.saves.looked = -PRESSURE_S  # it looks once a second
+        assert rank.saves.news(NO_NEWS).forgets is gives_up
+    assert "has only 4.0 of 100.0 GiB left" in rank.saves.trouble
+    rank.close()
+
+
+def test_a_slot_that_the_kernel_refuses_is_a_reason_to_give_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    rank = OneRank(0)
+    monkeypatch.setattr(Slot, "reserve", refuse)
+    assert not rank.saves.save(1)
+    assert rank.saves.news(NO_NEWS).forgets
+    assert "Cannot allocate memory" in rank.saves.trouble
+    rank.close()
 
 
 @pytest.mark.process
