@@ -39,8 +39,10 @@ class Seen(Struct, frozen=True):
     recently that the file server still keeps its lock."""
     given_up: bool
     """The leader has lost this host, and has not heard it again, ..."""
+    awaited: bool
+    """The leader has not heard this host yet, and waits for it since it took over."""
     goes_on: bool
-    """... and it has written more since, or other hosts can check whether it does."""
+    """... and after `given_up` it has written more, or other hosts can check whether it does."""
 
 
 class Following:
@@ -95,12 +97,13 @@ def _is_led(run_dir: RunDir) -> bool:
 def seen_by(host: str, run: Run, lines: int, last: Event | None, *, led: bool) -> Seen:
     known = run.hosts.by_name.get(host)
     given_up = known is not None and not (known.alive or known.back)
+    awaited = known is not None and known.back
     others = any(
         h.alive for h in run.hosts.by_name.values() if h.name not in (host, run.scheduler.leader)
     )
     # A leader that wrote only the loss of this host may have died right after it.
     more = not (isinstance(last, AgentLost) and last.host == host)
-    return Seen(run, lines, led, given_up, others or more)
+    return Seen(run, lines, led, given_up, awaited, others or more)
 
 
 def patience_s(before: Seen) -> float | None:
@@ -114,6 +117,9 @@ def patience_s(before: Seen) -> float | None:
         return 0.0  # the kernel has released the journal, so the leader's process has ended
     if before.given_up and before.goes_on:
         return None
+    # The leader started later than this host began to look for it, so it gives this host up later.
+    if before.awaited and before.run.job is not None:
+        return max(GIVEN_UP_S, before.run.job.launch.agent_timeout + LOOK_S)
     return GIVEN_UP_S if before.given_up else LOOK_S
 
 

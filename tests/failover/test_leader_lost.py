@@ -471,6 +471,25 @@ def test_a_leader_that_writes_but_never_gives_up_this_host_is_cut_off_itself(
     assert clock.time - start == GIVEN_UP_S
 
 
+@pytest.mark.parametrize("gives_up", [True, False])
+def test_a_leader_that_took_over_has_time_to_give_up_a_host_that_it_never_heard(
+    run_dir: RunDir, gives_up: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """This host cannot reach it, and lost the former leader earlier than the new one started."""
+    caplog.set_level(logging.INFO)
+    agents_registered(run_dir, "host-0", "host-1", "host-2")
+    append(run_dir, leader_started("host-2"))
+    queue = FakeQueue()
+    with ExitStack() as leading:
+        write = partial(leader_writes, run_dir, leading, agent_lost("host-1"))
+        clock = ClockWithWriter(write, GIVEN_UP_S - 5.0 if gives_up else 1e9)
+        waited_s = exit_after_clock(run_dir, queue, clock, leading)
+    if gives_up:
+        assert "was cut off from the leader, which is alive" in caplog.messages[-1]
+    assert waited_s == GIVEN_UP_S, "the agents of this job are given up after less"
+    assert queue.requeued == ([] if gives_up else [("host-2",)])
+
+
 @dataclass
 class ClockWithWriter(TurnedClock):
     """A clock that calls `write` once, when `after_s` seconds have passed."""

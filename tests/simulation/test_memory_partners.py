@@ -75,7 +75,8 @@ def test_after_lost_hosts_and_agents_most_attempts_resume_from_partners(
     assert in_memory > again / 2
 
 
-@pytest.mark.parametrize("seed", range(6))
+# In the last one a host cannot reach a leader that has just taken over.
+@pytest.mark.parametrize("seed", [*range(6), 421])
 def test_laws_hold_while_partners_are_cut_off(seed: int) -> None:
     assert run(seed, CUT)[1] is None
 
