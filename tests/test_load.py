@@ -207,7 +207,7 @@ BAD: list[tuple[str, str, str, str]] = [
     ("checkpoint.keep=0", "checkpoint.keep", "at least 1", "1 or more"),
     ("checkpoint.async=later", "checkpoint.async", "true or false", "set checkpoint.async"),
     ("resilience.hang_timeout=0", "resilience.hang_timeout", "above 0) or 'auto'", "set resil"),
-    ("resilience=null", "resilience", "key: value pairs, got null", "max_restarts"),
+    ("resilience=null", "resilience", "key: value pairs, got null", "ndctl explain resilience"),
     ("run_root=3", "run_root", "a string", 'put it in quotes: "3"'),
 ]
 

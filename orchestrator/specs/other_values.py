@@ -115,7 +115,9 @@ def _model(value: Any) -> str | None:
     from orchestrator.contract.spec.model_presets import PRESETS
 
     if isinstance(value, str):
-        return f"write model: {{{'preset' if value in PRESETS else 'path'}: {value}}}"
+        key = "preset" if value in PRESETS else "path"
+        # Another word is no hub id and no folder.
+        return f"write model: {{{key}: {value}}}" if key == "preset" or "/" in value else None
     if value is not ABSENT:
         return None
     return "add model: {preset: llama-tiny}, or {path: FOLDER or hub id}, or {config: {…}}"

@@ -446,6 +446,7 @@ def test_the_trainers_configuration_has_no_auto_except_formats() -> None:
     decided_there = ("dtype", "loss_chunks", "run_ahead")
     assert {values["train"].pop(key) for key in decided_there} == {"auto"}
     assert values["data"].pop("format") == values["parallel"]["fsdp"].pop("wrap") == "auto"
+    assert values["checkpoint"]["memory"].pop("every") == "auto", "ranks know the hosts' memory"
     assert "auto" not in str(values)
 
 

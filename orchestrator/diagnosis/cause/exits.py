@@ -21,6 +21,8 @@ ENDED_FIRST = "ended-first"
 CONNECTION_LOST = "connection-lost"
 """Kind of ranks that lost a peer, when none is known to have ended."""
 OUT_OF_MEMORY = "host-out-of-memory"
+CRASHED = "segfault"
+"""The class of lines about a process that crashed."""
 BY_SHELL = 128
 """A shell exits with this plus the number of the signal that ended its child."""
 SHARED: tuple[Scope, ...] = ("fabric", "storage")
@@ -261,6 +263,10 @@ def _explains(line: Reading, exited: RankExited, rank: Reading | None) -> bool:
         # cause of its own.
         killed = exited.signal == signal.SIGKILL
         return killed or asked_first or exited.exit_code == BY_SHELL + signal.SIGKILL
+    # All groups of a machine share its log: the process of another job or pod crashed there, or one
+    # of this job that is no rank. The kernel kills a process that crashes by another signal.
+    if line.name == CRASHED and exited.signal == signal.SIGKILL:
+        return False
     # Example: Xid 45 is logged while the driver cleans up after any exit, so it is not a cause.
     if line.symptom or line.action == "stop" or asked:
         return False

@@ -29,7 +29,9 @@ def make_room(
     back = [_came_back(run, host) for host in _unwanted(run) if host.name in run.hosts.away]
     if back:
         reason = "; ".join((reason, *back))
-        run = replace(run, stage=replace(run.stage, reason=reason))
+        # Else the same object: a tick that changes nothing is not journalled.
+        if reason != run.stage.reason:
+            run = replace(run, stage=replace(run.stage, reason=reason))
     orders = tuple(
         ReplaceAgent(
             host=host.name,

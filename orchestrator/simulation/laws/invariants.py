@@ -27,6 +27,7 @@ from orchestrator.contract.messages.events import (
     LeaveAsked,
     RankExited,
     RequeueRefused,
+    Tick,
     TrainingResumed,
 )
 from orchestrator.failover.after_leader import UNLED, over_for
@@ -205,6 +206,8 @@ class Laws:
         fence = self.world.storage.fence
         mine = fence is not None and fence.leader == leader.fence_name
         require(mine, f"{leader.name} decides, but the fence names another leader")
+        if isinstance(event, Tick) and run is not before:
+            require(run != before, "a tick that changes nothing gets a line in the journal")
         if isinstance(event, RequeueRefused) and isinstance(self.world.scheduler, Scheduler):
             taken = self.world.scheduler.has_requeued(leader.process)
             require(

@@ -910,6 +910,10 @@ REBOOT = (
     "[51.0] NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x2"
     " (Node Reboot Required)"
 )
+CRASH = (
+    "[51.0] traps: pt_gloo_runloop[3131] general protection fault ip:7f969e4b6a97 sp:7f96737fd730"
+    " error:0 in libc.so.6[98a97,7f969e444000+156000]"
+)
 DENIAL = "[51.0] audit: Operation not permitted"
 REMOTE = "NCCL error in: x.cpp:1, remote process exited\nncclRemoteError: a peer is gone"
 
@@ -946,6 +950,8 @@ REMOTE = "NCCL error in: x.cpp:1, remote process exited\nncclRemoteError: a peer
         (exited(2, signal=signal.SIGTERM), REBOOT, "xid-154-recovery"),
         (exited(2), CLEANUP, "sigkill-from-outside"),
         (exited(2), DENIAL, "sigkill-from-outside"),
+        (exited(2), CRASH, "sigkill-from-outside"),
+        (exited(2, signal=signal.SIGSEGV), CRASH, "segfault"),
     ],
 )
 def test_the_kernel_log_decides_if_it_knows_more_than_the_rank(

@@ -296,6 +296,20 @@ def test_a_defect_host_that_comes_back_is_replaced_later_each_time_with_the_reas
     assert job.run.history.fruitless == 0, "the job itself requested each loss"
 
 
+def test_a_tick_while_an_unused_host_waits_to_be_replaced_again_changes_no_state() -> None:
+    job = scheduled_job()
+    job.leads()
+    job.registers("host-0")
+    job.registers("host-1", findings=(BROKEN,))
+    job.loses("host-1")
+    job.registers("host-1", pid=2, findings=(BROKEN,))
+    job.waits(1)
+    waiting = job.run
+    assert "came back" in waiting.stage.reason
+    assert job.waits(1) == ()
+    assert job.run is waiting
+
+
 def test_a_leader_that_comes_back_to_a_defect_host_does_not_leave_at_once() -> None:
     job = scheduled_job()
     job.leads()
