@@ -32,6 +32,7 @@ from orchestrator.failover.after_leader import (
 )
 from orchestrator.failover.ask_scheduler import RETRY_S, Asking
 from orchestrator.failover.journal_watch import (
+    LOOK_S,
     STRANGER_S,
     UNREADABLE,
     Seen,
@@ -99,6 +100,8 @@ class Leaderless:
     """The fence at the beginning. Only an agent that becomes the leader changes its name."""
     uncleared_since: float | None = field(init=False, default=None)
     """When clearing the former leader's host first failed (monotonic)."""
+    unwritable_at: float | None = field(init=False, default=None)
+    """When this host last failed to write to the run directory (monotonic)."""
 
     def __post_init__(self) -> None:
         self.asking = Asking(self.backend_named, self.clock, self.worker)
@@ -166,7 +169,8 @@ class Leaderless:
             doubts = is_stranger(seen, self.term, self.host) or in_doubt(before, seen, waited_s)
             # While the leader may be alive, or it is another agent's turn, only watch the journal.
             if outcome is None and not doubts and await self.worker(turn.has_come):
-                outcome = await self._act(seen.run, turn)
+                still_gone = partial(self._is_still_gone, before, look, looked)
+                outcome = await self._act(seen.run, turn, still_gone)
             if outcome is not None:
                 return outcome
             await self.pause(RETRY_S)
@@ -183,6 +187,27 @@ class Leaderless:
             and self.storage.journal_size() == size
             and not turn.is_settled()
         )
+
+    async def _could_write(self) -> bool:
+        """Whether a leader could have written a line by now: one that finds the disk full is silent
+        in the journal too."""
+        try:
+            await self.worker(self.storage.check_writable)
+        except LASTING:
+            raise
+        except OSError as exc:
+            log.warning("the run directory cannot be written, so no leader can be judged: %s", exc)
+            self.unwritable_at = self.clock.monotonic()
+        since = self.unwritable_at
+        return since is None or self.clock.monotonic() - since >= LOOK_S
+
+    async def _is_still_gone(
+        self, before: Seen, look: Callable[[], tuple[Seen, Fence | None]], looked: float
+    ) -> bool:
+        """The scheduler may answer late, and a leader that was suspended may be back by then."""
+        seen, _ = await self._served(look, UNREADABLE)
+        waited_s = self.clock.monotonic() - looked
+        return self.is_alone() and not lives(before, seen) and not in_doubt(before, seen, waited_s)
 
     def _look(self, following: Follows) -> tuple[Seen, Fence | None]:
         return following.look(), self.storage.read_fence()
@@ -218,7 +243,9 @@ class Leaderless:
             return "leave"
         return None
 
-    async def _act(self, run: Run, turn: AnyTurn) -> Outcome | None:
+    async def _act(
+        self, run: Run, turn: AnyTurn, still_gone: Callable[[], Awaitable[bool]]
+    ) -> Outcome | None:
         """Take over, requeue the job, or leave. None: try again."""
         assert run.job is not None
         launch, backend = run.job.launch, self.backend_named(run.job.backend)
@@ -233,6 +260,8 @@ class Leaderless:
         found: Leave | QueueAgain | ClearHost | TakeOver | AskAgain
         found = remedy(run, self.term, self.host, own, self.clock.now())
         if isinstance(found, ClearHost):
+            if not await self._could_write() or not await still_gone():
+                return None
             # The former leader may hang or be unreachable. Ending its process through the scheduler
             # also shows whether its host works.
             try:

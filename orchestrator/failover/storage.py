@@ -4,7 +4,9 @@ implementation.
 All methods may block, so failover calls them in a worker thread.
 """
 
+import os
 from functools import partial
+from tempfile import TemporaryFile
 from typing import Protocol
 
 from orchestrator.contract.files.fence import Fence, check_leader, read_fence, take_over
@@ -14,6 +16,9 @@ from orchestrator.failover.turns import Turn
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.supervisor import OpenJournal
 from orchestrator.seams import Clock
+
+BLOCK = 4096
+"""Bytes that a file system with no space left refuses."""
 
 
 class AnyTurn(Protocol):
@@ -46,6 +51,9 @@ class FailoverStorage(Protocol):
     def take_over(self, name: str) -> None:
         """Name a new leader in the fence, which stops the former one. Raises OSError."""
 
+    def check_writable(self) -> None:
+        """Raises OSError if this host cannot write to the run directory now."""
+
     def open_turn(self, mark: str) -> AnyTurn:
         """Called once, when an agent hears no leader. Raises OSError."""
 
@@ -71,6 +79,12 @@ class FailoverFiles:
 
     def take_over(self, name: str) -> None:
         take_over(self.run_dir.fence, name)
+
+    def check_writable(self) -> None:
+        with TemporaryFile(dir=self.run_dir.path) as file:
+            file.write(bytes(BLOCK))
+            file.flush()
+            os.fsync(file.fileno())
 
     def open_turn(self, mark: str) -> AnyTurn:
         return Turn(self.run_dir.requeue_lock.open("a+"), self.clock, mark)

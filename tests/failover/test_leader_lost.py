@@ -685,6 +685,30 @@ def test_an_agent_whose_leader_answers_again_follows_it(run_dir: RunDir) -> None
         )
 
 
+@dataclass
+class SlowBackend(FakeBackend):
+    """A scheduler that answers only after `meanwhile`."""
+
+    meanwhile: Callable[[], None] = lambda: None
+
+    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> CurrentRun:
+        self.meanwhile()
+        return super().own_run(launch, hosts)
+
+
+def test_a_leader_that_is_back_when_the_scheduler_answers_at_last_is_not_ended(
+    run_dir: RunDir,
+) -> None:
+    """It was suspended, for example."""
+    agents_registered(run_dir, "host-0", "host-1", "host-2")
+    heard: list[str] = []
+    backend = SlowBackend(meanwhile=lambda: heard.append("the leader"))
+    with leader_alive(run_dir):
+        outcome = settle_lost_leader(run_dir, backend, TurnedClock(), is_alone=lambda: not heard)
+    assert outcome == "follow"
+    assert (backend.asked_own, backend.cleared, backend.requeued) == (1, [], [])
+
+
 def test_the_job_is_requeued_if_an_unreachable_process_holds_the_journal(
     run_dir: RunDir,
 ) -> None:
@@ -704,11 +728,14 @@ def test_an_agent_waits_for_space_on_the_disk_before_it_takes_over(
 ) -> None:
     agents_registered(run_dir, "host-0", "host-1")
     clock = Emptied()
+    began_at, backend = clock.monotonic(), FakeBackend()
     try:
-        claim = take_over(run_dir, FakeBackend(), clock)
+        claim = take_over(run_dir, backend, clock)
     finally:
         clock.make_room()
-    assert "failed to take the fence, trying again" in caplog.text
+    assert "the run directory cannot be written, so no leader can be judged" in caplog.text
+    assert clock.monotonic() - began_at >= LOOK_S, "a live leader could write in this time"
+    assert backend.cleared == ["host-0"]
     assert read_fence(run_dir.fence) == Fence(leader=claim.name, attempt=1)
 
 

@@ -30,6 +30,9 @@ WAIT_S: Mapping[WarningKind, float] = {"links": 90.0, "throttling": 90.0}
 """Seconds until a warning counts, because others may report the same. Agents look every 30 s."""
 SHARED: tuple[WarningKind, ...] = ("links", "throttling")
 """Problems that a room or a switch may cause. Memory errors are of one device."""
+TOGETHER_S = 300.0
+"""A host that has left the job since still counts as one with the same problem, if its warning came
+at most so long before or after."""
 REPLACE_EVERY_S = 600.0
 """Seconds between two stops for warnings. All hosts that warn by then are replaced together."""
 RECENT_S = 60.0
@@ -175,11 +178,17 @@ def _incident(run: Run, verdict: Verdict, rule: str) -> Incident:
 
 
 def _with_same(run: Run, one: HostWarned) -> int:
-    """Hosts of the attempt with the same problem, if they are too many for a problem of each."""
+    """Hosts with the same problem, if they are too many for a problem of each. They are of the
+    attempt, or were of it when the warning came: a room stays warm if some hosts are lost."""
     if one.problem not in SHARED:
         return 0
     placed = set(run.attempt.placement)
-    alike = {other.host for other in run.hosts.warned if other.problem == one.problem} & placed
+    alike = {
+        other.host
+        for other in run.hosts.warned
+        if other.problem == one.problem
+        and (other.host in placed or abs(other.at - one.at) <= TOGETHER_S)
+    }
     return len(alike) if len(alike) > 1 and 2 * len(alike) >= len(placed) else 0
 
 

@@ -91,7 +91,7 @@ class RecoveryLaws:
         if scales_up and before.interruption.leaving is None:
             self._check_scale_up(event.at, run)
         if isinstance(event, LeaderStarted):
-            self._check_last_step(run.history.incidents[known:])
+            self._check_last_step(run.history.incidents[known:], event.at)
         self._check_exclusions(run.history.incidents[known:], event, before, run)
         self._check_skipped(run.history.incidents[known:], before, run)
         require(run.progress.save_every == self.save_every, "the checkpoint interval is lost")
@@ -186,7 +186,8 @@ class RecoveryLaws:
         rule = self._rule_with_backoff(incident.rule, run)
         if rule is not None and incident.remedy not in ("stop", "requeue"):
             again = self._num_earlier_incidents(rule, incident)
-            self.earliest_start = event.at + self._min_backoff_s(rule, again)
+            # By the clock of the world: the next leader's may differ from this one's.
+            self.earliest_start = self.world.timeline.now + self._min_backoff_s(rule, again)
 
     def _check_warned(self, incident: Incident) -> None:
         """A host that warns is replaced, but a job does not stop for warnings all the time."""
@@ -216,11 +217,13 @@ class RecoveryLaws:
             f"all steps are discarded, but only those from step {self.first_bad_step} on are bad",
         )
 
-    def _check_last_step(self, new: Sequence[Incident]) -> None:
-        """After the loss of a leader, lost steps are counted from the last step in the metrics."""
+    def _check_last_step(self, new: Sequence[Incident], at: float) -> None:
+        """After the loss of a leader, lost steps are counted from the last step in the metrics. The
+        new leader reads them before it writes its first line, the event of `at`."""
         reached = self.world.storage.reached
-        # Ranks may go on while the new leader reads them.
-        if reached is None or reached.at > EPOCH + self.world.timeline.now - READ_S:
+        # Ranks may go on while the new leader reads them, and until a slow storage has the line.
+        read_at = min(at, EPOCH + self.world.timeline.now)
+        if reached is None or reached.at > read_at - READ_S:
             return
         for incident in new:
             if incident.attempt == reached.attempt:
@@ -294,7 +297,7 @@ class RecoveryLaws:
     # Attempts
 
     def _check_start(self, action: StartAttempt, event: Event, run: Run) -> None:
-        early = self.earliest_start - event.at
+        early = self.earliest_start - self.world.timeline.now
         require(early <= 0.1, f"attempt {action.attempt} starts {early:.1f} s too early")
         self.earliest_start, self.replacements, self.losses = 0.0, {}, []
         if run.scheduler.allocation is not None:

@@ -115,6 +115,9 @@ class StoredRunDir:
         self.storage.fence = Fence(leader=name, attempt=former.attempt if former else 0)
         self.process.took_over(name)
 
+    def check_writable(self) -> None:
+        self.storage.check_write(self.host)
+
     def open_turn(self, mark: str) -> "StoredTurn":
         self._check_read()
         return StoredTurn(self.process, mark)

@@ -214,6 +214,23 @@ def test_no_host_is_named_for_what_half_of_them_report(problem: WarningKind) -> 
 
 
 @pytest.mark.parametrize("problem", WAIT_S)
+def test_what_half_of_them_reported_stays_shared_if_one_of_them_is_lost(
+    problem: WarningKind,
+) -> None:
+    job = a_job(hosts=4, spares=1).running()
+    warns(job, "host-1", problem)
+    warns(job, "host-3", problem)
+    job.loses("host-3")
+    (start,) = job.stops("host-0", "host-1", "host-2")
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-1", "host-2", "host-4")
+    job.trains(1)
+    job.registers("host-5")
+    assert job.waits(WAIT_S[problem] + 1) == ()
+    assert "2 hosts report the same" in outlook(job.run, job.run.hosts.warned[0], job.at)
+
+
+@pytest.mark.parametrize("problem", WAIT_S)
 def test_what_others_may_report_too_counts_after_a_while(problem: WarningKind) -> None:
     job = a_job(hosts=4).running()
     assert warns(job, "host-1", problem) == ()
