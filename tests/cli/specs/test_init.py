@@ -5,6 +5,7 @@ import pty
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -133,19 +134,24 @@ def test_a_folder_that_is_missing_is_an_error_with_a_fix() -> None:
 def test_ctrl_c_at_a_question_is_an_interruption_and_not_a_failed_job(folder: Path) -> None:
     above, below = pty.openpty()
     os.write(above, b"train.py\n")
-    asked = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "orchestrator", "init"],
         stdin=below,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert asked.stdout is not None
-    seen = ""
-    while "Arguments" not in seen:
-        seen += asked.stdout.read(1)
-    asked.send_signal(signal.SIGINT)
-    _, err = asked.communicate(timeout=60)
+    ) as asked:
+        assert asked.stdout is not None
+        assert asked.stderr is not None
+        seen = ""
+        while "Arguments" not in seen:
+            seen += asked.stdout.read(1)
+        # A signal right before the process begins to read is noticed only with the next one.
+        while asked.poll() is None:
+            asked.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                asked.wait(2)
+        err = asked.stderr.read()
     for fd in (above, below):
         os.close(fd)
     assert (asked.returncode, err) == (130, "\ninterrupted\n")
