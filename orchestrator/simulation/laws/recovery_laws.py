@@ -40,6 +40,7 @@ SAME_MOMENT_S = 2.0
 MIN_JITTER = 0.75
 """Shortest fraction of a rule's backoff that jitter can leave."""
 
+AT_ONCE = (0.0, 0.0)
 READ_S = 5.0
 """Most seconds between a new leader's look at the metrics and its first line in the journal."""
 
@@ -55,8 +56,8 @@ class RecoveryLaws:
         """A new submission cancels earlier decisions."""
         self.incidents_since_step: list[Incident] = []
         """Incidents since the last new step."""
-        self.earliest_start = 0.0
-        """Earliest time of the next attempt."""
+        self.earliest_start = AT_ONCE
+        """Earliest time of the next attempt, by the leader's clock and by that of the world."""
         self.replaced: dict[str, str] = {}
         """Host that is excluded permanently -> reason."""
         self.oom_plans: list[int] = []
@@ -100,7 +101,7 @@ class RecoveryLaws:
                 case StartAttempt():
                     self._check_start(action, event, run)
                 case Requeue():
-                    self.earliest_start = 0.0
+                    self.earliest_start = AT_ONCE
                 case ReplaceAgent(host=host, elsewhere=True):
                     self._check_replacement(host, event.at)
                 case _:
@@ -186,8 +187,8 @@ class RecoveryLaws:
         rule = self._rule_with_backoff(incident.rule, run)
         if rule is not None and incident.remedy not in ("stop", "requeue"):
             again = self._num_earlier_incidents(rule, incident)
-            # By the clock of the world: the next leader's may differ from this one's.
-            self.earliest_start = self.world.timeline.now + self._min_backoff_s(rule, again)
+            wait_s = self._min_backoff_s(rule, again)
+            self.earliest_start = (event.at + wait_s, self.world.timeline.now + wait_s)
 
     def _check_warned(self, incident: Incident) -> None:
         """A host that warns is replaced, but a job does not stop for warnings all the time."""
@@ -297,9 +298,12 @@ class RecoveryLaws:
     # Attempts
 
     def _check_start(self, action: StartAttempt, event: Event, run: Run) -> None:
-        early = self.earliest_start - self.world.timeline.now
+        by_leader, by_world = self.earliest_start
+        # The clock of the next leader may differ from that of this one, and a slow storage delays
+        # what happens after a decision. Either clock may say that it is time.
+        early = min(by_leader - event.at, by_world - self.world.timeline.now)
         require(early <= 0.1, f"attempt {action.attempt} starts {early:.1f} s too early")
-        self.earliest_start, self.replacements, self.losses = 0.0, {}, []
+        self.earliest_start, self.replacements, self.losses = AT_ONCE, {}, []
         if run.scheduler.allocation is not None:
             used = set(action.hosts) & set(self.replaced)
             require(not used, f"{sorted(used)} used again after they were replaced")
