@@ -261,11 +261,14 @@ class Attempts:
                 self.hurry()  # the first step of the attempt: the leader waits for it
             case CheckpointFailed():
                 self.spawn(self._classify_failed_save(datagram, attempt))
-            case Profiled():
-                self.report(datagram)
-            case TrainingResumed() | CheckpointSaved() | CheckpointIntervalChanged() | LogGrew():
-                self.report(datagram)
-            case MemoryCheckpointsSet():
+            case (
+                Profiled()
+                | TrainingResumed()
+                | CheckpointSaved()
+                | CheckpointIntervalChanged()
+                | MemoryCheckpointsSet()
+                | LogGrew()
+            ):
                 self.report(datagram)
             case DrillHappened():
                 self.report(datagram)

@@ -39,10 +39,10 @@ class Seen(Struct, frozen=True):
     recently that the file server still keeps its lock."""
     given_up: bool
     """The leader has lost this host, and has not heard it again, ..."""
+    goes_on: bool
+    """... and it has written more since, or other hosts can check whether it does."""
     awaited: bool
     """The leader has not heard this host yet, and waits for it since it took over."""
-    goes_on: bool
-    """... and after `given_up` it has written more, or other hosts can check whether it does."""
 
 
 class Following:
@@ -103,7 +103,7 @@ def seen_by(host: str, run: Run, lines: int, last: Event | None, *, led: bool) -
     )
     # A leader that wrote only the loss of this host may have died right after it.
     more = not (isinstance(last, AgentLost) and last.host == host)
-    return Seen(run, lines, led, given_up, awaited, others or more)
+    return Seen(run, lines, led, given_up, others or more, awaited)
 
 
 def patience_s(before: Seen) -> float | None:

@@ -257,15 +257,14 @@ def _explains(line: Reading, exited: RankExited, rank: Reading | None) -> bool:
         # is not the cause. But a line that asks to replace the host (broken memory, a lost GPU) is.
         another = own_fault or (asked and not line.own)
         return line.action == "replace" or not another
+    # The kernel kills by SIGKILL if memory is short, and a process that crashes by another signal.
+    killed = signal.SIGKILL in (exited.signal, (exited.exit_code or 0) - BY_SHELL)
     if line.name == OUT_OF_MEMORY:
         asked_first = exited.signal == signal.SIGTERM and "SIGTERM" in line.line  # earlyoom
-        # The kernel kills by SIGKILL when memory is short. Another signal, such as SIGSEGV, has a
-        # cause of its own.
-        killed = exited.signal == signal.SIGKILL
-        return killed or asked_first or exited.exit_code == BY_SHELL + signal.SIGKILL
-    # All groups of a machine share its log: the process of another job or pod crashed there, or one
-    # of this job that is no rank. The kernel kills a process that crashes by another signal.
-    if line.name == CRASHED and exited.signal == signal.SIGKILL:
+        return killed or asked_first
+    # All groups of a machine share its log: the process of another job or pod crashed, or one of
+    # this job that is no rank.
+    if line.name == CRASHED and killed:
         return False
     # Example: Xid 45 is logged while the driver cleans up after any exit, so it is not a cause.
     if line.symptom or line.action == "stop" or asked:

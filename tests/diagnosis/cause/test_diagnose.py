@@ -951,6 +951,7 @@ REMOTE = "NCCL error in: x.cpp:1, remote process exited\nncclRemoteError: a peer
         (exited(2), CLEANUP, "sigkill-from-outside"),
         (exited(2), DENIAL, "sigkill-from-outside"),
         (exited(2), CRASH, "sigkill-from-outside"),
+        (exited(2, exit_code=128 + signal.SIGKILL), CRASH, "sigkill-from-outside"),
         (exited(2, signal=signal.SIGSEGV), CRASH, "segfault"),
     ],
 )
