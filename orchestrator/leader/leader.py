@@ -17,15 +17,13 @@ from aiohttp import WSMsgType
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ndctl.rank.fence import GivenUp
 from orchestrator.agent.connection import Line
 from orchestrator.agent.rank_socket import free_port
-from orchestrator.contract.files.fence import Fence
 from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.files.leader_file import Term
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation
-from orchestrator.contract.memory.peers import CopyPlan, SlotsOffered
+from orchestrator.contract.memory.peers import SlotsOffered
 from orchestrator.contract.messages.actions import (
     Action,
     CheckHosts,
@@ -44,12 +42,10 @@ from orchestrator.contract.messages.agent_protocol import (
     Digest,
     Evidence,
     Leave,
-    OfferPort,
     Port,
     Register,
     Report,
     Save,
-    Start,
     Stop,
 )
 from orchestrator.contract.messages.events import (
@@ -67,12 +63,14 @@ from orchestrator.contract.messages.events import (
 from orchestrator.contract.messages.rank_messages import Profiled
 from orchestrator.failover.run_dir_watch import RunDirGone
 from orchestrator.job.leader_change import expected_back, takes_over
-from orchestrator.job.state import has_successors, hosts_given, pace_of, switches_of
+from orchestrator.job.state import has_successors, hosts_given
 from orchestrator.job_secret import JobSecret
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.leader.agent_sessions import AgentSessions, Silence, report_in
+from orchestrator.leader.attempt.spares import Spares
+from orchestrator.leader.attempt.start import AttemptStart
 from orchestrator.leader.backend_calls import BackendCalls, Planners
-from orchestrator.leader.event_queue import JOURNAL_RETRY_S, EventQueue
+from orchestrator.leader.event_queue import EventQueue
 from orchestrator.leader.hang_analysis import HangAnalysis, gather_order
 from orchestrator.leader.leader_server import LeaderServer, Questions
 from orchestrator.leader.monitor import Monitor
@@ -81,11 +79,9 @@ from orchestrator.leader.records.snapshot_writer import SnapshotWriter
 from orchestrator.leader.records.strike_writer import new_strikes
 from orchestrator.leader.requests.profile_requests import ProfileRequests
 from orchestrator.leader.requests.stack_requests import StackRequests
-from orchestrator.leader.slot_offers import Layout, SlotOffers, copy_plans
-from orchestrator.leader.spares import Spares
+from orchestrator.leader.right_to_lead import RightToLead
 from orchestrator.leader.spec_acceptance import SpecAcceptance
 from orchestrator.leader.storage import LeaderFiles, LeaderStorage
-from orchestrator.plan.placement.partners import partners_of
 from orchestrator.posix.retry_io import retry_io_in
 from orchestrator.seams import AllocationBackend, Clock, Worker
 
@@ -184,9 +180,6 @@ async def without_harm(what: str, work: Callable[[], Awaitable[None]]) -> None:
 
 
 class Leader:
-    port = 0
-    """What the first host has offered for `pending`; 0: nothing yet."""
-
     def __init__(  # noqa: PLR0913 - the world outside, piece by piece
         self,
         supervisor: Supervisor,
@@ -223,19 +216,17 @@ class Leader:
         questions = Questions(stacks=self.stack_requests.take, profiles=self.profile_requests.take)
         self.server = seams.server(self._listen, self.cancel, questions)
         self.monitor = Monitor(job)
-        self.pending: StartAttempt | None = None
-        """An attempt that waits for its first host to offer a port, and with copies of checkpoints
-        in memory for all hosts to say what they have."""
-        self.slot_offers = SlotOffers(self.sessions, clock) if job.copies else None
+        self.attempt_start = AttemptStart(
+            job, lambda: supervisor.run, self.sessions, run_dir, clock
+        )
         self.spares = Spares(sessions=self.sessions, run_dir=run_dir)
         self.ending: EndJob | Requeue | None = None
         self.hang_analysis = HangAnalysis(
             job, lambda: supervisor.run, self.storage, backend, clock, self.worker
         )
         self.granted = granted
-        self.name = name
-        """This leader's name in the fence."""
-        guard = partial(self.storage.check_leader, name)
+        self.right_to_lead = RightToLead(self.storage, self.worker, name)
+        guard = self.right_to_lead.guard
         self.snapshots = SnapshotWriter(
             supervisor, run_dir, guard, storage=self.storage, worker=self.worker
         )
@@ -246,8 +237,6 @@ class Leader:
             lambda: supervisor.run, run_dir, job.keep_attempts, self.worker
         )
         self.background: set[asyncio.Task[None]] = set()
-        self.outlived = ""
-        """Why this leader must not lead any more, though no other leader has started yet."""
         self.before_release: Callable[[], Awaitable[None]] = _nothing
         """Called when the agents have exited. The release may end this process."""
         self.announced = asyncio.Event()
@@ -260,7 +249,7 @@ class Leader:
             planners=planners,
             clock=clock,
             happened=self.events.happened,
-            gives_up=self._give_up,
+            gives_up=self.right_to_lead.give_up,
             in_touch=self.events.in_touch,
             now=self.steady.now,
             names_resolve=granted.allocation is None or granted.allocation.names_resolve,
@@ -391,11 +380,9 @@ class Leader:
                 for event in self.monitor.hear(report, self.clock.monotonic()):
                     self._take_in(event)
             case Port():
-                self._port_offered(report)
+                self.attempt_start.hear_port(report)
             case SlotsOffered():
-                if self.slot_offers is not None:
-                    self.slot_offers.hear(report)
-                self._start_if_offered()
+                self.attempt_start.hear_slots(report)
             case Evidence():
                 self._evidence(report)
             case Checked():
@@ -434,50 +421,26 @@ class Leader:
                 continue  # read the messages that came meanwhile before judging any silence
             if self.clock.monotonic() - looked >= FENCE_S:
                 looked = self.clock.monotonic()
-                await self._look_at_fence()
-                await self._look_at_run_dir()
+                await self._check_right()
             at = self.steady.now()
             self._lose(self.sessions.forget_silent(), at)
             self.spares.prepare(self.supervisor.run)
-            self._start_if_offered()  # an agent may not say in time what it has in memory
+            self.attempt_start.order_if_ready()
             self._look()
             # While the leader is cut off it decides nothing, so ticks would only pile up.
             if self.events.in_touch.is_set():
                 self._happened(Tick(at=at))
 
-    async def _look_at_fence(self) -> None:
-        """Raises GivenUp when another leader has taken over, or will.
-
-        A fence that cannot be read does not end the leader: all that it writes waits until the
-        fence is readable again.
-        """
-        # The scheduler has ended this run or given up this host. The fence still names this leader
-        # until another one starts.
-        if self.outlived:
-            raise GivenUp(self.outlived)
+    async def _check_right(self) -> None:
+        """Raises GivenUp and RunDirGone. The loss of the run directory is written to the journal
+        first, which may still be open in its new place."""
         try:
-            await self.worker(self.storage.check_leader, self.name)
-        # GivenUp is an OSError too, and the only one that ends this leader.
-        except GivenUp:
-            raise
-        except OSError as exc:
-            log.error("failed to read the fence: %s", exc)
-
-    def _give_up(self, why: str) -> None:
-        self.outlived = why
-
-    async def _look_at_run_dir(self) -> None:
-        """Raises RunDirGone if the run directory was moved or removed. The loss is written to the
-        journal first, which may still be open in its new place."""
-        try:
-            await self.worker(self.storage.watch.look)
+            await self.right_to_lead.check()
         except RunDirGone as exc:
             log.critical("%s", exc)
             self._happened(RunDirLost(at=self.steady.now(), why=str(exc)))
             await asyncio.sleep(LAST_WORDS_S)
             raise
-        except OSError as exc:
-            log.error("failed to check the run directory: %s", exc)
 
     def _lose(self, silences: Sequence[Silence], at: float) -> None:
         lost = [
@@ -530,37 +493,18 @@ class Leader:
 
     async def _act(self, action: Action) -> None:
         if isinstance(action, StartAttempt):
-            await self._raise_fence(action.attempt)
+            await self.right_to_lead.raise_fence(action.attempt)
         self._perform(action)
-
-    async def _raise_fence(self, attempt: int) -> None:
-        """Keep ranks of earlier attempts, and earlier leaders, from writing. The fence is on disk
-        on return.
-
-        Raises:
-            GivenUp: another leader has taken over.
-        """
-        fence = Fence(leader=self.name, attempt=attempt)
-        while True:
-            try:
-                # Another leader may have raised the fence while storage failed. Never overwrite it.
-                await self.worker(self.storage.check_leader, self.name)
-                return await self.worker(self.storage.write_fence, fence)
-            except GivenUp:
-                raise
-            except OSError as exc:
-                log.error("failed to write the fence, trying again: %s", exc)
-                await asyncio.sleep(JOURNAL_RETRY_S)
 
     def _perform(self, action: Action) -> None:  # noqa: C901 - a case a kind
         match action:
             case StartAttempt():
-                self._start_attempt(action)
+                self.monitor.begin(action.attempt, self.supervisor.run, self.clock.monotonic())
+                self.attempt_start.begin(action)
             case StopAttempt():
-                # The whole attempt stops. A late port offer must not start its ranks.
-                if not action.hosts:
+                if not action.hosts:  # the whole attempt stops
                     self.monitor.end()
-                    self.pending = None
+                    self.attempt_start.drop()
                 run = self.supervisor.run
                 stop = Stop(
                     attempt=action.attempt,
@@ -601,78 +545,6 @@ class Leader:
         self.background.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.critical("a background task has a defect", exc_info=task.exception())
-
-    def _start_attempt(self, action: StartAttempt) -> None:
-        self.monitor.begin(action.attempt, self.supervisor.run, self.clock.monotonic())
-        self.pending, self.port = action, 0
-        if self.slot_offers is not None:
-            self.slot_offers.ask(action.attempt)
-        # The store of torchrun listens on the first host, so that host's agent chooses a free port.
-        self.sessions.order(action.hosts[0], OfferPort(attempt=action.attempt))
-
-    def _port_offered(self, offer: Port) -> None:
-        # A reconnected agent repeats its offer, and the attempt may be over.
-        if self.pending is not None and self.pending.attempt == offer.attempt:
-            self.port = offer.port
-            self._start_if_offered()
-
-    def _start_if_offered(self) -> None:
-        """Start all hosts, once the first one has a port for torchrun's rendezvous and it is known
-        which checkpoints are in memory."""
-        action = self.pending
-        if action is None or not self.port or (self.slot_offers and not self.slot_offers.are_here):
-            return
-        self.pending = None
-        run, current = self.supervisor.run, self.supervisor.run.current
-        first = run.hosts.by_name[action.hosts[0]]
-        copies = self._copy_plans(action)
-        for node_rank, host in enumerate(action.hosts):
-            self.sessions.order(
-                host,
-                Start(
-                    attempt=action.attempt,
-                    node_rank=node_rank,
-                    nodes=len(action.hosts),
-                    ranks_per_host=current.plan.ranks_per_host,
-                    master_address=first.address,
-                    master_port=self.port,
-                    config=str(self.run_dir.trainer_config(current.number)),
-                    drills=action.drills,
-                    # A checkpoint that a first attempt finds but the journal does not know is from
-                    # another run, so it is not used.
-                    resume=action.attempt > 1 or self.supervisor.run.progress.saved > 0,
-                    steps=self.job.steps,
-                    skip=action.skip,
-                    lineage=action.lineage,
-                    copies=copies[node_rank],
-                    pace=pace_of(self.supervisor.run),
-                    classes=self.job.failure_classes,
-                    run=self.job.run,
-                    keep=self.job.keep,
-                    capture=self.job.launch.captured,
-                    keep_ranks=self.job.keep_ranks,
-                ),
-            )
-
-    def _copy_plans(self, action: StartAttempt) -> Sequence[CopyPlan | None]:
-        """What each host does with checkpoints in memory; None if there are none."""
-        if self.slot_offers is None:
-            alone = CopyPlan(resumed=action.resumed) if self.job.in_memory else None
-            return [alone] * len(action.hosts)
-        run = self.supervisor.run
-        plan, offers = run.current.plan, self.slot_offers.by_host
-        known = run.hosts.by_name
-        partners = partners_of(
-            plan.mesh, plan.ranks_per_host, action.hosts, switches_of(run), self.job.copies
-        )
-        return copy_plans(
-            Layout(hosts=action.hosts, ranks_per_host=plan.ranks_per_host, partners=partners),
-            {host: offered for host, offered in offers.items() if host in known},
-            {host: known[host].address for host in offers if host in known},
-            lineage=action.lineage,
-            resumed=action.resumed,
-            bytes_per_s=self.job.copy_bytes_per_s,
-        )
 
     async def _requeue(self, action: Requeue) -> None:
         # If the scheduler refuses for good, the refusal is an event, and `step` ends the job with

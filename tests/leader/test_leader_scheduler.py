@@ -333,7 +333,7 @@ def test_a_replaced_leader_does_not_take_the_fence_back(tmp_path: Path) -> None:
         another = Fence(leader="another", attempt=7)
         write_fence(job.run_dir.fence, another)
         with pytest.raises(GivenUp):
-            await job.leader._raise_fence(2)
+            await job.leader.right_to_lead.raise_fence(2)
         assert read_fence(job.run_dir.fence) == another
 
     run_script(tmp_path, script, allocation=GRANTED)
@@ -444,7 +444,7 @@ def test_a_leader_whose_own_host_was_removed_exits_without_an_event(
         _, one = await job.start_both()
         lines = len(job.events(object))
         await one.ws.close()
-        await until(lambda: job.leader.outlived, "the answer of the scheduler")
+        await until(lambda: job.leader.right_to_lead.outlived, "the answer of the scheduler")
         job.clock.put_forward(FENCE_S)
         with pytest.raises(GivenUp, match=why):
             await asyncio.wait_for(job.task, WAIT_S)
@@ -463,7 +463,7 @@ def test_no_agent_is_lost_while_the_scheduler_ends_the_allocation(tmp_path: Path
         await until(lambda: job.backend.asked_own >= 3, "the scheduler to be asked again")
         assert job.events(AgentLost) == []
         job.backend.own = REQUEUED
-        await until(lambda: job.leader.outlived, "the answer of the scheduler")
+        await until(lambda: job.leader.right_to_lead.outlived, "the answer of the scheduler")
 
     run_script(tmp_path, script, allocation=GRANTED)
 

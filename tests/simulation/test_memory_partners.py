@@ -12,8 +12,8 @@ from orchestrator.contract.messages.events import Event
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import step
 from orchestrator.journal.supervisor import Decide
-from orchestrator.leader import leader
-from orchestrator.leader.slot_offers import copy_plans
+from orchestrator.leader.attempt import start
+from orchestrator.leader.attempt.slot_offers import copy_plans
 from orchestrator.simulation.laws.law import LawViolated
 from orchestrator.simulation.run import Simulation
 from orchestrator.simulation.scenario import Scenario, scenario
@@ -120,7 +120,7 @@ def test_a_law_finds_a_leader_that_tells_no_host_whose_copies_it_keeps(
     def without_holds(*args: object, **more: object) -> list[CopyPlan]:
         return [replace(plan, holds=()) for plan in copy_plans(*args, **more)]  # type: ignore[arg-type]
 
-    monkeypatch.setattr(leader, "copy_plans", without_holds)
+    monkeypatch.setattr(start, "copy_plans", without_holds)
     found = (run(seed, ("rank",))[1] for seed in range(20))
     assert "no step was copied to all partners" in str(next(filter(None, found)))
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from orchestrator.contract.files.checkpoint_names import Made
 from orchestrator.contract.memory.peers import CopyPlan, SlotsOffered
 from orchestrator.contract.memory.slot_file import Label
-from orchestrator.leader.slot_offers import Layout, copy_plans
+from orchestrator.leader.attempt.slot_offers import Layout, copy_plans
 
 LAYOUT = Layout(hosts=("a", "b", "c"), ranks_per_host=2, partners=((1,), (2,), (0,)))
 """Ranks 0 and 1 on a, whose copies are on b, and so on."""

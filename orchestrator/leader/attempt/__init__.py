@@ -1,0 +1,1 @@
+"""How a leader starts an attempt on the hosts: rendezvous, checkpoints in their memory, spares."""
