@@ -111,11 +111,10 @@ async def _while_leading(
 ) -> AsyncIterator[None]:
     # Imported now and not when it is needed: an upgrade until then could mix two versions.
     importing = asyncio.create_task(asyncio.to_thread(_import_late))
-    guard = partial(leader.storage.check_leader, leader.name)
     run_dir = config.place.run_dir
     try:
         async with publishing(leader.supervisor, run_dir, environ, clock):
-            with _reporting(leader.backend, leader.supervisor, run_dir, guard):
+            with _reporting(leader.backend, leader.supervisor, run_dir, leader.right_to_lead.guard):
                 async with (
                     _serving(config, leader, environ, clock),
                     _notifying(run_dir, leader, environ),

@@ -135,6 +135,8 @@ class Training:
     """Batches that the weights were trained on."""
     skipped: tuple[Window, ...] = ()
     bad_steps: tuple[int, ...] = ()
+    from_memory: bool = False
+    """It resumed from checkpoints in memory."""
     memories: Memories | None = None
     partners: Partners | None = None
     phase: Phase = "init"
@@ -183,6 +185,7 @@ class Training:
         self.begun = True
         found = self.storage.newest_checkpoint(self.work.skip)
         remembered = self._newest_in_memory(found)
+        self.from_memory = remembered is not None
         self._resume(remembered or found)
         self._enter_phase("train")
         resumed = TrainingResumed(
