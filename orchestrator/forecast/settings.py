@@ -127,7 +127,7 @@ def _memory_of(
     spec: JobSpec, plan: Plan, around: Assumptions, copy_s: float, step_s: float
 ) -> MemoryTier | None:
     cpu = plan.profile == CPU
-    wanted = spec.checkpoint.memory.on_devices(cpu=cpu)
+    wanted = spec.checkpoint.memory.on_devices(cpu=cpu).on_hosts(spec.cluster.hosts)
     if wanted.every == "off":
         return None
     if isinstance(wanted.every, int):
@@ -155,7 +155,7 @@ def _covered(
     """Each unplanned hazard in two parts: after most failures ranks resume from memory."""
     if memory is None:
         return hazards
-    partners = spec.checkpoint.memory.copies > 0
+    partners = spec.checkpoint.memory.on_hosts(spec.cluster.hosts).copies > 0
     split: list[Hazard] = []
     for hazard in hazards:
         if hazard.planned or (hazard.takes_host and not partners):

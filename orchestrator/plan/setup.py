@@ -131,8 +131,9 @@ def setup_of(
 
 def _host_slots(spec: JobSpec | TrainingConfig) -> int:
     memory = spec.checkpoint.memory
-    alone = isinstance(spec, JobSpec) and spec.cluster.hosts == 1
-    return (replace(memory, copies=0) if alone else memory).slots
+    if isinstance(spec, JobSpec):
+        memory = memory.on_hosts(spec.cluster.hosts)
+    return memory.slots
 
 
 def setup_of_plan(spec: JobSpec, plan: Plan, shape: ModelShape) -> Setup:

@@ -94,15 +94,18 @@ def test_numbers_are_finite(option: str, number: str) -> None:
     assert option in told.output
 
 
-@pytest.mark.parametrize(("copies", "hosts_too"), [(1, True), (0, False)])
+@pytest.mark.parametrize(
+    ("hosts", "copies", "hosts_too"), [(2, 2, True), (2, 1, True), (2, 0, False), (1, 2, False)]
+)
 def test_memory_covers_most_failures_and_without_partners_none_that_takes_a_host(
-    copies: int, hosts_too: bool
+    hosts: int, copies: int, hosts_too: bool
 ) -> None:
-    default = forecast()
+    default = forecast("--set", f"cluster.hosts={hosts}")
     alone = default["setting"]
     assert alone["memory"] is None
     assert "no GPU has run them yet" in default["taken_for_granted"]["memory"]
-    asked = ["checkpoint.memory.every=on", f"checkpoint.memory.copies={copies}"]
+    memory = [("every", "on"), ("copies", copies)]
+    asked = [f"cluster.hosts={hosts}", *(f"checkpoint.memory.{key}={one}" for key, one in memory)]
     found = forecast(*(word for one in asked for word in ("--set", one)))["setting"]
     covered = [hazard for hazard in found["hazards"] if hazard["covered"]]
     assert not any(hazard["planned"] for hazard in covered)
@@ -119,7 +122,7 @@ def rate(hazards: list[dict[str, Any]]) -> float:
 
 
 def test_a_slow_network_makes_copies_rarer() -> None:
-    every = ("--set", "checkpoint.memory.every=1")
+    every = ("--set", "checkpoint.memory.every=1", "--set", "cluster.hosts=2")
     fast = forecast(*every)["setting"]["memory"]
     slow = forecast(*every, "--set", "checkpoint.memory.copy_mib_per_s=20")["setting"]["memory"]
     assert slow["interval_s"] > fast["interval_s"]

@@ -610,7 +610,7 @@ def submitted_event(
         web=resilience.web,
         keep_ranks=isinstance(spec, JobSpec) and resilience.keep_ranks,
         in_memory=memory is not None,
-        copies=0 if memory is None or spec.cluster.hosts == 1 else memory.copies,
+        copies=0 if memory is None else memory.on_hosts(spec.cluster.hosts).copies,
         copy_bytes_per_s=None
         if memory is None or memory.copy_mib_per_s is None
         else memory.copy_mib_per_s << 20,

@@ -77,8 +77,8 @@ class MemoryCheckpointSpec(Struct, frozen=True, kw_only=True):
     disk is written from one of them. `auto`: as `on` where all copies on a host take at most a
     quarter of the memory that it can use, with fewer copies on other hosts if necessary; none on
     GPUs, because no GPU has run this yet. `off`: none. `true` and `false` mean `on` and `off`."""
-    copies: Literal[0, 1, 2] = 1
-    """Other hosts that get a copy of each. A host, or with 2 any two hosts, may then be lost
+    copies: Literal[0, 1, 2] = 2
+    """Other hosts that get a copy of each. Any two hosts, or with 1 any host, may then be lost
     without reading a checkpoint from the disk. Each rank keeps a fourth one, and its host two for
     each rank of a partner and copy. There are fewer copies if a host has too little memory."""
     copy_mib_per_s: Count | None = None
@@ -87,6 +87,10 @@ class MemoryCheckpointSpec(Struct, frozen=True, kw_only=True):
     def on_devices(self, *, cpu: bool) -> "MemoryCheckpointSpec":
         """The same for ranks of the bundled trainer on CPUs or GPUs."""
         return self if cpu or self.every != "auto" else replace(self, every="off")
+
+    def on_hosts(self, hosts: int) -> "MemoryCheckpointSpec":
+        """The same for a job on `hosts` hosts, which has a copy on each other one at most."""
+        return self if self.copies < hosts else replace(self, copies=hosts - 1)
 
     @property
     def slots(self) -> int:

@@ -34,6 +34,23 @@ def test_a_killed_host_costs_no_checkpoint_of_the_disk(ndctl: Ndctl, reference: 
     assert_nothing_left(ndctl.run_dir)
 
 
+def test_two_hosts_at_once_cost_no_checkpoint_of_the_disk(ndctl: Ndctl) -> None:
+    """Each of them keeps copies of the other. The first host leads."""
+    faults = ("kill:host=1@step=21", "kill:host=2@step=21")
+    drills = [word for fault in faults for word in ("--drill", fault)]
+    four = {"cluster__hosts": "4", "cluster__gpus_per_host": "1"}
+    rare = {"checkpoint__every_steps": "1000"}
+    done = ndctl.submit("--follow", *drills, **four, **rare, **DEFAULT)
+    assert done.code == 0, done.out + done.err
+    start, *again = ndctl.events("TrainingResumed")
+    assert start["step"] == 0
+    # Steps take milliseconds here, so copies on other hosts may be complete many steps later.
+    assert all(one["in_memory"] and 0 < one["step"] <= 20 for one in again), again
+    assert {one["copies"] for one in kept(ndctl)} == {2}
+    assert sorted(ndctl.losses()) == list(range(1, 25))
+    assert_nothing_left(ndctl.run_dir)
+
+
 def test_a_job_whose_host_refuses_the_memory_trains_without(ndctl: Ndctl) -> None:
     """No process of the job may have a file, also one in memory, of the size of a slot."""
     little = {**DEFAULT, "data__files": "'{stdlib}/json/*.py'"}

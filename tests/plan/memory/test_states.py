@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.spec.job_spec import MemoryCheckpointSpec
 from orchestrator.contract.spec.model_presets import PRESETS
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.plan.memory.peak_memory import memory_of
@@ -127,6 +128,14 @@ def test_a_checkpoint_has_a_copy_in_the_hosts_memory() -> None:
     slots = memory_of(setup(mesh=Mesh(dp_shard=4), host_slots=3), None)
     # The third is the copy that the disk is written from.
     assert slots.host["checkpoints in memory"] == 2 * kept.host["checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "copies", "slots"), [(1, 0, 3), (2, 1, 4 + 2), (3, 2, 4 + 4), (9, 2, 4 + 4)]
+)
+def test_a_job_has_copies_on_its_other_hosts_only(hosts: int, copies: int, slots: int) -> None:
+    memory = MemoryCheckpointSpec().on_hosts(hosts)
+    assert (memory.copies, memory.slots) == (copies, slots)
 
 
 @pytest.mark.parametrize(
