@@ -303,9 +303,9 @@ def action_taken(incident: Incident, reason: str) -> str:
 
 
 def is_open(incident: Incident, state: State) -> bool:
-    """Whether the job in `state` has not recovered from the incident. A program that reports no
-    steps has no time of recovery: that it runs again, or succeeded, is all that is known."""
-    return incident.recovered_after_s is None and state not in ("RUNNING", "SUCCEEDED")
+    """Whether the job in `state` has not recovered from the incident. Of a program that reports no
+    steps only is known that its ranks run again, or that it succeeded."""
+    return incident.resumed_after_s is None and state not in ("RUNNING", "SUCCEEDED")
 
 
 def recovery_text(incident: Incident, state: State) -> str:

@@ -129,7 +129,7 @@ def _note(snapshot: Snapshot) -> str:
 def _trouble(run: Run) -> str:
     """`hang, culprit rank 3 on host-1; `: the reason of the state says what ndctl does about it."""
     last = run.history.incidents[-1] if run.history.incidents else None
-    if last is None or last.recovered_after_s is not None:
+    if last is None or last.resumed_after_s is not None:
         return ""
     return f"{last.kind}, {format.culprit_text(last.culprit)}; "
 

@@ -99,10 +99,11 @@ def _entry_lines(before: Run, after: Run, entry: Entry, zone: tzinfo | None) -> 
     for incident in after.history.incidents[len(before.history.incidents) :]:
         yield from incident_lines(incident)
     for old, new in zip(before.history.incidents, after.history.incidents, strict=False):
-        if old.recovered_after_s is None and new.recovered_after_s is not None:
-            took = format.duration(new.recovered_after_s)
-            trains = f"attempt {after.attempt.number} trains"
-            yield f"recovered from incident {new.id} after {took}: {trains}"
+        if old.resumed_after_s is None and new.resumed_after_s is not None:
+            took = format.duration(new.resumed_after_s)
+            does = "runs" if new.recovered_after_s is None else "trains"
+            now = f"attempt {after.attempt.number} {does}"
+            yield f"recovered from incident {new.id} after {took}: {now}"
     if after.attempt.number and is_short(after) and not is_short(before):
         yield _short(after, zone)
     if after.attempt.number != before.attempt.number:

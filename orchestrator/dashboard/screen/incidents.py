@@ -58,7 +58,7 @@ def _cost(incident: Incident, view: View) -> Iterator[str]:
 
 def _info(view: View) -> str:
     known = str(len(view.incidents)) if view.incidents else "none"
-    settled = not view.incidents or view.incidents[-1].recovered_after_s is not None
+    settled = not view.incidents or view.incidents[-1].resumed_after_s is not None
     if view.state == "RECOVERING" and settled:
         stage = "stopping all ranks after" if view.verdict else "collecting evidence of"
         return f"{stage} a new one{f', {known} before' if view.incidents else ''}"

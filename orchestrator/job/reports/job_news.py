@@ -71,9 +71,10 @@ def _told(before: Run, event: Event, after: Run) -> Iterator[tuple[Reason, str, 
     if after.attempt.number != before.attempt.number and after.recovering:
         yield "Recovering", f"attempt {after.attempt.number} starts{_since(after)}", False
     for old, new in zip(before.history.incidents, after.history.incidents, strict=False):
-        if old.recovered_after_s is None and new.recovered_after_s is not None:
-            took = f"{new.recovered_after_s:.0f} s after {new.kind}"
-            yield "Recovered", f"attempt {after.attempt.number} trains again, {took}", False
+        if old.resumed_after_s is None and new.resumed_after_s is not None:
+            took = f"{new.resumed_after_s:.0f} s after {new.kind}"
+            does = "runs" if new.recovered_after_s is None else "trains"
+            yield "Recovered", f"attempt {after.attempt.number} {does} again, {took}", False
     if (
         isinstance(after.stage, Running)
         and isinstance(before.stage, Starting)

@@ -5,6 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.events import ProgramRuns
 from orchestrator.dashboard.follow.follow import (
     Follower,
     Printed,
@@ -25,6 +26,7 @@ from tests.dashboard.dashboard_story import (
     recovered,
     seen_of,
     short_of_a_host,
+    silent_program,
     started,
 )
 
@@ -76,6 +78,11 @@ def test_a_whole_job_is_shown_in_order() -> None:
         )
     ]
     assert places == sorted(places)
+
+
+def test_a_program_without_steps_has_recovered_when_its_ranks_run_again() -> None:
+    text = followed(journal(silent_program(ProgramRuns(at=START + 60, attempt=2))), [])
+    assert "recovered from incident 1 after 30 s: attempt 2 runs\n" in text
 
 
 def test_about_a_tenth_of_the_steps_is_shown() -> None:
