@@ -294,7 +294,10 @@ def failed() -> list[Event]:
 @pytest.mark.parametrize(
     ("shot", "said"),
     [
-        (snapshot([submitted()], now=START + 1), "wait for the leader"),
+        (
+            snapshot([submitted()], now=START + 1),
+            "wait for the leader to start; if it does not: ndctl logs quickstart --agents",
+        ),
         (snapshot(started()[:3]), "wait: 1 of 2 hosts registered"),
         (snapshot(started()), "ndctl dashboard quickstart"),
         (snapshot(broken()), "ndctl is recovering it"),
