@@ -8,18 +8,15 @@ from typing import Any, Self
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import AXES
 from orchestrator.dashboard import format
+from orchestrator.dashboard.job_view.health import UNHEALTHY
+from orchestrator.dashboard.job_view.replayed_job import CheckpointView
+from orchestrator.dashboard.job_view.standing import Standing
+from orchestrator.dashboard.job_view.view import View, last_step
 from orchestrator.dashboard.measured.against_plan import measured_json, measured_rows
 from orchestrator.dashboard.next_steps import log_command, next_step
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.time_spent.account import TimeSpent
 from orchestrator.dashboard.time_spent.read import time_spent
-from orchestrator.dashboard.view import (
-    UNHEALTHY,
-    CheckpointView,
-    Standing,
-    View,
-    last_step,
-)
 from orchestrator.job.hosts.straggler_replacement import why_slow
 from orchestrator.job.hosts.warned_hosts import words_of
 from orchestrator.job.incident import Incident

@@ -28,8 +28,9 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.contract.plan import Memory, Plan
 from orchestrator.contract.spec.run_spec import RunSpec
+from orchestrator.dashboard.job_view.replayed_job import ReplayedJob, fold_seen
+from orchestrator.dashboard.job_view.view import View, view
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
-from orchestrator.dashboard.view import ReplayedJob, View, fold_seen, view
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import step
 from orchestrator.journal.journal import Entry

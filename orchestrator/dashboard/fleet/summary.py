@@ -3,10 +3,10 @@
 from msgspec import Struct
 
 from orchestrator.dashboard import format
+from orchestrator.dashboard.job_view.view import last_step
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.time_spent.account import TimeSpent
 from orchestrator.dashboard.time_spent.read import time_spent
-from orchestrator.dashboard.view import last_step
 from orchestrator.job.hosts.straggler_replacement import why_slow
 from orchestrator.job.stage import ENDED, State
 from orchestrator.job.state import Run

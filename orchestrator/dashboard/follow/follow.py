@@ -32,6 +32,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard import format
 from orchestrator.dashboard.event_text import describe_event
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.metrics import NO_PROGRESS, Metric, Progress, fold_metrics
 from orchestrator.dashboard.next_steps import log_command, next_step
 from orchestrator.dashboard.snapshot import Snapshot
@@ -42,7 +43,6 @@ from orchestrator.dashboard.status import (
     row,
     state_lines,
 )
-from orchestrator.dashboard.view import View
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short
 from orchestrator.job.incident import Incident
 from orchestrator.job.stage import Diagnosing, Ended

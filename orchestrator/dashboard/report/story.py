@@ -38,11 +38,11 @@ from orchestrator.dashboard import format
 from orchestrator.dashboard.describe import incident_rows
 from orchestrator.dashboard.event_text import event_time
 from orchestrator.dashboard.follow.events import event_lines
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.report.costs import Cost, Price, cost_of, total_of
 from orchestrator.dashboard.screen.incidents import sentence, who_text
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.time_spent.account import TimeSpent
-from orchestrator.dashboard.view import View
 from orchestrator.job.incident import Incident
 from orchestrator.job.stage import ENDED
 from orchestrator.journal.journal import Entry

@@ -7,6 +7,7 @@ from datetime import tzinfo
 from rich.text import Text
 
 from orchestrator.dashboard import format
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.metrics import Metric
 from orchestrator.dashboard.theme import (
     BOLD,
@@ -17,7 +18,6 @@ from orchestrator.dashboard.theme import (
     join_parts,
     left_and_right,
 )
-from orchestrator.dashboard.view import View
 from orchestrator.job.stage import ENDED
 
 MIN_BAR = 6

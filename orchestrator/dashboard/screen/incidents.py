@@ -8,10 +8,10 @@ from rich.text import Text
 
 from orchestrator.contract.mesh import AXES
 from orchestrator.dashboard import format
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.screen.rows import Row, Section, plain
 from orchestrator.dashboard.status import is_open, lost_work, recovery_text
 from orchestrator.dashboard.theme import BOLD, DIM, GLYPHS, title
-from orchestrator.dashboard.view import View
 from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.job.incident import Incident
 from orchestrator.job.stage import ENDED

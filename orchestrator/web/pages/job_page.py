@@ -7,6 +7,8 @@ from functools import lru_cache
 
 from orchestrator.dashboard import format
 from orchestrator.dashboard.event_text import event_line, event_time, sort_by_time
+from orchestrator.dashboard.job_view.health import UNHEALTHY, Health, HostRow
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.next_steps import next_step
 from orchestrator.dashboard.reading.job_reader import ReadJob
 from orchestrator.dashboard.snapshot import Snapshot
@@ -18,7 +20,6 @@ from orchestrator.dashboard.status import (
     recovery_text,
     status_rows,
 )
-from orchestrator.dashboard.view import UNHEALTHY, Health, HostRow, View
 from orchestrator.job.incident import Incident
 from orchestrator.journal.journal import Entry
 from orchestrator.plan.page.markup import Markup, element

@@ -14,11 +14,11 @@ from orchestrator.contract.messages.events import (
     StepReached,
     TrainingResumed,
 )
+from orchestrator.dashboard.job_view.view import View, view
 from orchestrator.dashboard.metrics import NO_PROGRESS, fold_metrics
 from orchestrator.dashboard.screen.chart import Marks, axis, chart, resample
 from orchestrator.dashboard.screen.screen import draw
 from orchestrator.dashboard.time_spent.account import TimeSpent
-from orchestrator.dashboard.view import View, view
 from orchestrator.diagnosis.cause.verdict import Culprit
 from orchestrator.seams import LaunchStatus
 from tests.dashboard.dashboard_story import (
