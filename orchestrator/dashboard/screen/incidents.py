@@ -17,6 +17,10 @@ from orchestrator.job.incident import Incident
 from orchestrator.job.stage import ENDED
 
 
+MOST_LINES = 6
+"""Of a sentence."""
+
+
 def incidents(view: View, width: int, zone: tzinfo | None) -> Section:
     blocks = [_incident(view, incident, width, zone) for incident in reversed(view.incidents)]
     if view.verdict:
@@ -38,8 +42,22 @@ def _is_open(view: View) -> bool:
 
 def sentence(incident: Incident, view: View) -> str:
     """What happened, what ndctl did about it, and how long it took."""
-    cause, action = format.one_line(incident.cause), format.one_line(incident.action)
-    return "; ".join([cause, action, *_cost(incident, view)])
+    return f"{format.one_line(incident.cause)}; {_followed(incident, view)}"
+
+
+def _followed(incident: Incident, view: View) -> str:
+    return "; ".join([format.one_line(incident.action), *_cost(incident, view)])
+
+
+def _sentence_lines(incident: Incident, view: View, width: int) -> list[str]:
+    lines = textwrap.wrap(sentence(incident, view), width)
+    if len(lines) <= MOST_LINES:
+        return lines
+    # The cause of a hang is long. Cut it, and not what ndctl did and how long it took.
+    cut = {"width": width, "placeholder": " …"}
+    followed = textwrap.wrap(_followed(incident, view), max_lines=MOST_LINES - 1, **cut)
+    left = MOST_LINES - len(followed)
+    return [*textwrap.wrap(format.one_line(incident.cause), max_lines=left, **cut), *followed]
 
 
 def who_text(incident: Incident) -> str:
@@ -67,7 +85,7 @@ def _info(view: View) -> str:
 
 def _verdict(text: str, width: int) -> list[Text]:
     sign, style = GLYPHS["dead"]
-    lines = textwrap.wrap(text, max(10, width - 4), max_lines=6, placeholder=" …")
+    lines = textwrap.wrap(text, max(10, width - 4), max_lines=MOST_LINES, placeholder=" …")
     heads = [Text(f"  {sign} ", style), *[Text("    ")] * len(lines)]
     return [Text.assemble(head, line) for head, line in zip(heads, lines, strict=False)]
 
@@ -115,10 +133,8 @@ def _incident(view: View, incident: Incident, width: int, zone: tzinfo | None) -
         heads.append(Text(f"    {who}"))
     if heads[-1].cell_len + len(place) <= width:
         heads[-1].append(place, style=DIM)
-    wrapped = textwrap.wrap(
-        sentence(incident, view), max(10, width - 4), max_lines=6, placeholder=" …"
-    )
-    return [*heads, *(Text(f"    {line}") for line in wrapped)]
+    lines = _sentence_lines(incident, view, max(10, width - 4))
+    return [*heads, *(Text(f"    {line}") for line in lines)]
 
 
 def _place(view: View, incident: Incident) -> str:

@@ -301,6 +301,20 @@ def test_a_chart_marks_restarts_and_checkpoints_at_their_steps() -> None:
     assert "◇ checkpoint   ↻ restart" in text_of(replace(shown, saved_steps=(20,)), 200, 60)
 
 
+def test_a_long_cause_is_cut_and_not_what_ndctl_did_and_how_long_it_took() -> None:
+    shown = SCENES["finished"]
+    (incident,) = shown.incidents
+    long = replace(incident, cause="long words " * 60)
+    lines = text_of(replace(shown, incidents=(long,)), 120, 40).split("\n")
+    text = " ".join(" ".join(line[:65] for line in lines).split())
+    for words in (
+        "long words long …",
+        "… restart as attempt 2 from checkpoint step-20",
+        "detected after 0.2 s, recovered after 7.0 s",
+    ):
+        assert words in text, words
+
+
 def test_the_newest_incident_comes_first_and_the_rest_is_counted() -> None:
     text = text_of(SCENES["many incidents"], 80, 24)
     assert "incidents  29" in text
