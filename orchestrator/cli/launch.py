@@ -80,7 +80,7 @@ drill_option = click.option(
     multiple=True,
     callback=_drills,
     metavar="FAULT",
-    help="Inject a fault once, such as kill:rank=1@step=25 or kill:host=host-0@step=9. Faults of a"
+    help="Inject a fault once, such as kill:rank=1@step=25 or kill:host=1@step=9. Faults of a"
     " rank: kill, stop, slow, raise, exit, segv, oom, nan, busy, skip, shape, order, data, write."
     " Of a host: kill, warn.",
 )

@@ -65,10 +65,13 @@ def test_options_for_backend_and_kind_are_shortcuts_for_settings(
 
 def test_the_help_of_drills_names_every_fault() -> None:
     from orchestrator.cli.launch import submit
-    from orchestrator.contract.drills import FAULTS
+    from orchestrator.contract.drills import FAULTS, parse_drill
 
     told = next(str(getattr(one, "help")) for one in submit.params if one.name == "drills")  # noqa: B009
     assert [fault for fault in FAULTS if not re.search(rf"\b{fault}\b", told)] == []
+    examples = re.findall(r"\w+:\S+@step=\d+", told)
+    assert [str(parse_drill(example, 1)) for example in examples] == examples
+    assert len(examples) == 2
 
 
 def test_a_number_of_lines_below_zero_is_refused_before_a_job_is_looked_for() -> None:

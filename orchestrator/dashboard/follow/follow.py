@@ -133,7 +133,9 @@ def incident_lines(incident: Incident) -> Iterator[str]:
         yield f"incident {incident.id}, {incident.kind}{drill}: {who}, {found}; stops the job{rule}"
         return
     yield f"incident {incident.id}, {incident.kind}{drill}: {incident.cause}"
-    yield f"  {who}, {found}; {incident.action}{rule}"
+    # `CAUSE: the same error twice, …`: the line above has the cause.
+    action = incident.action.removeprefix(f"{incident.cause}: ")
+    yield f"  {who}, {found}; {action}{rule}"
 
 
 def metric_lines(

@@ -58,7 +58,8 @@ def _first_line(view: View, parts: list[str], width: int, zone: tzinfo | None) -
 def _progress(view: View, width: int) -> Text:
     if not view.steps:  # the user's own program, whose number of steps is unknown
         times = f"   elapsed {format.stopwatch(view.elapsed_s)}"
-        return Text.assemble((f" step {view.step:,} ", BOLD), times)
+        step = f" step {view.step:,} " if view.step else " no step reported "
+        return Text.assemble((step, BOLD), times)
     percent = 100 * view.step // view.steps if view.steps else 0
     times = f"   elapsed {format.stopwatch(view.elapsed_s)}{_eta(view)}"
     left, right = f" step {format.of_steps(view.step, view.steps)} ", f" {percent:>3}%{times} "

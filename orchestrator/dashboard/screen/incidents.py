@@ -16,7 +16,6 @@ from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.job.incident import Incident
 from orchestrator.job.stage import ENDED
 
-
 MOST_LINES = 6
 """Of a sentence."""
 

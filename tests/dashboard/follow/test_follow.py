@@ -29,6 +29,7 @@ from tests.dashboard.dashboard_story import (
     silent_program,
     started,
 )
+from tests.dashboard.test_status import failed
 
 
 def after_restart(first: int, last: int) -> list[Metric]:
@@ -78,6 +79,15 @@ def test_a_whole_job_is_shown_in_order() -> None:
         )
     ]
     assert places == sorted(places)
+
+
+def test_a_cause_that_ends_the_job_is_told_once_before_the_end() -> None:
+    lines = followed(journal(failed()), []).splitlines()
+    told = next(at for at, line in enumerate(lines) if "incident 2, exception: " in line)
+    decided = lines[told + 1]
+    assert "boom" in lines[told]
+    assert "boom" not in decided
+    assert "; the same error twice, so the program has a bug (rule repeated-error)" in decided
 
 
 def test_a_program_without_steps_has_recovered_when_its_ranks_run_again() -> None:

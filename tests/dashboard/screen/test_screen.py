@@ -11,6 +11,7 @@ from orchestrator.contract.messages.events import (
     HangJudged,
     HealthChanged,
     HostStopped,
+    ProgramRuns,
     StepReached,
     TrainingResumed,
 )
@@ -33,6 +34,7 @@ from tests.dashboard.dashboard_story import (
     restarting,
     seen_of,
     short_of_a_host,
+    silent_program,
     started,
     submitted,
     view_of,
@@ -299,6 +301,13 @@ def test_a_chart_marks_restarts_and_checkpoints_at_their_steps() -> None:
     text = text_of(replace(shown, saved_steps=(20,)), 120, 40)
     assert re.search("◇─*↻", text)
     assert "◇ checkpoint   ↻ restart" in text_of(replace(shown, saved_steps=(20,)), 200, 60)
+
+
+def test_a_program_without_steps_has_no_step_0() -> None:
+    text = text_of(view_of(silent_program(ProgramRuns(at=START + 60, attempt=2))), 80, 24)
+    assert " no step reported    elapsed" in text
+    assert "step 0" not in text
+    assert "all ranks ran again after 30 s" in " ".join(text.split())
 
 
 def test_a_long_cause_is_cut_and_not_what_ndctl_did_and_how_long_it_took() -> None:
