@@ -295,7 +295,7 @@ def action_taken(incident: Incident, reason: str) -> str:
         reason: reason of the job's state, which is printed elsewhere and not repeated.
     """
     repeated = reason.startswith(incident.action)
-    action = "stopped the job" if repeated else format.one_line(incident.action)
+    action = "stopped the job" if repeated else format.one_line(incident.decided)
     return f"{action} (rule {incident.rule})" if incident.rule else action
 
 

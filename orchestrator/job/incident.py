@@ -71,6 +71,11 @@ class Incident(Struct, frozen=True, kw_only=True):
         return self.runs_after_s if self.recovered_after_s is None else self.recovered_after_s
 
     @property
+    def decided(self) -> str:
+        """What ndctl did, without the cause at its beginning, which is printed elsewhere."""
+        return self.action.removeprefix(f"{self.cause}: ")
+
+    @property
     def lost_steps(self) -> int | None:
         """Steps that are repeated after a resume; None if no rank ran."""
         return None if self.saved is None else max(0, self.step - self.saved)

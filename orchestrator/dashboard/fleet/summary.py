@@ -116,7 +116,13 @@ def _note(snapshot: Snapshot) -> str:
     standing, run = snapshot.standing, snapshot.seen.run
     if standing.as_of is not None or standing.state not in ("RUNNING", "SUCCEEDED"):
         reason = format.split_fix(standing.reason)[0]
-        return f"{_trouble(run)}{reason}" if standing.state == "RECOVERING" else reason
+        match standing.state:
+            case "RECOVERING":
+                return f"{_trouble(run)}{reason}"
+            case "FAILED":
+                return f"{_cause(run, reason)}{reason}"
+            case _:
+                return reason
     if standing.state == "SUCCEEDED":
         return ""
     failed = snapshot.seen.checkpoint.failed
@@ -132,6 +138,13 @@ def _trouble(run: Run) -> str:
     if last is None or last.resumed_after_s is not None:
         return ""
     return f"{last.kind}, {format.culprit_text(last.culprit)}; "
+
+
+def _cause(run: Run, reason: str) -> str:
+    """`rank 1 raised ImportError: …; `: the reason of a stopped job may have only its class."""
+    last = run.history.incidents[-1] if run.history.incidents else None
+    ends = last is not None and reason.startswith(last.action)
+    return f"{last.cause}; " if last is not None and ends and last.cause not in reason else ""
 
 
 def eta_s(job: JobSummary, now: float) -> float | None:

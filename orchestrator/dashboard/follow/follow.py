@@ -133,9 +133,7 @@ def incident_lines(incident: Incident) -> Iterator[str]:
         yield f"incident {incident.id}, {incident.kind}{drill}: {who}, {found}; stops the job{rule}"
         return
     yield f"incident {incident.id}, {incident.kind}{drill}: {incident.cause}"
-    # `CAUSE: the same error twice, …`: the line above has the cause.
-    action = incident.action.removeprefix(f"{incident.cause}: ")
-    yield f"  {who}, {found}; {action}{rule}"
+    yield f"  {who}, {found}; {incident.decided}{rule}"
 
 
 def metric_lines(

@@ -45,7 +45,7 @@ def sentence(incident: Incident, view: View) -> str:
 
 
 def _followed(incident: Incident, view: View) -> str:
-    return "; ".join([format.one_line(incident.action), *_cost(incident, view)])
+    return "; ".join([format.one_line(incident.decided), *_cost(incident, view)])
 
 
 def _sentence_lines(incident: Incident, view: View, width: int) -> list[str]:

@@ -17,6 +17,7 @@ from orchestrator.dashboard.status import (
     action_taken,
     age_text,
     is_open,
+    lost_work,
     recovery_text,
     status_rows,
 )
@@ -237,9 +238,7 @@ def _health(shown: View) -> Iterator[tuple[str, Markup]]:
 
 def _incident_line(one: Incident, job: ReadJob, *, alone: bool) -> Markup:
     standing = job.snapshot.standing
-    cost = recovery_text(one, standing.state)
-    if one.lost_steps is not None:
-        cost += f"; {format.count(one.lost_steps, 'step')} of work lost"
+    cost = "; ".join(filter(None, (recovery_text(one, standing.state), lost_work(one))))
     drill = f", drill {one.drill}" if one.drill else ""
     number = element("a", f"#{one.id}", href=job_path(job.path, alone=alone, incident=one.id))
     texts = (
