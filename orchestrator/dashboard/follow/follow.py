@@ -44,7 +44,7 @@ from orchestrator.dashboard.status import (
     state_lines,
 )
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short
-from orchestrator.job.incident import Incident
+from orchestrator.job.incident import Incident, newly_resumed
 from orchestrator.job.stage import Diagnosing, Ended
 from orchestrator.job.state import Run, usable
 from orchestrator.job.transitions import step
@@ -98,12 +98,10 @@ def _entry_lines(before: Run, after: Run, entry: Entry, zone: tzinfo | None) -> 
         yield f"collecting evidence: {after.stage.reason}"
     for incident in after.history.incidents[len(before.history.incidents) :]:
         yield from incident_lines(incident)
-    for old, new in zip(before.history.incidents, after.history.incidents, strict=False):
-        if old.resumed_after_s is None and new.resumed_after_s is not None:
-            took = format.duration(new.resumed_after_s)
-            does = "runs" if new.recovered_after_s is None else "trains"
-            now = f"attempt {after.attempt.number} {does}"
-            yield f"recovered from incident {new.id} after {took}: {now}"
+    for one in newly_resumed(before.history.incidents, after.history.incidents):
+        took = format.duration(one.resumed_after_s or 0.0)
+        now = f"attempt {after.attempt.number} {one.goes_on}"
+        yield f"recovered from incident {one.id} after {took}: {now}"
     if after.attempt.number and is_short(after) and not is_short(before):
         yield _short(after, zone)
     if after.attempt.number != before.attempt.number:

@@ -97,12 +97,16 @@ def seen_at(run: Run, entries: Iterable[Entry]) -> ReplayedJob:
         entries: the entries from the start of the current attempt up to that place.
     """
     health: dict[int, Health] = {}
-    seen = ReplayedJob(
-        run=run, checkpoint=CheckpointView(step=run.progress.saved, at=run.progress.saved_at)
-    )
+    seen = _as_of(run)
     for entry in entries:
         seen = _after(seen, entry, health)
     return _after_rollback(replace(seen, health=health))
+
+
+def _as_of(run: Run) -> ReplayedJob:
+    """Before the first entry of an attempt."""
+    saved = run.progress
+    return ReplayedJob(run=run, checkpoint=CheckpointView(step=saved.saved, at=saved.saved_at))
 
 
 def _after(seen: ReplayedJob, entry: Entry, health: dict[int, Health]) -> ReplayedJob:
@@ -113,9 +117,7 @@ def _after(seen: ReplayedJob, entry: Entry, health: dict[int, Health]) -> Replay
     run = seen.run
     if any(isinstance(action, StartAttempt) for action in entry.actions):
         health.clear()
-        seen = ReplayedJob(
-            run=run, checkpoint=CheckpointView(step=run.progress.saved, at=run.progress.saved_at)
-        )
+        seen = _as_of(run)
     return seen
 
 
@@ -124,9 +126,7 @@ def _after_rollback(seen: ReplayedJob) -> ReplayedJob:
     run = seen.run
     if seen.checkpoint.step <= run.progress.saved:
         return seen
-    return replace(
-        seen, checkpoint=CheckpointView(step=run.progress.saved, at=run.progress.saved_at)
-    )
+    return replace(seen, checkpoint=_as_of(run).checkpoint)
 
 
 def _apply_event(seen: ReplayedJob, entry: Entry, health: dict[int, Health]) -> ReplayedJob:
