@@ -53,10 +53,13 @@ def _sentence_lines(incident: Incident, view: View, width: int) -> list[str]:
     if len(lines) <= MOST_LINES:
         return lines
     # The cause of a hang is long. Cut it, and not what ndctl did and how long it took.
-    cut = {"width": width, "placeholder": " …"}
-    followed = textwrap.wrap(_followed(incident, view), max_lines=MOST_LINES - 1, **cut)
-    left = MOST_LINES - len(followed)
-    return [*textwrap.wrap(format.one_line(incident.cause), max_lines=left, **cut), *followed]
+    followed = _cut_lines(_followed(incident, view), width, MOST_LINES - 1)
+    cause = _cut_lines(format.one_line(incident.cause), width, MOST_LINES - len(followed))
+    return [*cause, *followed]
+
+
+def _cut_lines(text: str, width: int, most: int) -> list[str]:
+    return textwrap.wrap(text, width, max_lines=most, placeholder=" …")
 
 
 def who_text(incident: Incident) -> str:
@@ -84,7 +87,7 @@ def _info(view: View) -> str:
 
 def _verdict(text: str, width: int) -> list[Text]:
     sign, style = GLYPHS["dead"]
-    lines = textwrap.wrap(text, max(10, width - 4), max_lines=MOST_LINES, placeholder=" …")
+    lines = _cut_lines(text, max(10, width - 4), MOST_LINES)
     heads = [Text(f"  {sign} ", style), *[Text("    ")] * len(lines)]
     return [Text.assemble(head, line) for head, line in zip(heads, lines, strict=False)]
 
