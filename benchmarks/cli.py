@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.measure.timing import machine, spread
 from orchestrator.app.planning import plans
-from orchestrator.app.submission import submit_job
+from orchestrator.app.submission import payload
 from orchestrator.contract.mesh import AXES
 from orchestrator.contract.messages.events import AgentRegistered, LeaderStarted, StepReached
 from orchestrator.journal.journal import Journal
@@ -54,12 +54,12 @@ def write_job(root: Path) -> None:
     """A job in its run directory as `status` finds it: submitted, started, at a step."""
     planned = plans.plan_spec(SPEC, (), {})
     clock = SystemClock()
-    submission = submit_job.Submission(planned=planned, run_root=root)
+    submission = payload.Submission(planned=planned, run_root=root)
     run_dir = submission.run_dir
     run_dir.logs.mkdir(parents=True)
     with Journal(run_dir.journal, clock) as journal:
         supervisor = Supervisor(journal)
-        supervisor.feed(submit_job.submitted_event(submission, supervisor.run, clock.now()))
+        supervisor.feed(payload.submitted_event(submission, supervisor.run, clock.now()))
         supervisor.feed(LeaderStarted(at=clock.now(), host="host-0", pid=1))
         for host in planned.plan.hosts:
             supervisor.feed(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.app.planning import plans
-from orchestrator.app.submission import submit_job
+from orchestrator.app.submission import payload
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.drills import Drill, parse_drill
 from orchestrator.contract.launch import LaunchPlan
@@ -85,9 +85,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> NoCluster:
     return cluster
 
 
-def submission(run_root: Path, *overrides: str, **more: Any) -> submit_job.Submission:
+def submission(run_root: Path, *overrides: str, **more: Any) -> payload.Submission:
     planned = plans.plan_spec(SPEC, overrides, {})
-    return submit_job.Submission(planned=planned, run_root=run_root, **more)
+    return payload.Submission(planned=planned, run_root=run_root, **more)
 
 
 def drill(text: str) -> Drill:

@@ -122,13 +122,13 @@ def _submitted(
     resume: bool = False,
     new: bool = False,
 ) -> Job:
-    from orchestrator.app.submission import submit_job
+    from orchestrator.app.submission import payload, submit_job
     from orchestrator.app.submission.spec_warnings import spec_warnings
     from orchestrator.job_paths import run_root_of
 
     warnings_of(spec_warnings(planned.spec, planned.plan))
     root = None if run_root is None else os.fspath(run_root)
-    submission = submit_job.Submission(
+    submission = payload.Submission(
         planned=planned,
         run_root=run_root_of(root, os.environ, planned.spec.run_root),
         drills=drills,

@@ -21,9 +21,9 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.contract.plan import Plan
 from orchestrator.dashboard import format
+from orchestrator.dashboard.job_view.health import UNHEALTHY
 from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
 from orchestrator.dashboard.status import action_taken
-from orchestrator.dashboard.view import UNHEALTHY
 from orchestrator.diagnosis.cause.exits import is_mismatch
 from orchestrator.diagnosis.cause.hang_event import facts_of
 from orchestrator.diagnosis.dumps.group_names import axes_of

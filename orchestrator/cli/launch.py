@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from orchestrator.app.planning.planned_hosts import Purpose
     from orchestrator.app.planning.plans import Planned
     from orchestrator.app.remote import Found
-    from orchestrator.app.submission.submit_job import Submission, Submitted
+    from orchestrator.app.submission.payload import Submission
+    from orchestrator.app.submission.submit_job import Submitted
     from orchestrator.app.submission.sweep_jobs import Element
     from orchestrator.cli.options import Looks
     from orchestrator.contract.drills import Drill
@@ -80,7 +81,7 @@ drill_option = click.option(
     multiple=True,
     callback=_drills,
     metavar="FAULT",
-    help="Inject a fault once, such as kill:rank=1@step=25 or kill:host=host-0@step=9. Faults of a"
+    help="Inject a fault once, such as kill:rank=1@step=25 or kill:host=1@step=9. Faults of a"
     " rank: kill, stop, slow, raise, exit, segv, oom, nan, busy, skip, shape, order, data, write."
     " Of a host: kill, warn.",
 )
@@ -172,7 +173,7 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     drills: "tuple[Drill, ...]",
 ) -> None:
     """Submit a job and return. With --follow, wait for its end."""
-    from orchestrator.app.submission import submit_job
+    from orchestrator.app.submission import payload
     from orchestrator.job_paths import run_root_of
 
     if resume and new:
@@ -208,7 +209,7 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     settings = (*overrides, *on_backend)
     looks = looks_for(resume=resume)
     planned = _launchable(spec, settings, inventory, run_root, purpose, looks=looks)
-    submission = submit_job.Submission(
+    submission = payload.Submission(
         planned=planned,
         run_root=run_root_of(run_root, os.environ, planned.spec.run_root),
         drills=drills,
@@ -370,7 +371,7 @@ def render(  # noqa: PLR0913 - click hands over one argument for each option
     with_token: bool,
 ) -> None:
     """Print what `submit` starts: the manifests, the batch script, or the command of each agent."""
-    from orchestrator.app.submission import submit_job
+    from orchestrator.app.submission import payload, submit_job
     from orchestrator.job_paths import run_root_of
 
     settings = (*overrides, *on_backend, *of_kind)
@@ -380,7 +381,7 @@ def render(  # noqa: PLR0913 - click hands over one argument for each option
             "--with-token needs --backend kubernetes: other backends keep the secret in a file"
         )
     root = run_root_of(run_root, os.environ, planned.spec.run_root)
-    submission = submit_job.Submission(planned=planned, run_root=root)
+    submission = payload.Submission(planned=planned, run_root=root)
     say(submit_job.render(submission, os.environ))
     if with_token:
         say(f"---\n{submit_job.render_token(submission)}")

@@ -77,7 +77,7 @@ def _kubernetes_findings(
 
     from orchestrator.app.planning import plans
     from orchestrator.app.planning.planned_hosts import kubernetes_api
-    from orchestrator.app.submission import submit_job
+    from orchestrator.app.submission import payload, submit_job
     from orchestrator.contract.check_results import Finding
     from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
     from orchestrator.doctor.kubernetes import Job, examine_kubernetes
@@ -97,7 +97,7 @@ def _kubernetes_findings(
     except NdctlError as exc:
         refused = Finding(what="plan", verdict="stops", found=exc.message, fix=exc.fix)
         return (*examine_kubernetes(api, asked), refused)
-    submission = submit_job.Submission(planned=planned, run_root=root)
+    submission = payload.Submission(planned=planned, run_root=root)
     handover = submit_job.first_handover(submission, os.environ, SystemClock())
     job = Job(handover, gpu_table(os.environ))
     notes = (Finding(what="cluster", verdict="note", found=note) for note in planned.notes)

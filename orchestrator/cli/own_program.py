@@ -56,7 +56,7 @@ def run(  # noqa: PLR0913 - click hands over one argument for each option
 
     from orchestrator.app.planning.plans import plan_written
     from orchestrator.app.submission.own_program import Asked, write
-    from orchestrator.app.submission.submit_job import Submission
+    from orchestrator.app.submission.payload import Submission
     from orchestrator.job_paths import run_root_of
 
     if not words:

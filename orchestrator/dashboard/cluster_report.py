@@ -7,8 +7,8 @@ If the pods are gone, that report may contain later steps and checkpoints than t
 
 from msgspec.structs import replace
 
+from orchestrator.dashboard.job_view.replayed_job import CheckpointView, ReplayedJob
 from orchestrator.dashboard.metrics import Metric, Progress
-from orchestrator.dashboard.view import CheckpointView, ReplayedJob
 from orchestrator.job.reports.job_report import JobReport, is_news
 
 

@@ -4,8 +4,9 @@ from datetime import tzinfo
 
 from orchestrator.dashboard import format
 from orchestrator.dashboard.command_hints import Commands
+from orchestrator.dashboard.job_view.replayed_job import FailedSave
+from orchestrator.dashboard.job_view.standing import awaited_jobs
 from orchestrator.dashboard.snapshot import Snapshot
-from orchestrator.dashboard.view import FailedSave, awaited_jobs
 from orchestrator.job.failures.policy import BUDGET
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short
 from orchestrator.job.incident import PREFLIGHT, Incident

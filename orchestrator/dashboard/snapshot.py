@@ -8,10 +8,12 @@ from msgspec import Struct, field
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.dashboard.cluster_report import apply_report
 from orchestrator.dashboard.command_hints import Commands
+from orchestrator.dashboard.job_view.replay import read_state
+from orchestrator.dashboard.job_view.replayed_job import ReplayedJob
+from orchestrator.dashboard.job_view.standing import Standing, effective_state, heard_at
+from orchestrator.dashboard.job_view.view import View, view
 from orchestrator.dashboard.measured.steady import Steady
 from orchestrator.dashboard.metrics import Progress, read_ends
-from orchestrator.dashboard.replay import read_state
-from orchestrator.dashboard.view import ReplayedJob, Standing, View, effective_state, heard_at, view
 from orchestrator.job.reports.job_report import read_report
 from orchestrator.journal import journal
 from orchestrator.seams import LaunchStatus

@@ -8,18 +8,15 @@ from typing import Any, Self
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import AXES
 from orchestrator.dashboard import format
+from orchestrator.dashboard.job_view.health import UNHEALTHY
+from orchestrator.dashboard.job_view.replayed_job import CheckpointView
+from orchestrator.dashboard.job_view.standing import Standing
+from orchestrator.dashboard.job_view.view import View, last_step
 from orchestrator.dashboard.measured.against_plan import measured_json, measured_rows
 from orchestrator.dashboard.next_steps import log_command, next_step
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.time_spent.account import TimeSpent
 from orchestrator.dashboard.time_spent.read import time_spent
-from orchestrator.dashboard.view import (
-    UNHEALTHY,
-    CheckpointView,
-    Standing,
-    View,
-    last_step,
-)
 from orchestrator.job.hosts.straggler_replacement import why_slow
 from orchestrator.job.hosts.warned_hosts import words_of
 from orchestrator.job.incident import Incident
@@ -298,14 +295,14 @@ def action_taken(incident: Incident, reason: str) -> str:
         reason: reason of the job's state, which is printed elsewhere and not repeated.
     """
     repeated = reason.startswith(incident.action)
-    action = "stopped the job" if repeated else format.one_line(incident.action)
+    action = "stopped the job" if repeated else format.one_line(incident.decided)
     return f"{action} (rule {incident.rule})" if incident.rule else action
 
 
 def is_open(incident: Incident, state: State) -> bool:
-    """Whether the job in `state` has not recovered from the incident. A program that reports no
-    steps has no time of recovery: that it runs again, or succeeded, is all that is known."""
-    return incident.recovered_after_s is None and state not in ("RUNNING", "SUCCEEDED")
+    """Whether the job in `state` has not recovered from the incident. Of a program that reports no
+    steps only is known that its ranks run again, or that it succeeded."""
+    return incident.resumed_after_s is None and state not in ("RUNNING", "SUCCEEDED")
 
 
 def recovery_text(incident: Incident, state: State) -> str:

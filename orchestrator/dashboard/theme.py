@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
-from orchestrator.dashboard.view import Health
+from orchestrator.dashboard.job_view.health import Health
 from orchestrator.job.stage import State
 
 GLYPHS: Mapping[Health, tuple[str, str]] = {

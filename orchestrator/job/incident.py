@@ -1,6 +1,6 @@
 """Incidents: what went wrong, who caused it, and what was done about it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 
@@ -71,9 +71,26 @@ class Incident(Struct, frozen=True, kw_only=True):
         return self.runs_after_s if self.recovered_after_s is None else self.recovered_after_s
 
     @property
+    def goes_on(self) -> str:
+        """What the ranks do after it, once the job has resumed."""
+        return "runs" if self.recovered_after_s is None else "trains"
+
+    @property
+    def decided(self) -> str:
+        """What ndctl did, without the cause at its beginning, which is printed elsewhere."""
+        return self.action.removeprefix(f"{self.cause}: ")
+
+    @property
     def lost_steps(self) -> int | None:
         """Steps that are repeated after a resume; None if no rank ran."""
         return None if self.saved is None else max(0, self.step - self.saved)
+
+
+def newly_resumed(before: Sequence[Incident], after: Sequence[Incident]) -> Iterator[Incident]:
+    """Of the incidents `before` those from which the job has resumed since, as they are `after`."""
+    for old, new in zip(before, after, strict=False):
+        if old.resumed_after_s is None and new.resumed_after_s is not None:
+            yield new
 
 
 def evidence_lines(incident: Incident) -> tuple[str, ...]:

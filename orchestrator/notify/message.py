@@ -78,7 +78,7 @@ def _headline(notice: Notice, run: Run) -> str:
         case "incident" if incident is not None:
             return f"{incident.kind}: {incident.cause}{drill}"
         case "recovered" if incident is not None:
-            after = format.duration(incident.recovered_after_s or 0.0)
+            after = format.duration(incident.resumed_after_s or 0.0)
             return f"recovered after {after} from {incident.kind}{drill}"
         case "failed":
             return f"FAILED: {format.split_fix(run.stage.reason)[0]}"

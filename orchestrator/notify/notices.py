@@ -28,8 +28,12 @@ class Notice(Struct, frozen=True, kw_only=True):
     incident: Incident | None = None
 
 
-def notices_of(run: Run, now: float, stalled_after: float) -> Iterator[Notice]:
-    """All notices since the job was last submitted, the oldest kinds first."""
+def notices_of(run: Run, now: float, stalled_after: float, led_since: float) -> Iterator[Notice]:
+    """All notices since the job was last submitted, the oldest kinds first.
+
+    Args:
+        led_since: when the present leader started.
+    """
     if run.job is None:
         return
     launch = run.job.launch.launch
@@ -44,12 +48,12 @@ def notices_of(run: Run, now: float, stalled_after: float) -> Iterator[Notice]:
             at=incident.at,
             incident=incident,
         )
-        if incident.recovered_after_s is not None:
+        if incident.resumed_after_s is not None:
             yield Notice(
                 key=f"recovered-{incident.id}",
                 on="recovered",
                 severity="info",
-                at=incident.at + incident.recovered_after_s,
+                at=incident.at + incident.resumed_after_s,
                 incident=incident,
             )
     last = run.history.incidents[-1] if run.history.incidents else None
@@ -72,11 +76,24 @@ def notices_of(run: Run, now: float, stalled_after: float) -> Iterator[Notice]:
             at=last.at if last is not None else run.stage.since,
             incident=last,
         )
-    since = max(run.progress.stepped_at, run.job.at)
-    if not isinstance(run.stage, Submitted) and now - since > stalled_after:
+    since = _stands_since(run, led_since)
+    if since is not None and now - since > stalled_after:
         yield Notice(
             key=f"stalled-{launch}-{run.attempt.number}", on="stalled", severity="warning", at=since
         )
+
+
+def _stands_since(run: Run, led_since: float) -> float | None:
+    """Since when the job should have made a step. None: nothing is expected of it."""
+    # A program that never reports steps runs on all ranks: nothing shows that it stands still.
+    if isinstance(run.stage, Submitted) or run.attempt.runs:
+        return None
+    # Hours in the queue of a scheduler, before this leader, are no stall.
+    since = max(run.progress.stepped_at, led_since)
+    if run.progress.stepped_at or not run.history.incidents:
+        return since
+    # A program without steps may have run for hours until its last incident.
+    return max(since, run.history.incidents[-1].at)
 
 
 def wants(spec: NotifySpec, notice: Notice) -> bool:

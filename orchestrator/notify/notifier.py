@@ -49,6 +49,7 @@ class Notifier:
         """
         self.specs, self.run_dir, self.run, self.now = specs, run_dir, run, now
         self.record, self.environ, self.delays_s = record, environ, delays_s
+        self.led_since = now()
         self.known: set[tuple[str, str]] = set()
         """Notices and receivers that are done with or under way."""
         self.last: dict[tuple[str, str], float] = {}
@@ -64,7 +65,7 @@ class Notifier:
         run, now = self.run(), self.now()
         for number, spec in enumerate(self.specs, 1):
             receiver = f"{number} {spec.kind}"
-            for notice in notices_of(run, now, spec.stalled_after):
+            for notice in notices_of(run, now, spec.stalled_after, self.led_since):
                 if wants(spec, notice) and (notice.key, receiver) not in self.known:
                     self.known.add((notice.key, receiver))
                     self._take(spec, receiver, notice, run)

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.app.commands import commands_for, commands_of
 from orchestrator.app.planning import plans
 from orchestrator.app.remote import Found
-from orchestrator.app.submission import submit_job
+from orchestrator.app.submission import payload, submit_job
 from orchestrator.backends.kubernetes.mirror.mirror_paths import folder_of
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.load import read_spec
@@ -104,7 +104,7 @@ def test_the_resume_command_names_the_users_file_and_works_in_any_folder(
     (mine / "job.yaml").write_text(SPEC.read_text().replace("{stdlib}/*.py", "corpus/*.txt"))
     monkeypatch.chdir(mine)
     planned = plans.plan_spec(Path("job.yaml"), ("train.steps=48",), {})
-    sent = submit_job.Submission(planned=planned, run_root=Path("ndctl-runs"))
+    sent = payload.Submission(planned=planned, run_root=Path("ndctl-runs"))
     run_dir = submit_job.submit(sent, {}, TurnedClock()).run_dir
     monkeypatch.chdir(other)
     command = commands_of(run_dir, {}).submit()

@@ -14,7 +14,7 @@ from orchestrator.app import cancel_job, schedulers
 from orchestrator.app.ranks.profiles import rank_profiles
 from orchestrator.app.ranks.stacks import rank_stacks
 from orchestrator.app.remote import Found
-from orchestrator.app.submission import submit_job
+from orchestrator.app.submission import payload, submit_job
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.leader_file import Term, announce
 from orchestrator.contract.files.run_dir import RunDir
@@ -545,11 +545,11 @@ def test_on_slurm_the_number_of_hosts_includes_the_spares(tmp_path: Path) -> Non
     spec = found.planned.spec
     cluster = replace(spec.cluster, backend="slurm", spare_hosts=1)
     on_slurm = replace(found, planned=replace(found.planned, spec=replace(spec, cluster=cluster)))
-    launch = submit_job.launch_of(on_slurm, 3)
+    launch = payload.launch_of(on_slurm, 3)
     assert launch.hosts == tuple(f"node-{i}" for i in range(len(launch.hosts)))
     assert len(launch.hosts) == len(found.planned.plan.hosts) + 1
     assert launch.slurm == cluster.slurm
-    assert submit_job.launch_of(found, 3).slurm is None
+    assert payload.launch_of(found, 3).slurm is None
 
 
 def test_the_scheduler_is_asked_only_without_a_leader(cluster: NoCluster, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from orchestrator.contract.messages.events import (
     HostStopped,
     JobSubmitted,
     LeaderStarted,
+    RankError,
     RankExited,
     StepReached,
     StragglerFound,
@@ -26,8 +27,10 @@ from orchestrator.contract.messages.events import (
     TrainingResumed,
 )
 from orchestrator.contract.plan import Memory, Plan
+from orchestrator.contract.spec.run_spec import RunSpec
+from orchestrator.dashboard.job_view.replayed_job import ReplayedJob, fold_seen
+from orchestrator.dashboard.job_view.view import View, view
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
-from orchestrator.dashboard.view import ReplayedJob, View, fold_seen, view
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import step
 from orchestrator.journal.journal import Entry
@@ -44,6 +47,9 @@ PODS = LeaderStarted(
     allocation=Allocation(id="7", restarts=0, hosts=("host-0",), successor_s=600.0),
 )
 """A leader whose scheduler creates lost hosts again."""
+
+
+HOSTS = ("host-0", "host-1")
 
 
 def names(hosts: int) -> tuple[str, ...]:
@@ -281,3 +287,17 @@ class StoryClock:
     def sleep(self, seconds: float) -> None:
         self.at += seconds
         self.during()
+
+
+def silent_program(*more: Event) -> list[Event]:
+    """A program that reports no steps raised an error in attempt 1."""
+    job = submitted(steps=0, run=RunSpec(script="train.py"))
+    raised = RankError(error="ValueError", message="boom", step=0, traceback="Trace")
+    return [
+        replace(job, plan=replace(job.plan, memory=None)),
+        LeaderStarted(at=START + 1, host="host-0", pid=99),
+        *arrivals(job.launch.hosts, START + 2),
+        replace(killed(START + 30), step=0, exit_code=1, signal=None, error=raised),
+        *(HostStopped(at=START + 31, attempt=1, host=host, finished=False) for host in HOSTS),
+        *more,
+    ]

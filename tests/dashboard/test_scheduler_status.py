@@ -9,8 +9,9 @@ from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import Event, JobSubmitted
 from orchestrator.dashboard.follow.follow_loop import EndDetector, follow_job
+from orchestrator.dashboard.job_view.standing import effective_state
+from orchestrator.dashboard.job_view.view import view
 from orchestrator.dashboard.scheduler_status import POLL_INTERVAL_S, QUIET_S, SchedulerPoll
-from orchestrator.dashboard.view import effective_state, view
 from orchestrator.job.reports.job_report import report_of
 from orchestrator.job.stage import Ended
 from orchestrator.job.state import Run

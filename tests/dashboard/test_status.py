@@ -65,7 +65,6 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.contract.plan import Memory
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
-from orchestrator.contract.spec.run_spec import RunSpec
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.describe import _stacks, describe_text
@@ -91,6 +90,7 @@ from orchestrator.job.failures.incident_records import left_out
 from orchestrator.journal.journal import Entry, Journal
 from orchestrator.seams import LaunchStatus
 from tests.dashboard.dashboard_story import (
+    HOSTS,
     SLOW,
     START,
     StoryClock,
@@ -104,6 +104,7 @@ from tests.dashboard.dashboard_story import (
     recovered,
     restarting,
     seen_of,
+    silent_program,
     started,
     submitted,
     waiting_for_a_host,
@@ -115,9 +116,6 @@ SAVE_FAILED = as_read(
         at=START, attempt=1, step=20, why="rank 3: No space left on device: /c (0.1 MiB free)"
     )
 )
-
-
-HOSTS = ("host-0", "host-1")
 
 
 def snapshot(
@@ -296,7 +294,10 @@ def failed() -> list[Event]:
 @pytest.mark.parametrize(
     ("shot", "said"),
     [
-        (snapshot([submitted()], now=START + 1), "wait for the leader"),
+        (
+            snapshot([submitted()], now=START + 1),
+            "wait for the leader to start; if it does not: ndctl logs quickstart --agents",
+        ),
         (snapshot(started()[:3]), "wait: 1 of 2 hosts registered"),
         (snapshot(started()), "ndctl dashboard quickstart"),
         (snapshot(broken()), "ndctl is recovering it"),
@@ -567,20 +568,6 @@ def test_describe_shows_every_incident_completely() -> None:
         assert words in text, words
 
 
-def silent_program(*more: Event) -> list[Event]:
-    """A program that reports no steps raised an error in attempt 1."""
-    job = submitted(steps=0, run=RunSpec(script="train.py"))
-    raised = RankError(error="ValueError", message="boom", step=0, traceback="Trace")
-    return [
-        replace(job, plan=replace(job.plan, memory=None)),
-        LeaderStarted(at=START + 1, host="host-0", pid=99),
-        *arrivals(job.launch.hosts, START + 2),
-        replace(killed(START + 30), step=0, exit_code=1, signal=None, error=raised),
-        *(HostStopped(at=START + 31, attempt=1, host=host, finished=False) for host in HOSTS),
-        *more,
-    ]
-
-
 def test_nothing_is_said_of_steps_that_a_program_does_not_report() -> None:
     ends = [HostStopped(at=START + 90, attempt=2, host=host, finished=True) for host in HOSTS]
     runs, ended = snapshot(silent_program()), snapshot(silent_program(*ends), alive=False)
@@ -602,6 +589,17 @@ def test_a_program_without_steps_that_runs_again_is_in_no_trouble() -> None:
     assert "progress    no step reported yet\n" in text
     assert runs.view.stage == "running"
     assert {rank for host in runs.view.hosts for rank in host.ranks} == {"ok"}
+
+
+def test_a_program_without_steps_that_breaks_again_has_recovered_from_its_first_incident() -> None:
+    again = (HostStopped(at=START + 91, attempt=2, host=host, finished=False) for host in HOSTS)
+    broke = replace(killed(START + 90), attempt=2, step=0)
+    text = describe_text(
+        snapshot(silent_program(ProgramRuns(at=START + 60, attempt=2), broke, *again)), UTC
+    )
+    assert text.startswith("quickstart: RECOVERING")
+    assert text.count("all ranks ran again after 30 s\n") == 1
+    assert "not yet recovered\n" in text
 
 
 def test_describe_leaves_out_what_a_program_does_not_report() -> None:

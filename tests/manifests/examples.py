@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from orchestrator.app.planning import plans
-from orchestrator.app.submission import submit_job
+from orchestrator.app.submission import payload
 from orchestrator.backends.kubernetes.render import objects, text
 from orchestrator.job.state import Run
 
@@ -23,10 +23,10 @@ def rendered(name: str) -> str:
     kind = next((f" --kind {one.rpartition('=')[2]}" for one in overrides), "")
     path = ROOT / "examples" / f"{spec}.yaml"
     planned = plans.plan_spec(path, overrides, {}, purpose="render")
-    submission = submit_job.Submission(planned=planned, run_root=Path("/nowhere"))
-    job = submit_job.submitted_event(submission, Run(), 0.0)
+    submission = payload.Submission(planned=planned, run_root=Path("/nowhere"))
+    job = payload.submitted_event(submission, Run(), 0.0)
     command = f"ndctl render examples/{spec}.yaml{kind}"
-    return f"# {command}\n{text(objects(submit_job.handover_of(submission, job)))}\n"
+    return f"# {command}\n{text(objects(payload.handover_of(submission, job)))}\n"
 
 
 if __name__ == "__main__":

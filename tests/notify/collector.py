@@ -50,7 +50,8 @@ def attributes_of(found: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def collecting(*codes: int) -> Iterator[Collector]:
+def collecting(*codes: int, address: str = "127.0.0.1") -> Iterator[Collector]:
+    """A collector that listens at `address` of this machine."""
     found = Collector(codes=[*codes])
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -62,8 +63,8 @@ def collecting(*codes: int) -> Iterator[Collector]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.url = f"http://127.0.0.1:{server.server_port}"
+    server = http.server.ThreadingHTTPServer((address, 0), Handler)
+    found.url = f"http://{address}:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

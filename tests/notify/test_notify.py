@@ -18,7 +18,9 @@ from orchestrator.contract.messages.events import (
     Event,
     HostStopped,
     NoticeSent,
+    ProgramRuns,
     RankError,
+    StepReached,
 )
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.spec.reporting.notify_spec import EmailSpec, NotifySpec, Occasion
@@ -32,11 +34,13 @@ from orchestrator.notify.message import Message, message_of
 from orchestrator.notify.notices import Notice, notices_of, wants
 from orchestrator.notify.notifier import Notifier, notifying
 from tests.dashboard.dashboard_story import (
+    HOSTS,
     START,
     finished,
     killed,
     recovered,
     restarting,
+    silent_program,
     started,
     submitted,
 )
@@ -58,8 +62,10 @@ def run_after(events: Sequence[Event]) -> Run:
     return fold(events, Run())
 
 
-def notices(events: Sequence[Event], now: float = START + 90) -> list[Notice]:
-    return list(notices_of(run_after(events), now, 1800.0))
+def notices(
+    events: Sequence[Event], now: float = START + 90, led_since: float = START
+) -> list[Notice]:
+    return list(notices_of(run_after(events), now, 1800.0, led_since))
 
 
 def message(events: Sequence[Event], number: int = 0) -> Message:
@@ -69,12 +75,12 @@ def message(events: Sequence[Event], number: int = 0) -> Message:
 
 def test_a_message_links_to_the_page() -> None:
     run = run_after(restarting())
-    (notice,) = notices_of(run, START + 90, 1800.0)
+    (notice,) = notices_of(run, START + 90, 1800.0, START)
     commands, url = Commands(job="quickstart"), "https://x.example/ndctl/"
     said = message_of(notice, run, commands, "/runs/quickstart", url)
     assert "page: https://x.example/ndctl/job/quickstart/incident/1" in said.text
     assert said.body["page"] == "https://x.example/ndctl/job/quickstart/incident/1"
-    ended = notices_of(run_after(finished()), START + 90, 1800.0)
+    ended = notices_of(run_after(finished()), START + 90, 1800.0, START)
     (last,) = [one for one in ended if one.on == "succeeded"]
     said = message_of(last, run_after(finished()), commands, "/runs/a b", url)
     assert said.body["page"] == "https://x.example/ndctl/job/a%20b"
@@ -111,6 +117,38 @@ def test_a_stall_is_told_once_for_each_attempt() -> None:
     assert [one.key for one in notices(started(), late)] == ["stalled-1-1"]
     assert notices(started(), late - 2) == []
     assert notices(started()[:1], late) == []  # no leader: nothing can be told
+
+
+def test_the_time_in_a_queue_before_the_leader_is_no_stall() -> None:
+    late = START + 100_000
+    assert notices(started(), late, led_since=late - 60) == []
+    assert [one.on for one in notices(started(), late, led_since=late - 1801)] == ["stalled"]
+
+
+def test_a_program_without_steps_has_recovered_when_its_ranks_run_again() -> None:
+    broke, runs = silent_program(), ProgramRuns(at=START + 60, attempt=2)
+    assert [one.key for one in notices(broke)] == ["incident-1"]
+    again = notices([*broke, runs])
+    assert [(one.key, one.at) for one in again] == [
+        ("incident-1", START + 30),
+        ("recovered-1", START + 60),
+    ]
+    assert message([*broke, runs], 1).title == "quickstart: recovered after 30 s from exception"
+    assert "all ranks ran again after 30 s" in message([*broke, runs], 1).text
+    # Its first step says how long training stood, and is no second recovery.
+    steps = StepReached(at=START + 70, attempt=2, step=1, loss=2.0, tokens_per_second=9.0)
+    assert [one.key for one in notices([*broke, runs, steps])] == ["incident-1", "recovered-1"]
+
+
+def test_a_program_without_steps_stalls_only_while_its_ranks_do_not_run() -> None:
+    hours = START + 9000
+    runs = [*silent_program(), ProgramRuns(at=START + 60, attempt=2)]
+    assert "stalled" not in {one.on for one in notices(runs, hours)}
+    # It broke again after hours: it stands since then, and not since it was submitted.
+    ended = (HostStopped(at=hours + 1, attempt=2, host=h, finished=False) for h in HOSTS)
+    broke = [*runs, replace(killed(hours), attempt=2, step=0), *ended]
+    assert "stalled" not in {one.on for one in notices(broke, hours + 1800)}
+    assert "stalled-1-3" in {one.key for one in notices(broke, hours + 1801)}
 
 
 def test_the_last_restart_is_told() -> None:

@@ -107,10 +107,10 @@ def test_every_example_can_be_planned(example: Path) -> None:
 @pytest.mark.parametrize("name", ["slurm", "slurm-spare"])
 def test_the_script_of_a_slurm_example_equals_the_golden_file(name: str) -> None:
     from orchestrator.app.planning import plans
-    from orchestrator.app.submission import submit_job
+    from orchestrator.app.submission import payload, submit_job
 
     planned = plans.plan_spec(ROOT / "examples" / f"{name}.yaml", (), {}, H100)
-    script = submit_job.render(submit_job.Submission(planned=planned, run_root=Path("/runs")), {})
+    script = submit_job.render(payload.Submission(planned=planned, run_root=Path("/runs")), {})
     golden = ROOT / "tests" / "backends" / "slurm" / "golden" / f"example-{name}.sh"
     assert portable(script, Path.cwd()) == golden.read_text()
 

@@ -57,6 +57,14 @@ class SlurmTestbed:
         """Whether nodes have their own network, so that a node can be disconnected."""
         return bool(self.knobs.get("TB_NET"))
 
+    @property
+    def address(self) -> str:
+        """Address of this machine for processes on the nodes."""
+        if not self.has_network:
+            return "127.0.0.1"
+        _, subnet = (self.folder / "etc" / "net").read_text().split()
+        return f"{subnet}.254"
+
     def start(self) -> None:
         self._script("start", str(self.folder), str(self.nodes), str(self.gpus), timeout=300)
 

@@ -23,9 +23,9 @@ from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.dashboard.fleet.row import JobRow
 from orchestrator.dashboard.fleet.summary import JobSummary, summary_of
+from orchestrator.dashboard.job_view.standing import Standing
 from orchestrator.dashboard.scheduler_status import is_quiet
 from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
-from orchestrator.dashboard.view import Standing
 from orchestrator.errors import NdctlError
 from orchestrator.journal.journal import has_writer
 from orchestrator.posix.crew import Crew, Task

@@ -10,7 +10,7 @@ from shlex import join
 from msgspec.structs import replace
 
 from orchestrator.app.remote import Found
-from orchestrator.app.submission.submit_job import Submission
+from orchestrator.app.submission.payload import Submission
 from orchestrator.errors import JobError
 from orchestrator.job.state import Run
 from orchestrator.journal.snapshot import replay

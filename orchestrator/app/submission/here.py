@@ -25,7 +25,7 @@ from orchestrator.app.planning.planned_hosts import Given
 from orchestrator.app.planning.plans import plan_and_look
 from orchestrator.app.submission import submit_job
 from orchestrator.app.submission.inside import Wanted, devices_in, named
-from orchestrator.app.submission.submit_job import Submission
+from orchestrator.app.submission.payload import Submission
 from orchestrator.backends.by_name import HERE
 from orchestrator.backends.slurm import job_lookup, render
 from orchestrator.backends.slurm.detach import Detached, start_beside

@@ -20,7 +20,7 @@ from orchestrator import run_module
 from orchestrator.app.planning.planned_hosts import Given
 from orchestrator.app.planning.plans import plan_and_look
 from orchestrator.app.submission import submit_job
-from orchestrator.app.submission.submit_job import Submission
+from orchestrator.app.submission.payload import Submission
 from orchestrator.backends.slurm import job_lookup, render
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.backends.slurm.observe import SlurmJob

@@ -5,13 +5,13 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from orchestrator.app.submission.inputs import Looked, sees_other_files
 from orchestrator.contract.codec import Problem
 from orchestrator.contract.spec.job_spec import ScriptSpec
 from orchestrator.contract.spec.run_spec import RunSpec
-from orchestrator.specs.foreign import COMMANDS
+from orchestrator.specs.foreign import COMMANDS, run_of
 from orchestrator.specs.other_values import straight_quotes
 
 
@@ -68,17 +68,8 @@ def _script(script: str, workdir: Path) -> Iterator[Problem]:
     try:
         source = path.read_bytes()
     except OSError as exc:
-        similar = sorted(one.name for one in path.parent.glob("*.py"))[:5]
-        fix = (
-            f"in {path.parent.absolute()} there are {', '.join(similar)}"
-            if similar
-            else "correct it"
-        )
-        if path.name in COMMANDS:
-            fix = f"write your script here: ndctl starts it on each rank, without {path.name}"
-        fix = straight_quotes(script) or fix
         limit = f"{limit} ({path}: {exc.strerror})"
-        yield Problem(path="run.script", value=script, limit=limit, fix=fix)
+        yield Problem(path="run.script", value=script, limit=limit, fix=_script_fix(script, path))
         return
     try:
         compile(source, str(path), "exec", dont_inherit=True)
@@ -93,6 +84,21 @@ def _script(script: str, workdir: Path) -> Iterator[Problem]:
             limit=f"{limit} ({place}{said})",
             fix=f"correct it, or start it as a program: program: {program}",
         )
+
+
+def _script_fix(script: str, path: Path) -> str:
+    """The fix of a script that cannot be read."""
+    if (fix := straight_quotes(script)) is not None:
+        return fix
+    # A command line, such as `torchrun train.py --lr 1`; spaces alone may belong to a path.
+    first = PurePath(script.split(" ")[0])
+    launcher = first.name if first.name in (*COMMANDS, "python", "python3") else ""
+    if launcher or (first.suffix == ".py" and " " in script):
+        without = f", without {launcher}" if launcher else ""
+        return f"write {run_of(script)}; ndctl starts it on each rank{without}"
+    similar = sorted(one.name for one in path.parent.glob("*.py"))[:5]
+    there = f"in {path.parent.absolute()} there are {', '.join(similar)}"
+    return there if similar else "correct it"
 
 
 def _module(module: str, workdir: Path, environ: Mapping[str, str]) -> Iterator[Problem]:

@@ -6,37 +6,37 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orchestrator.app.commands import remember, submitted_from
+from orchestrator.app.commands import remember
 from orchestrator.app.excluded_hosts import excluded_hosts
 from orchestrator.app.planning.plans import Planned
 from orchestrator.app.schedulers import clear, standing, submitter_of
+from orchestrator.app.submission.payload import (
+    Submission,
+    handover_of,
+    launch_of,
+    run_of,
+    steps_of,
+    submitted_event,
+)
 from orchestrator.app.submission.resume_check import is_running, no_run, steps_left, watch_or_end
 from orchestrator.app.submission.submission_lock import submission_lock
 from orchestrator.app.submission.submission_rollback import look, restore
-from orchestrator.backends.by_name import HERE
 from orchestrator.contract.check_results import Finding, troubles, words_of_finding
-from orchestrator.contract.codec import Problem, encode
-from orchestrator.contract.devices import CPU
-from orchestrator.contract.drills import Drill, faults_of
+from orchestrator.contract.codec import Problem
+from orchestrator.contract.drills import faults_of
 from orchestrator.contract.files.access import access_of, access_umask
 from orchestrator.contract.files.last_metric import last_reached
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import JobSubmitted
-from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.job_spec import (
-    INIT_TIMEOUT_S,
-    CommonSpec,
     JobSpec,
-    MemoryCheckpointSpec,
     ScriptSpec,
 )
-from orchestrator.contract.spec.run_spec import Keep, RunSpec
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import (
     BackendError,
@@ -63,55 +63,6 @@ from orchestrator.registry.submitted import register_job
 from orchestrator.seams import Clock, ExistingJob, JobCopy, RemoteScheduler, SubmittingScheduler
 
 log = logging.getLogger(__name__)
-
-
-class Submission(Struct, frozen=True, kw_only=True):
-    planned: Planned
-    run_root: Path
-    drills: tuple[Drill, ...] = ()
-    resume: bool = False
-    new: bool = False
-    own: str | None = None
-    """The Slurm job that runs this command and whose nodes the job gets."""
-    after: tuple[str, ...] = ()
-    """Run directories of jobs that must succeed first."""
-    group: str = ""
-    """Name of jobs that belong together; empty: that of an earlier run of this job, if any."""
-    backend: str = ""
-    """Overrides the backend of the spec; empty: the backend of the spec."""
-
-    @property
-    def run_dir(self) -> RunDir:
-        """The path on this machine."""
-        return RunDir((self.run_root / self.planned.spec.name).absolute())
-
-    @property
-    def run_dir_of_hosts(self) -> Path:
-        """The path on the hosts of the job."""
-        cluster = self.planned.spec.cluster
-        if cluster.backend == "kubernetes":
-            return Path(cluster.kubernetes.run_root) / self.planned.spec.name
-        return self.run_dir.path
-
-
-def launch_of(submission: Submission, number: int, exclude: Sequence[str] = ()) -> LaunchPlan:
-    spec = submission.planned.spec
-    cluster, count = spec.cluster, len(submission.planned.plan.hosts) + spec.cluster.spare_hosts
-    # Placeholder names; a scheduler chooses the hosts later.
-    stem = "host" if cluster.backend == "local" else "node"
-    return LaunchPlan(
-        job=spec.name,
-        run_dir=str(submission.run_dir_of_hosts),
-        launch=number,
-        hosts=tuple(f"{stem}-{i}" for i in range(count)),
-        devices_per_host=cluster.gpus_per_host,
-        agent_timeout=spec.resilience.agent_timeout,
-        slurm=cluster.slurm if cluster.backend == "slurm" else None,
-        kubernetes=cluster.kubernetes if cluster.backend == "kubernetes" else None,
-        exclude=tuple(exclude),
-        capture=spec.captured if isinstance(spec, ScriptSpec) else "",
-        after=submission.after,
-    )
 
 
 def hosts_to_exclude(
@@ -188,34 +139,6 @@ def _first(
     """The payload for a first launch."""
     without = hosts_to_exclude(submission.run_root, backend, environ, clock)
     return handover_of(submission, submitted_event(submission, Run(), 0.0, without))
-
-
-def handover_of(submission: Submission, job: JobSubmitted) -> Handover:
-    from orchestrator.load import dump_spec
-    from orchestrator.plan.show.explain import plan_json
-    from orchestrator.plan.training import trainer_config
-
-    planned, out = submission.planned, str(submission.run_dir_of_hosts)
-    spec, submitted = planned.spec, None
-    if spec.cluster.backend != "kubernetes":  # pods do not see the folders of this machine
-        spec = replace(spec, run_root=str(submission.run_root.absolute()))
-        submitted = (
-            None
-            if planned.written is None
-            else submitted_from(planned.written, here=submission.backend == HERE)
-        )
-    trainer: Mapping[str, Any] = {}
-    if isinstance(planned.spec, JobSpec):
-        config = trainer_config(planned.spec, planned.plan, planned.model_config, out)
-        trainer = encode(config)
-    return Handover(
-        job=job,
-        spec=dump_spec(spec),
-        plan=plan_json(planned.plan),
-        trainer=trainer,
-        new=submission.new,
-        submitted=submitted,
-    )
 
 
 def check(submission: Submission, environ: Mapping[str, str], clock: Clock) -> tuple[Finding, ...]:
@@ -305,7 +228,7 @@ def begin_inside(
     _check_trainable(submission)
     _check_drills(submission)
     launch = launch_of(submission, 1)
-    for one in program_copy.look(launch, _run_of(submission.planned.spec), clock):
+    for one in program_copy.look(launch, run_of(submission.planned.spec), clock):
         log.warning("%s: %s", one.verdict, words_of_finding(one))
     with _writable(), submission_lock(submission.run_dir):
         _admit(submission, environ, clock)
@@ -486,8 +409,8 @@ def _check_trainable(submission: Submission) -> None:
 
 def _check_drills(submission: Submission) -> None:
     """Raises DrillError for a drill that can never happen."""
-    plan, steps = submission.planned.plan, _steps(submission.planned.spec)
-    run = _run_of(submission.planned.spec)
+    plan, steps = submission.planned.plan, steps_of(submission.planned.spec)
+    run = run_of(submission.planned.spec)
     for drill in submission.drills:
         of_rank = drill.target == "rank"
         if run is not None and of_rank and drill.fault not in faults_of(run):
@@ -505,15 +428,6 @@ def _check_drills(submission: Submission) -> None:
                 fix=f"use for example --drill {drill.fault}:{drill.target}=0"
                 f"@step={min(2, steps or 2)}",
             )
-
-
-def _steps(spec: CommonSpec) -> int:
-    """0: unknown."""
-    return spec.train.steps if isinstance(spec, JobSpec) else 0
-
-
-def _run_of(spec: CommonSpec) -> RunSpec | None:
-    return spec.run if isinstance(spec, ScriptSpec) else None
 
 
 def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Path | None:
@@ -564,75 +478,3 @@ def _admit_without_a_journal(submission: Submission, clock: Clock) -> Path | Non
     if submission.resume:
         raise no_run(run_dir)
     return None
-
-
-def submitted_event(
-    submission: Submission, past: Run, at: float, exclude: Sequence[str] = ()
-) -> JobSubmitted:
-    spec = submission.planned.spec
-    resilience = spec.resilience
-    memory = _memory_of(spec, submission.planned.plan)
-    number = past.job.launch.launch + 1 if past.job else 1
-    plans = max(past.current.number + 1, number) if past.job else number
-    return JobSubmitted(
-        at=at,
-        backend=submission.backend or spec.cluster.backend,
-        steps=_steps(spec),
-        plan=submission.planned.plan,
-        plan_number=plans,
-        launch=launch_of(submission, number, exclude),
-        max_restarts=resilience.max_restarts,
-        max_allocations=resilience.max_allocations,
-        replace_stragglers=resilience.replace_stragglers,
-        replace_warned=resilience.replace_warned,
-        hang_timeout=None if resilience.hang_timeout == "auto" else resilience.hang_timeout,
-        checkpoint_timeout=None
-        if resilience.checkpoint_timeout == "auto"
-        else resilience.checkpoint_timeout,
-        init_timeout=INIT_TIMEOUT_S
-        if resilience.init_timeout == "auto"
-        else resilience.init_timeout,
-        stop_grace=resilience.stop_grace,
-        drills=submission.drills,
-        resume=past.job is not None,
-        shrink=resilience.shrink,
-        min_hosts=resilience.min_hosts,
-        preflight=_preflight(spec),
-        group=submission.group or (past.job.group if past.job else ""),
-        policy=resilience.policy,
-        failure_classes=resilience.failure_classes,
-        on_oom=resilience.on_oom,
-        on_nan=resilience.on_nan,
-        keep_attempts=resilience.keep_attempts,
-        run=_run_of(spec),
-        keep=_keep(spec),
-        notify=spec.notify,
-        web=resilience.web,
-        keep_ranks=isinstance(spec, JobSpec) and resilience.keep_ranks,
-        in_memory=memory is not None,
-        copies=0 if memory is None else memory.on_hosts(spec.cluster.hosts).copies,
-        copy_bytes_per_s=None
-        if memory is None or memory.copy_mib_per_s is None
-        else memory.copy_mib_per_s << 20,
-    )
-
-
-def _memory_of(spec: CommonSpec, plan: Plan) -> MemoryCheckpointSpec | None:
-    """None: no checkpoints in the memory of the hosts."""
-    memory = spec.checkpoint.memory
-    # A program of the user decides itself, and without a profile the ranks do.
-    if isinstance(spec, JobSpec) and plan.profile is not None:
-        memory = memory.on_devices(cpu=plan.profile == CPU)
-    return None if memory.every == "off" else memory
-
-
-def _keep(spec: CommonSpec) -> Keep | None:
-    if isinstance(spec, JobSpec):
-        return None
-    given = spec.checkpoint
-    return Keep(keep=given.keep, keep_every=given.keep_every, verify=given.verify)
-
-
-def _preflight(spec: CommonSpec) -> bool:
-    wanted = spec.resilience.preflight
-    return spec.cluster.backend != "local" if wanted == "auto" else wanted

@@ -18,7 +18,8 @@ from orchestrator.app.remote import Found
 from orchestrator.app.submission import submit_job
 from orchestrator.app.submission.after_jobs import with_after, with_dependency
 from orchestrator.app.submission.combinations import combinations
-from orchestrator.app.submission.submit_job import Submission, Submitted
+from orchestrator.app.submission.payload import Submission
+from orchestrator.app.submission.submit_job import Submitted
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.spec.job_spec import KUBERNETES_NAME, NAME
 from orchestrator.contract.spec.types import OVERLAY

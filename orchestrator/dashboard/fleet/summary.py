@@ -3,10 +3,10 @@
 from msgspec import Struct
 
 from orchestrator.dashboard import format
+from orchestrator.dashboard.job_view.view import last_step
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.time_spent.account import TimeSpent
 from orchestrator.dashboard.time_spent.read import time_spent
-from orchestrator.dashboard.view import last_step
 from orchestrator.job.hosts.straggler_replacement import why_slow
 from orchestrator.job.stage import ENDED, State
 from orchestrator.job.state import Run
@@ -116,7 +116,13 @@ def _note(snapshot: Snapshot) -> str:
     standing, run = snapshot.standing, snapshot.seen.run
     if standing.as_of is not None or standing.state not in ("RUNNING", "SUCCEEDED"):
         reason = format.split_fix(standing.reason)[0]
-        return f"{_trouble(run)}{reason}" if standing.state == "RECOVERING" else reason
+        match standing.state:
+            case "RECOVERING":
+                return f"{_trouble(run)}{reason}"
+            case "FAILED":
+                return f"{_cause(run, reason)}{reason}"
+            case _:
+                return reason
     if standing.state == "SUCCEEDED":
         return ""
     failed = snapshot.seen.checkpoint.failed
@@ -129,9 +135,16 @@ def _note(snapshot: Snapshot) -> str:
 def _trouble(run: Run) -> str:
     """`hang, culprit rank 3 on host-1; `: the reason of the state says what ndctl does about it."""
     last = run.history.incidents[-1] if run.history.incidents else None
-    if last is None or last.recovered_after_s is not None:
+    if last is None or last.resumed_after_s is not None:
         return ""
     return f"{last.kind}, {format.culprit_text(last.culprit)}; "
+
+
+def _cause(run: Run, reason: str) -> str:
+    """`rank 1 raised ImportError: …; `: the reason of a stopped job may have only its class."""
+    last = run.history.incidents[-1] if run.history.incidents else None
+    ends = last is not None and reason.startswith(last.action)
+    return f"{last.cause}; " if last is not None and ends and last.cause not in reason else ""
 
 
 def eta_s(job: JobSummary, now: float) -> float | None:

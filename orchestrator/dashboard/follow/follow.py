@@ -32,6 +32,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard import format
 from orchestrator.dashboard.event_text import describe_event
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.metrics import NO_PROGRESS, Metric, Progress, fold_metrics
 from orchestrator.dashboard.next_steps import log_command, next_step
 from orchestrator.dashboard.snapshot import Snapshot
@@ -42,9 +43,8 @@ from orchestrator.dashboard.status import (
     row,
     state_lines,
 )
-from orchestrator.dashboard.view import View
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short
-from orchestrator.job.incident import Incident
+from orchestrator.job.incident import Incident, newly_resumed
 from orchestrator.job.stage import Diagnosing, Ended
 from orchestrator.job.state import Run, usable
 from orchestrator.job.transitions import step
@@ -98,11 +98,10 @@ def _entry_lines(before: Run, after: Run, entry: Entry, zone: tzinfo | None) -> 
         yield f"collecting evidence: {after.stage.reason}"
     for incident in after.history.incidents[len(before.history.incidents) :]:
         yield from incident_lines(incident)
-    for old, new in zip(before.history.incidents, after.history.incidents, strict=False):
-        if old.recovered_after_s is None and new.recovered_after_s is not None:
-            took = format.duration(new.recovered_after_s)
-            trains = f"attempt {after.attempt.number} trains"
-            yield f"recovered from incident {new.id} after {took}: {trains}"
+    for one in newly_resumed(before.history.incidents, after.history.incidents):
+        took = format.duration(one.resumed_after_s or 0.0)
+        now = f"attempt {after.attempt.number} {one.goes_on}"
+        yield f"recovered from incident {one.id} after {took}: {now}"
     if after.attempt.number and is_short(after) and not is_short(before):
         yield _short(after, zone)
     if after.attempt.number != before.attempt.number:
@@ -132,7 +131,7 @@ def incident_lines(incident: Incident) -> Iterator[str]:
         yield f"incident {incident.id}, {incident.kind}{drill}: {who}, {found}; stops the job{rule}"
         return
     yield f"incident {incident.id}, {incident.kind}{drill}: {incident.cause}"
-    yield f"  {who}, {found}; {incident.action}{rule}"
+    yield f"  {who}, {found}; {incident.decided}{rule}"
 
 
 def metric_lines(

@@ -17,10 +17,10 @@ from orchestrator.dashboard.follow.logs import (
     log_files,
     read_logs,
 )
+from orchestrator.dashboard.job_view.standing import effective_state
 from orchestrator.dashboard.metrics import MetricTail
 from orchestrator.dashboard.scheduler_status import Ask, SchedulerPoll
 from orchestrator.dashboard.snapshot import read_snapshot
-from orchestrator.dashboard.view import effective_state
 from orchestrator.errors import JobError
 from orchestrator.job.stage import ENDED, State
 from orchestrator.job.state import Run

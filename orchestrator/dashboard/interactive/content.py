@@ -9,8 +9,8 @@ from msgspec import Struct
 from orchestrator.dashboard.fleet.row import JobRow
 from orchestrator.dashboard.follow.newest_lines import NewestLines
 from orchestrator.dashboard.interactive.places import Place
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.snapshot import Snapshot
-from orchestrator.dashboard.view import View
 
 
 class FleetContent(Struct, frozen=True, kw_only=True):

@@ -11,11 +11,12 @@ from orchestrator.dashboard.interactive.content import JobContent
 from orchestrator.dashboard.interactive.page import Page
 from orchestrator.dashboard.interactive.places import RANK
 from orchestrator.dashboard.interactive.text_page import tail
+from orchestrator.dashboard.job_view.health import WORST_FIRST, Health, HostRow
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.screen.grid import counts_lines, host_line, name_width
 from orchestrator.dashboard.screen.incidents import sentence, who_text
 from orchestrator.dashboard.screen.rows import Frame, Row, framed, plain
 from orchestrator.dashboard.theme import BOLD, DIM, GLYPHS, title
-from orchestrator.dashboard.view import WORST_FIRST, Health, HostRow, View
 from orchestrator.job.hosts.straggler_replacement import why_slow
 
 

@@ -7,11 +7,11 @@ from orchestrator.dashboard.describe import incident_rows
 from orchestrator.dashboard.interactive.content import JobContent
 from orchestrator.dashboard.interactive.page import Page, text_of
 from orchestrator.dashboard.interactive.places import CONFIRMS
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.screen.curves import CURVES, Curve, curve, points_of
 from orchestrator.dashboard.screen.rows import Frame
 from orchestrator.dashboard.terminal.report import report_lines
 from orchestrator.dashboard.theme import BOLD, DIM, fit
-from orchestrator.dashboard.view import View
 
 LEAST_CURVE = 7
 """Lines of one curve with its title and axis."""

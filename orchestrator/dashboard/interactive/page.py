@@ -11,9 +11,9 @@ from orchestrator.contract.visible import visible
 from orchestrator.dashboard import format
 from orchestrator.dashboard.fleet.columns import Line
 from orchestrator.dashboard.interactive.places import Place
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.screen.rows import Frame, Row, framed, plain
 from orchestrator.dashboard.theme import BOLD, DIM, badge, left_and_right
-from orchestrator.dashboard.view import View
 
 
 def text_of(line: Line, margin: str = "") -> Text:

@@ -23,10 +23,10 @@ from orchestrator.dashboard.interactive.keys import footer
 from orchestrator.dashboard.interactive.page import Page
 from orchestrator.dashboard.interactive.places import Kind, Place
 from orchestrator.dashboard.interactive.text_page import help_lines, text_page
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.screen.rows import Frame, framed, plain
 from orchestrator.dashboard.screen.screen import frame as job_frame
 from orchestrator.dashboard.theme import BOLD, DIM
-from orchestrator.dashboard.view import View
 
 SLOW_S = 3.0
 """A read that takes longer is mentioned."""

@@ -10,10 +10,10 @@ from orchestrator.dashboard import format
 from orchestrator.dashboard.follow.newest_lines import NewestLines
 from orchestrator.dashboard.interactive.keys import KEYS
 from orchestrator.dashboard.interactive.page import Page
+from orchestrator.dashboard.job_view.health import WORST_FIRST
 from orchestrator.dashboard.screen.chart import RESUMED, SAVED
 from orchestrator.dashboard.screen.rows import Frame, framed, plain
 from orchestrator.dashboard.theme import BOLD, DIM, GLYPHS
-from orchestrator.dashboard.view import WORST_FIRST
 
 MOST_PARTS = 8
 """NewestLines of the screen that one line of a text takes at most."""

@@ -10,13 +10,13 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import CheckpointSaved
 from orchestrator.dashboard.cluster_report import apply_report
 from orchestrator.dashboard.command_hints import Commands
+from orchestrator.dashboard.job_view.replay import read_snapshot_state
+from orchestrator.dashboard.job_view.replayed_job import fold_seen
 from orchestrator.dashboard.metrics import NO_PROGRESS, Metric, MetricTail, fold_metrics
-from orchestrator.dashboard.replay import read_snapshot_state
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.time_spent.account import KINDS, Counted, TimeAccount, TimeSpent
 from orchestrator.dashboard.time_spent.pauses import Pause, pause_of
 from orchestrator.dashboard.time_spent.read import counted_until
-from orchestrator.dashboard.view import fold_seen
 from orchestrator.job.reports.job_report import read_report
 from orchestrator.job.stage import ENDED
 from orchestrator.journal import journal

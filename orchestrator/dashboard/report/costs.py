@@ -1,6 +1,6 @@
 """What an incident cost, and what the same failure took elsewhere where that was measured."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -22,7 +22,7 @@ class Cost(Struct, frozen=True, kw_only=True):
     down_s: float
     """From the failure to the first new step, or to the end of the job, or until now."""
     steps: int | None
-    """Steps that were repeated; None if no rank ran."""
+    """Steps that were repeated; None if no rank ran, or none reported a step."""
     repeated_s: float
     """Seconds that these steps had taken; 0 if their duration is unknown."""
     gpus: int
@@ -51,7 +51,9 @@ def cost_of(
         step_s: seconds of a usual step; None: unknown.
         ended: the job has ended.
     """
-    recovered, steps = incident.recovered_after_s, incident.lost_steps
+    recovered = incident.recovered_after_s
+    # A program may report no steps.
+    steps = incident.lost_steps if incident.step else None
     down_s = incident.resumed_after_s
     if down_s is None:
         down_s = max(0.0, until - incident.at)
@@ -84,7 +86,7 @@ def total_of(costs: Sequence[tuple[float, Cost]]) -> Cost:
     parts = [cost for _, cost in outages]
     return Cost(
         down_s=sum(one.down_s for one in parts),
-        steps=sum(one.steps or 0 for one in parts),
+        steps=_of_known(sum, parts),
         repeated_s=sum(one.repeated_s for one in parts),
         gpus=parts[0].gpus,
         until=next((one.until for one in parts if not one.is_over), parts[-1].until),
@@ -95,11 +97,16 @@ def _together(later_s: float, first: Cost, second: Cost) -> Cost:
     """Of two incidents, the second one `later_s` after the first."""
     return Cost(
         down_s=max(first.down_s, later_s + second.down_s),
-        steps=max(first.steps or 0, second.steps or 0),
+        steps=_of_known(max, (first, second)),
         repeated_s=max(first.repeated_s, second.repeated_s),
         gpus=first.gpus,
         until=second.until if first.is_over else first.until,
     )
+
+
+def _of_known(total: Callable[[Iterable[int]], int], costs: Iterable[Cost]) -> int | None:
+    known = [one.steps for one in costs if one.steps is not None]
+    return total(known) if known else None
 
 
 class Measured(Struct, frozen=True, kw_only=True):

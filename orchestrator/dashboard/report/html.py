@@ -22,6 +22,8 @@ from orchestrator.plan.page.style import STYLE, item_rules
 OWN_STYLE = """
 pre { background: var(--card); border: 1px solid var(--rule); border-radius: 6px; padding: 8px 12px;
   font: 12px/1.45 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
+/* A long line goes on a little to the right of where it begins. */
+pre .line { display: block; padding-left: 4ch; text-indent: -4ch; }
 svg .curve { fill: none; stroke: #4e79a7; stroke-width: 1.6; }
 svg .saved { stroke: #59a14f; stroke-width: 1.5; }
 .facts td:first-child { color: var(--dim); white-space: nowrap; }
@@ -71,7 +73,7 @@ def _tiles(report: Report) -> Markup:
         ]
         if report.price is not None:
             tiles.append(("money lost", f"{total.gpu_hours * report.price.per_gpu_hour:,.2f}"))
-    if report.time.ratio is not None:
+    if report.time.ratio is not None and report.time.effective_s:
         tiles.append(("effective time", f"{report.time.ratio:.1%}"))
     shown = [
         element("div", element("span", label, class_="dim"), element("b", value), class_="tile")
@@ -165,4 +167,5 @@ def _time(time: TimeSpent) -> Iterator[Markup]:
 
 
 def _lines(lines: Sequence[str]) -> Markup:
-    return element("pre", "\n".join(lines) if lines else "nothing is recorded")
+    shown = [element("span", line or " ", class_="line") for line in lines]
+    return element("pre", shown or "nothing is recorded")

@@ -38,11 +38,12 @@ from orchestrator.dashboard import format
 from orchestrator.dashboard.describe import incident_rows
 from orchestrator.dashboard.event_text import event_time
 from orchestrator.dashboard.follow.events import event_lines
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.report.costs import Cost, Price, cost_of, total_of
 from orchestrator.dashboard.screen.incidents import sentence, who_text
 from orchestrator.dashboard.snapshot import Snapshot
+from orchestrator.dashboard.status import progress_steps
 from orchestrator.dashboard.time_spent.account import TimeSpent
-from orchestrator.dashboard.view import View
 from orchestrator.job.incident import Incident
 from orchestrator.job.stage import ENDED
 from orchestrator.journal.journal import Entry
@@ -240,7 +241,7 @@ def _facts(told: Told) -> Iterator[tuple[str, str]]:
     if view.state in ENDED:
         yield "ended", format.date_time(told.snapshot.standing.since, told.zone)
     yield "elapsed", format.duration(view.elapsed_s)
-    yield "progress", f"step {format.steps(view.step, view.steps)}"
+    yield "progress", progress_steps(view)
     if view.losses:
         (first, began), (last, ended) = view.losses[0], view.losses[-1]
         yield (
@@ -296,7 +297,6 @@ def summary(report: Report) -> str:
     what = many if report.is_whole else f"incident {report.stories[0].incident.id}"
     paid = "" if report.price is None else f", {money(total.gpu_hours, report.price)}"
     so_far = "" if total.is_over else ", and it is not over"
-    return (
-        f"{name} lost {format.duration(total.seconds)} to {what}{so_far}: {total.steps:,} steps"
-        f" were repeated, {gpu_hours(total)}{paid}."
-    )
+    repeated = "" if total.steps is None else f"{total.steps:,} steps were repeated, "
+    lost = f"{name} lost {format.duration(total.seconds)} to {what}{so_far}"
+    return f"{lost}: {repeated}{gpu_hours(total)}{paid}."

@@ -6,11 +6,11 @@ from msgspec import Struct
 from rich.text import Text
 
 from orchestrator.dashboard import format
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.metrics import Metric
 from orchestrator.dashboard.screen.chart import Marks, graph, legend
 from orchestrator.dashboard.screen.rows import Row, Section, plain
 from orchestrator.dashboard.theme import DIM, title
-from orchestrator.dashboard.view import View
 
 
 class Curve(Struct, frozen=True, kw_only=True):

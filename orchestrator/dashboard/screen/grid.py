@@ -11,9 +11,10 @@ from rich.text import Text
 
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.dashboard import format
+from orchestrator.dashboard.job_view.health import UNHEALTHY, WORST_FIRST, Health, HostRow
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.screen.rows import Row
 from orchestrator.dashboard.theme import DIM, GLYPHS, glyph, title
-from orchestrator.dashboard.view import UNHEALTHY, WORST_FIRST, Health, HostRow, View
 
 TITLE = "ranks"
 GAP = 3

@@ -7,6 +7,7 @@ from datetime import tzinfo
 from rich.text import Text
 
 from orchestrator.dashboard import format
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.metrics import Metric
 from orchestrator.dashboard.theme import (
     BOLD,
@@ -17,7 +18,6 @@ from orchestrator.dashboard.theme import (
     join_parts,
     left_and_right,
 )
-from orchestrator.dashboard.view import View
 from orchestrator.job.stage import ENDED
 
 MIN_BAR = 6
@@ -58,7 +58,8 @@ def _first_line(view: View, parts: list[str], width: int, zone: tzinfo | None) -
 def _progress(view: View, width: int) -> Text:
     if not view.steps:  # the user's own program, whose number of steps is unknown
         times = f"   elapsed {format.stopwatch(view.elapsed_s)}"
-        return Text.assemble((f" step {view.step:,} ", BOLD), times)
+        step = f" step {view.step:,} " if view.step else " no step reported "
+        return Text.assemble((step, BOLD), times)
     percent = 100 * view.step // view.steps if view.steps else 0
     times = f"   elapsed {format.stopwatch(view.elapsed_s)}{_eta(view)}"
     left, right = f" step {format.of_steps(view.step, view.steps)} ", f" {percent:>3}%{times} "

@@ -8,13 +8,16 @@ from rich.text import Text
 
 from orchestrator.contract.mesh import AXES
 from orchestrator.dashboard import format
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.screen.rows import Row, Section, plain
 from orchestrator.dashboard.status import is_open, lost_work, recovery_text
 from orchestrator.dashboard.theme import BOLD, DIM, GLYPHS, title
-from orchestrator.dashboard.view import View
 from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.job.incident import Incident
 from orchestrator.job.stage import ENDED
+
+MOST_LINES = 6
+"""Of a sentence."""
 
 
 def incidents(view: View, width: int, zone: tzinfo | None) -> Section:
@@ -38,8 +41,25 @@ def _is_open(view: View) -> bool:
 
 def sentence(incident: Incident, view: View) -> str:
     """What happened, what ndctl did about it, and how long it took."""
-    cause, action = format.one_line(incident.cause), format.one_line(incident.action)
-    return "; ".join([cause, action, *_cost(incident, view)])
+    return f"{format.one_line(incident.cause)}; {_followed(incident, view)}"
+
+
+def _followed(incident: Incident, view: View) -> str:
+    return "; ".join([format.one_line(incident.decided), *_cost(incident, view)])
+
+
+def _sentence_lines(incident: Incident, view: View, width: int) -> list[str]:
+    lines = textwrap.wrap(sentence(incident, view), width)
+    if len(lines) <= MOST_LINES:
+        return lines
+    # The cause of a hang is long. Cut it, and not what ndctl did and how long it took.
+    followed = _cut_lines(_followed(incident, view), width, MOST_LINES - 1)
+    cause = _cut_lines(format.one_line(incident.cause), width, MOST_LINES - len(followed))
+    return [*cause, *followed]
+
+
+def _cut_lines(text: str, width: int, most: int) -> list[str]:
+    return textwrap.wrap(text, width, max_lines=most, placeholder=" …")
 
 
 def who_text(incident: Incident) -> str:
@@ -58,7 +78,7 @@ def _cost(incident: Incident, view: View) -> Iterator[str]:
 
 def _info(view: View) -> str:
     known = str(len(view.incidents)) if view.incidents else "none"
-    settled = not view.incidents or view.incidents[-1].recovered_after_s is not None
+    settled = not view.incidents or view.incidents[-1].resumed_after_s is not None
     if view.state == "RECOVERING" and settled:
         stage = "stopping all ranks after" if view.verdict else "collecting evidence of"
         return f"{stage} a new one{f', {known} before' if view.incidents else ''}"
@@ -67,7 +87,7 @@ def _info(view: View) -> str:
 
 def _verdict(text: str, width: int) -> list[Text]:
     sign, style = GLYPHS["dead"]
-    lines = textwrap.wrap(text, max(10, width - 4), max_lines=6, placeholder=" …")
+    lines = _cut_lines(text, max(10, width - 4), MOST_LINES)
     heads = [Text(f"  {sign} ", style), *[Text("    ")] * len(lines)]
     return [Text.assemble(head, line) for head, line in zip(heads, lines, strict=False)]
 
@@ -115,10 +135,8 @@ def _incident(view: View, incident: Incident, width: int, zone: tzinfo | None) -
         heads.append(Text(f"    {who}"))
     if heads[-1].cell_len + len(place) <= width:
         heads[-1].append(place, style=DIM)
-    wrapped = textwrap.wrap(
-        sentence(incident, view), max(10, width - 4), max_lines=6, placeholder=" …"
-    )
-    return [*heads, *(Text(f"    {line}") for line in wrapped)]
+    lines = _sentence_lines(incident, view, max(10, width - 4))
+    return [*heads, *(Text(f"    {line}") for line in lines)]
 
 
 def _place(view: View, incident: Incident) -> str:

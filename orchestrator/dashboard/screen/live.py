@@ -15,10 +15,10 @@ from rich.live import Live
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.dashboard.command_hints import Commands
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.reading.job_reader import JobReader, ReadJob
 from orchestrator.dashboard.scheduler_status import Ask, SchedulerPoll
 from orchestrator.dashboard.screen.screen import draw
-from orchestrator.dashboard.view import View
 from orchestrator.errors import JobError
 from orchestrator.seams import Clock
 

@@ -13,6 +13,7 @@ from datetime import tzinfo
 from rich.text import Text
 
 from orchestrator.dashboard import format
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.screen.curves import CURVES, Curve, curve, telling
 from orchestrator.dashboard.screen.grid import counts_lines, grid, hosts_in_trouble, lines_needed
 from orchestrator.dashboard.screen.header import header
@@ -20,7 +21,6 @@ from orchestrator.dashboard.screen.incidents import incidents
 from orchestrator.dashboard.screen.rows import Frame, Row, Section, framed, plain, stack
 from orchestrator.dashboard.status import checkpoint_text
 from orchestrator.dashboard.theme import BOLD, DIM, fit, title
-from orchestrator.dashboard.view import View
 from orchestrator.job.hosts.straggler_replacement import why_slow
 
 TWO_COLUMNS = (116, 22)

@@ -29,6 +29,7 @@ from orchestrator.contract.messages.events import (
     HangOver,
     JobSubmitted,
     LeaderStarted,
+    ProgramRuns,
     RankExited,
     StepReached,
     StragglerFound,
@@ -40,14 +41,16 @@ from orchestrator.journal.journal import Entry
 
 Cause = Literal["detection", "restart", "lost_work", "checkpoint", "queue", "slow"]
 """`detection`: from a failure until ndctl stops the ranks. `restart`: from there, or from the grant
-of the hosts, to the first step. `lost_work`: training after the checkpoint that the next attempt
-resumed from. `checkpoint`: saves that paused training. `queue`: the scheduler had no hosts for the
-job. `slow`: all ranks waited for a straggler."""
+of the hosts, to the first step; of a program without steps until all its ranks run. `lost_work`:
+training after the checkpoint that the next attempt resumed from. `checkpoint`: saves that paused
+training. `queue`: the scheduler had no hosts for the job. `slow`: all ranks waited for a straggler.
+"""
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 KINDS: tuple[type[Event] | type[Action], ...] = (
     JobSubmitted,
     LeaderStarted,
     TrainingResumed,
+    ProgramRuns,
     StepReached,
     RankExited,
     AgentLost,
@@ -204,8 +207,11 @@ class TimeAccount:
         match event:
             case TrainingResumed(step=step):
                 self._cut(step)
-            case StepReached():
-                self._stepped(event)
+            case StepReached(step=step):
+                self._trains(event.at, step)
+            case ProgramRuns():
+                # No step will tell that its time is of use, or which of it is lost after a restart.
+                self._trains(event.at, 0)
             case RankExited(stopped=False):
                 self._rank_exited(event)
             case HangDetected():
@@ -259,14 +265,14 @@ class TimeAccount:
         if event.exit_code != 0:
             self._failed(event.at)
 
-    def _stepped(self, event: StepReached) -> None:
+    def _trains(self, at: float, step: int) -> None:
         if self.stopping or self.use in ("none", "queue"):
             return
         if self.use != "training":
-            self._turn_to("training", event.at)
-            self.trains_since = event.at
-            self.spans.append(_Span(event.step, event.step))
-        self.spans[-1].last = max(self.spans[-1].last, event.step)
+            self._turn_to("training", at)
+            self.trains_since = at
+            self.spans.append(_Span(step, step))
+        self.spans[-1].last = max(self.spans[-1].last, step)
 
     def _failed(self, at: float) -> None:
         if self.use == "training" and self.failed_at is None:

@@ -10,7 +10,7 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import CheckpointFailed, Event
 from orchestrator.diagnosis.cause.verdict import NOBODY
-from orchestrator.job.incident import Incident
+from orchestrator.job.incident import Incident, newly_resumed
 from orchestrator.job.stage import Ended, Running, Starting
 from orchestrator.job.state import Run
 
@@ -70,10 +70,9 @@ def _told(before: Run, event: Event, after: Run) -> Iterator[tuple[Reason, str, 
         yield "CheckpointFailed", f"checkpoint of step {event.step} failed: {event.why}", True
     if after.attempt.number != before.attempt.number and after.recovering:
         yield "Recovering", f"attempt {after.attempt.number} starts{_since(after)}", False
-    for old, new in zip(before.history.incidents, after.history.incidents, strict=False):
-        if old.recovered_after_s is None and new.recovered_after_s is not None:
-            took = f"{new.recovered_after_s:.0f} s after {new.kind}"
-            yield "Recovered", f"attempt {after.attempt.number} trains again, {took}", False
+    for one in newly_resumed(before.history.incidents, after.history.incidents):
+        took = f"{one.resumed_after_s:.0f} s after {one.kind}"
+        yield "Recovered", f"attempt {after.attempt.number} {one.goes_on} again, {took}", False
     if (
         isinstance(after.stage, Running)
         and isinstance(before.stage, Starting)

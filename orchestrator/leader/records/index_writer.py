@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from orchestrator.contract.files import env
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.dashboard.fleet.summary import JobSummary, summary_of
+from orchestrator.dashboard.job_view.replayed_job import ReplayedJob
 from orchestrator.dashboard.metrics import read_ends
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.time_spent.account import TimeAccount, TimeSpent
 from orchestrator.dashboard.time_spent.pauses import Pause, PauseTail
-from orchestrator.dashboard.view import ReplayedJob
 from orchestrator.errors import JobError
 from orchestrator.job.state import Run
 from orchestrator.journal.journal import Tail

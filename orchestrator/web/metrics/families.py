@@ -14,9 +14,10 @@ from prometheus_client.metrics_core import Metric
 
 from orchestrator.contract.messages.events import JobSubmitted, WarningKind
 from orchestrator.contract.visible import visible
+from orchestrator.dashboard.job_view.health import Health
+from orchestrator.dashboard.job_view.view import View, last_step
 from orchestrator.dashboard.reading.job_reader import ReadJob
 from orchestrator.dashboard.time_spent.account import TimeSpent
-from orchestrator.dashboard.view import Health, View, last_step
 from orchestrator.job.stage import State
 
 JOB_LABELS = ("job_name", "run_root")

@@ -56,8 +56,8 @@ def around(journal: Path, incident: Incident, most: int) -> Found:
         most: lines; the first ones are kept, because they have the cause.
     """
     first, last = incident.at - BEFORE_S, float("inf")
-    if incident.recovered_after_s is not None:
-        last = incident.at + incident.recovered_after_s + AFTER_S
+    if incident.resumed_after_s is not None:
+        last = incident.at + incident.resumed_after_s + AFTER_S
     found = list[Entry]()
     # Times of the journal may go back a little, when a clock was set or a report was late.
     for entry in _forwards(journal, first - AFTER_S):

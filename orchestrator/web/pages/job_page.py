@@ -7,6 +7,8 @@ from functools import lru_cache
 
 from orchestrator.dashboard import format
 from orchestrator.dashboard.event_text import event_line, event_time, sort_by_time
+from orchestrator.dashboard.job_view.health import UNHEALTHY, Health, HostRow
+from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.next_steps import next_step
 from orchestrator.dashboard.reading.job_reader import ReadJob
 from orchestrator.dashboard.snapshot import Snapshot
@@ -15,10 +17,10 @@ from orchestrator.dashboard.status import (
     action_taken,
     age_text,
     is_open,
+    lost_work,
     recovery_text,
     status_rows,
 )
-from orchestrator.dashboard.view import UNHEALTHY, Health, HostRow, View
 from orchestrator.job.incident import Incident
 from orchestrator.journal.journal import Entry
 from orchestrator.plan.page.markup import Markup, element
@@ -236,9 +238,7 @@ def _health(shown: View) -> Iterator[tuple[str, Markup]]:
 
 def _incident_line(one: Incident, job: ReadJob, *, alone: bool) -> Markup:
     standing = job.snapshot.standing
-    cost = recovery_text(one, standing.state)
-    if one.lost_steps is not None:
-        cost += f"; {format.count(one.lost_steps, 'step')} of work lost"
+    cost = "; ".join(filter(None, (recovery_text(one, standing.state), lost_work(one))))
     drill = f", drill {one.drill}" if one.drill else ""
     number = element("a", f"#{one.id}", href=job_path(job.path, alone=alone, incident=one.id))
     texts = (

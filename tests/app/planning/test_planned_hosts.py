@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.app.planning import forecasts, planned_hosts, plans
-from orchestrator.app.submission import submit_job
+from orchestrator.app.submission import payload, submit_job
 from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.contract.plan import Plan
 from orchestrator.errors import BackendError, PlanError, SpecError
@@ -77,7 +77,7 @@ def plan(path: Path, *overrides: str, purpose: planned_hosts.Purpose = "submit")
 
 def rendered(path: Path, *overrides: str, purpose: planned_hosts.Purpose = "render") -> str:
     planned = plans.plan_spec(path, overrides, {}, purpose=purpose)
-    submission = submit_job.Submission(planned=planned, run_root=path.parent)
+    submission = payload.Submission(planned=planned, run_root=path.parent)
     return submit_job.render(submission, {})
 
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from orchestrator.app.remote import Found
-from orchestrator.app.submission import after_jobs, submit_job
+from orchestrator.app.submission import after_jobs, payload, submit_job
 from orchestrator.app.submission.after_jobs import with_after
 from orchestrator.backends.entry.local_queue import wait_for
 from orchestrator.contract.files.run_dir import RunDir
@@ -30,7 +30,7 @@ def cancel(root: Path) -> None:
     lead(root, CancelRequested(at=9.0, by="me"))
 
 
-def on_slurm(one: submit_job.Submission, *args: str) -> submit_job.Submission:
+def on_slurm(one: payload.Submission, *args: str) -> payload.Submission:
     spec = one.planned.spec
     slurm = replace(spec.cluster.slurm, sbatch_args=args)
     spec = replace(spec, cluster=replace(spec.cluster, backend="slurm", slurm=slurm))
@@ -44,7 +44,7 @@ def test_the_local_queue_gets_the_run_directories(first: Found, tmp_path: Path) 
         one for one in events(tmp_path / ".." / tmp_path.name) if isinstance(one, JobSubmitted)
     )
     assert job.launch.after == ()
-    told = submit_job.launch_of(second, 1)
+    told = payload.launch_of(second, 1)
     assert told.after == (str(tmp_path / JOB),)
 
 

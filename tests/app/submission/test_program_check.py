@@ -56,6 +56,29 @@ def test_programs_that_cannot_start_are_refused(
     assert words in found[0]
 
 
+@pytest.mark.parametrize(
+    ("script", "fix"),
+    [
+        ("torchrun", "write run: {script: train.py, args: [...]}; ndctl starts it on each rank,"),
+        (
+            "torchrun --nproc-per-node 2 train.py --lr 1",
+            'write run: {script: train.py, args: ["--lr", "1"]}; ndctl starts it on each rank,'
+            " without torchrun",
+        ),
+        ("/usr/bin/accelerate launch train.py", "{script: train.py}; ndctl starts it on each rank"),
+        ("python -m package.train", "write run: {module: package.train}; ndctl starts it"),
+        ("train.py --lr 1", 'write run: {script: train.py, args: ["--lr", "1"]}; ndctl starts'),
+        ("\u201ctrain.py\u201d", 'write "train.py": YAML knows no typographic quotes'),
+        ("my train.py", "there are binary.py, broken.py, train.py"),
+    ],
+)
+def test_a_command_line_in_place_of_a_script_is_told_where_its_words_belong(
+    folder: Path, script: str, fix: str
+) -> None:
+    (problem,) = problems(folder, {"script": script})
+    assert fix in problem
+
+
 def test_a_script_that_the_user_may_not_read_is_refused() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as name:  # the folders of pytest are root's own
         folder = Path(name)

@@ -7,6 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.events import HostStopped, RankError
+from orchestrator.contract.spec.failures import ExitReading, Reading
 from orchestrator.dashboard import format
 from orchestrator.dashboard.fleet.columns import text_of
 from orchestrator.dashboard.fleet.row import JobRow, in_order, is_old, is_trouble, row_json
@@ -16,17 +18,19 @@ from orchestrator.dashboard.status import status_text
 from orchestrator.journal.journal import Journal
 from orchestrator.seams import LaunchStatus
 from tests.dashboard.dashboard_story import (
+    HOSTS,
     START,
     StoryClock,
     broken,
     finished,
     journal,
+    killed,
     metrics,
     recovered,
     restarting,
     started,
 )
-from tests.dashboard.test_status import snapshot
+from tests.dashboard.test_status import failed, snapshot
 
 NOW = START + 40
 LONG = "no host of partition a100 is free; 12 jobs are ahead, the first ends in 3 h (资源不足)"
@@ -80,6 +84,24 @@ def test_the_note_of_a_recovering_job_says_from_what() -> None:
         "rank-killed, culprit rank 1 on host-0; attempt 2 on 2 hosts from checkpoint step-20"
     )
     assert summary_of(snapshot(recovered(), metrics(1, 24))).note == ""
+
+
+def test_the_note_of_a_stopped_job_has_its_cause() -> None:
+    error = RankError(error="ImportError", message="no module peft", step=0, traceback="")
+    failure = Reading(name="import-or-version", scope="user", action="stop", advice="install it")
+    raised = replace(
+        killed(START + 30),
+        exit_code=1,
+        signal=None,
+        error=error,
+        reading=ExitReading(failure=failure),
+    )
+    ends = [HostStopped(at=START + 31, attempt=1, host=host, finished=False) for host in HOSTS]
+    note = summary_of(snapshot([*started(), raised, *ends], metrics(1, 24))).note
+    assert note.startswith("rank 1 raised ImportError: no module peft")
+    assert "; the job was stopped: import-or-version; install it" in note
+    twice = summary_of(snapshot(failed(), alive=False)).note
+    assert twice.count("ValueError: boom") == 1
 
 
 def test_a_pipe_gets_every_column_in_full() -> None:

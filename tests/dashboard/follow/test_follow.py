@@ -5,6 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.events import ProgramRuns
 from orchestrator.dashboard.follow.follow import (
     Follower,
     Printed,
@@ -25,8 +26,10 @@ from tests.dashboard.dashboard_story import (
     recovered,
     seen_of,
     short_of_a_host,
+    silent_program,
     started,
 )
+from tests.dashboard.test_status import failed
 
 
 def after_restart(first: int, last: int) -> list[Metric]:
@@ -76,6 +79,20 @@ def test_a_whole_job_is_shown_in_order() -> None:
         )
     ]
     assert places == sorted(places)
+
+
+def test_a_cause_that_ends_the_job_is_told_once_before_the_end() -> None:
+    lines = followed(journal(failed()), []).splitlines()
+    told = next(at for at, line in enumerate(lines) if "incident 2, exception: " in line)
+    decided = lines[told + 1]
+    assert "boom" in lines[told]
+    assert "boom" not in decided
+    assert "; the same error twice, so the program has a bug (rule repeated-error)" in decided
+
+
+def test_a_program_without_steps_has_recovered_when_its_ranks_run_again() -> None:
+    text = followed(journal(silent_program(ProgramRuns(at=START + 60, attempt=2))), [])
+    assert "recovered from incident 1 after 30 s: attempt 2 runs\n" in text
 
 
 def test_about_a_tenth_of_the_steps_is_shown() -> None:

@@ -109,7 +109,7 @@ def pictures() -> dict[str, str]:
         for name, place in PAGES.items():
             app._go((Place(kind="fleet"), place))
             await until(pilot, lambda: "reading …" not in text_of(app))
-            taken[name] = _without_fonts(
+            taken[name] = without_fonts(
                 app.export_screenshot(title="ndctl dashboard", simplify=True)
             )
 
@@ -117,7 +117,7 @@ def pictures() -> dict[str, str]:
     return taken
 
 
-def _without_fonts(svg: str) -> str:
+def without_fonts(svg: str) -> str:
     """Without fonts of the web: the picture is shown with those of the reader."""
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
     return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.contract.messages.events import Event
+from orchestrator.contract.messages.events import Event, ProgramRuns
 from orchestrator.dashboard.metrics import Metric
 from orchestrator.dashboard.report.costs import (
     MEASURED,
@@ -41,6 +41,7 @@ from tests.dashboard.dashboard_story import (
     journal,
     metrics,
     restarting,
+    silent_program,
     started,
 )
 from tests.dashboard.test_status import snapshot
@@ -98,6 +99,16 @@ def test_an_incident_that_is_not_over_counts_until_now() -> None:
     assert (later.down_s, later.repeated_s, later.until) == (100.0, 0.0, "so far")
     over = cost_of(unrecovered, START + 130, 0.8, 4, ended=True)
     assert (over.down_s, over.until, over.is_over) == (100.0, "until the job ended", True)
+
+
+def test_a_program_without_steps_repeats_none_and_has_no_effective_time() -> None:
+    never = TimeSpent(elapsed_s=82.0, lost_s={"restart": 82.0})
+    report = replace(made(silent_program(), []), time=never)
+    assert report.total.steps is None
+    assert not re.search(r"repeated|step 0|effective time", html_report(report))
+    assert "no step reported yet" in html_report(report)
+    runs = ProgramRuns(at=START + 60, attempt=2)
+    assert "until all ranks ran again" in html_report(made(silent_program(runs), []))
 
 
 def test_incidents_before_the_job_trains_again_share_the_time_and_the_steps() -> None:

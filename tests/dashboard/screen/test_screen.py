@@ -11,14 +11,15 @@ from orchestrator.contract.messages.events import (
     HangJudged,
     HealthChanged,
     HostStopped,
+    ProgramRuns,
     StepReached,
     TrainingResumed,
 )
+from orchestrator.dashboard.job_view.view import View, view
 from orchestrator.dashboard.metrics import NO_PROGRESS, fold_metrics
 from orchestrator.dashboard.screen.chart import Marks, axis, chart, resample
 from orchestrator.dashboard.screen.screen import draw
 from orchestrator.dashboard.time_spent.account import TimeSpent
-from orchestrator.dashboard.view import View, view
 from orchestrator.diagnosis.cause.verdict import Culprit
 from orchestrator.seams import LaunchStatus
 from tests.dashboard.dashboard_story import (
@@ -33,6 +34,7 @@ from tests.dashboard.dashboard_story import (
     restarting,
     seen_of,
     short_of_a_host,
+    silent_program,
     started,
     submitted,
     view_of,
@@ -299,6 +301,27 @@ def test_a_chart_marks_restarts_and_checkpoints_at_their_steps() -> None:
     text = text_of(replace(shown, saved_steps=(20,)), 120, 40)
     assert re.search("◇─*↻", text)
     assert "◇ checkpoint   ↻ restart" in text_of(replace(shown, saved_steps=(20,)), 200, 60)
+
+
+def test_a_program_without_steps_has_no_step_0() -> None:
+    text = text_of(view_of(silent_program(ProgramRuns(at=START + 60, attempt=2))), 80, 24)
+    assert " no step reported    elapsed" in text
+    assert "step 0" not in text
+    assert "all ranks ran again after 30 s" in " ".join(text.split())
+
+
+def test_a_long_cause_is_cut_and_not_what_ndctl_did_and_how_long_it_took() -> None:
+    shown = SCENES["finished"]
+    (incident,) = shown.incidents
+    long = replace(incident, cause="long words " * 60)
+    lines = text_of(replace(shown, incidents=(long,)), 120, 40).split("\n")
+    text = " ".join(" ".join(line[:65] for line in lines).split())
+    for words in (
+        "long words long …",
+        "… restart as attempt 2 from checkpoint step-20",
+        "detected after 0.2 s, recovered after 7.0 s",
+    ):
+        assert words in text, words
 
 
 def test_the_newest_incident_comes_first_and_the_rest_is_counted() -> None:

@@ -10,6 +10,7 @@ from orchestrator.contract.messages.events import (
     HangDetected,
     HangOver,
     LeaderStarted,
+    ProgramRuns,
     StepReached,
     StragglerGone,
 )
@@ -30,6 +31,7 @@ from tests.dashboard.dashboard_story import (
     journal,
     recovered,
     short_of_a_host,
+    silent_program,
     started,
     submitted,
 )
@@ -175,6 +177,24 @@ def test_pauses_are_read_once(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write(".5}\n")
     assert tail.more() == (Pause(attempt=1, step=5, seconds=0.5),)
+
+
+def test_a_program_without_steps_loses_no_time_while_its_ranks_run() -> None:
+    runs, again = (
+        ProgramRuns(at=START + at, attempt=attempt) for at, attempt in ((12, 1), (60, 2))
+    )
+    before, after = silent_program()[:-3], silent_program()[-3:]
+    told = spent(journal([*before, runs, *after, again]), START + 500)
+    # Submitted at 0, it runs from 12 until it breaks at 30, and again from 60.
+    assert told.effective_s == pytest.approx(18 + 440)
+    assert told.lost_s["restart"] + told.lost_s["detection"] == pytest.approx(12 + 30)
+
+
+def test_a_program_without_steps_may_report_one_later() -> None:
+    runs = ProgramRuns(at=START + 12, attempt=1)
+    first = StepReached(at=START + 20, attempt=1, step=3, loss=None, tokens_per_second=None)
+    told = spent(journal([*silent_program()[:-3], runs, first]), START + 29)
+    assert told.effective_s == pytest.approx(17)
 
 
 def test_a_step_that_arrives_while_ranks_stop_is_no_training() -> None:

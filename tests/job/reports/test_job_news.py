@@ -14,6 +14,7 @@ from orchestrator.contract.messages.events import (
     CheckpointSaved,
     Event,
     HostStopped,
+    ProgramRuns,
 )
 from orchestrator.job.leave import Result
 from orchestrator.job.reports.job_news import (
@@ -39,6 +40,7 @@ from tests.dashboard.dashboard_story import (
     recovered,
     restarting,
     seen_of,
+    silent_program,
     started,
 )
 
@@ -49,6 +51,14 @@ def all_news(events: Sequence[Event]) -> list[News]:
         before, (run, _) = run, step(run, event)
         found += news_of(before, event, run)
     return found
+
+
+def test_a_program_without_steps_has_recovered_when_its_ranks_run_again() -> None:
+    news = all_news(silent_program(ProgramRuns(at=START + 60, attempt=2)))
+    assert (news[-1].reason, news[-1].text) == (
+        "Recovered",
+        "attempt 2 runs again, 30 s after exception",
+    )
 
 
 def test_a_job_with_one_restart_gives_five_events_in_order() -> None:

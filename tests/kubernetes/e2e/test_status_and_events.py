@@ -14,6 +14,7 @@ from tests.backends.kubernetes.status_server import StatusServer, status_server
 from tests.e2e.job import ROOT, kill
 from tests.kubernetes.e2e.kube_job import JOB, LIMIT_S, LONG, NAMESPACE, KubeNdctl
 from tests.kubernetes.testbed import KubeTestbed
+from tests.notify.collector import attributes_of, collecting
 
 pytestmark = [
     pytest.mark.kubernetes,
@@ -189,6 +190,26 @@ def test_the_progress_of_a_trainjob_is_posted_to_its_operator(
     last = server.taken[-1]["trainerStatus"]
     assert last["estimatedRemainingSeconds"] == 0
     assert {"name": "step", "value": "24"} in last["metrics"]
+
+
+def test_a_collector_gets_the_spans_of_both_leaders_of_a_job(job: KubeNdctl) -> None:
+    """The leader's pod has the variables of `cluster.kubernetes.env`, and so has the next pod."""
+    with collecting() as collector:
+        environ = f"{{OTEL_EXPORTER_OTLP_ENDPOINT: {collector.url!r}}}"
+        job.submit_successfully(cluster__kubernetes__env=environ, **LONG)
+        job.wait_for_step(2)
+        kill(job.rank_pid(3))
+        job.wait_for_step(2, attempt=2)
+        job.wait_until("the incident's spans", lambda: "restart" in collector.names)
+        kill(job.pids(job.leader())[0])
+        job.wait_for_step(2, attempt=3)
+        job.output_of("cancel", JOB)
+        job.wait_until("the job's span", lambda: f"job {JOB}" in collector.names)
+    span = collector.named(f"job {JOB}")
+    assert attributes_of(span)["backend"] == "kubernetes"
+    assert {one.trace_id for one in collector.spans} == {span.trace_id}
+    attempts = {(one.name, one.span_id) for one in collector.spans if "attempt" in one.name}
+    assert sorted(name for name, _ in attempts) == ["attempt 1", "attempt 2", "attempt 3"]
 
 
 def percent(server: StatusServer) -> int:

@@ -15,7 +15,7 @@ import yaml
 from msgspec.structs import replace
 
 from orchestrator.app.planning import plans
-from orchestrator.app.submission import submit_job
+from orchestrator.app.submission import payload, submit_job
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
 from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
@@ -161,7 +161,7 @@ class FastClock(SystemClock):
         super().sleep(min(seconds, 0.2))
 
 
-def submission(run_root: Path, namespace: str) -> submit_job.Submission:
+def submission(run_root: Path, namespace: str) -> payload.Submission:
     overrides = [
         *("cluster.kubernetes.gpu_resource=null", f"cluster.kubernetes.namespace={namespace}"),
         *("cluster.kubernetes.runs={host_path: /nowhere}", "name=job"),
@@ -169,7 +169,7 @@ def submission(run_root: Path, namespace: str) -> submit_job.Submission:
     ]
     spec = ROOT / "examples" / "kubernetes.yaml"
     planned = plans.plan_spec(spec, overrides, {}, purpose="render")
-    return submit_job.Submission(planned=planned, run_root=run_root)
+    return payload.Submission(planned=planned, run_root=run_root)
 
 
 JOB = 7

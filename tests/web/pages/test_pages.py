@@ -43,8 +43,10 @@ from tests.dashboard.dashboard_story import (
     journal,
     recovered,
     restarting,
+    silent_program,
     started,
 )
+from tests.dashboard.test_status import failed
 from tests.web.pages.html_page import Found, parsed, parsed_page
 from tests.web.served_jobs import HOSTILE, patient, renamed, state_of, written
 
@@ -143,6 +145,19 @@ def test_an_incident_has_every_fact_of_describe(tmp_path: Path, events: list[Eve
         words = line.strip().removeprefix("| ").removesuffix(":")
         label, _, text = words.partition("  ")
         assert squeezed(text or label) in shown, line
+
+
+def test_the_row_of_an_incident_has_the_cause_once_and_no_steps_that_none_reported(
+    tmp_path: Path,
+) -> None:
+    twice = page_of(led([written(tmp_path / "a", failed(), range(1, 13))]), job("a"))
+    rows = [row.split("</td>") for row in str(twice.blocks["incidents"]["i2"]).split("<tr")]
+    cause, decided = rows[-1][3], rows[-1][5]
+    assert "ValueError: boom" in cause
+    assert "the same error twice" in decided
+    assert "boom" not in decided
+    silent = page_of(led([written(tmp_path / "b", silent_program(), ())]), job("b"))
+    assert "of work lost" not in str(silent.blocks["incidents"])
 
 
 def test_an_incident_has_the_time_around_it(tmp_path: Path) -> None:

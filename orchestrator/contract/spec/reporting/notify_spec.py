@@ -12,8 +12,7 @@ from orchestrator.contract.spec.reporting.secret_text import SecretRef
 from orchestrator.contract.spec.types import Seconds
 
 Occasion = Literal["incident", "recovered", "failed", "succeeded", "stalled", "budget_low"]
-"""`incident`: ranks are stopped. `recovered`: the first step after it. `stalled`: no step for
-`stalled_after`. `budget_low`: the next incident before a checkpoint ends the job."""
+"""When a message is sent: `NotifySpec.on`."""
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 
@@ -59,9 +58,9 @@ class NotifySpec(Struct, frozen=True, kw_only=True):
     """One receiver. Give exactly one of `slack`, `webhook`, `email` and `command`."""
 
     on: tuple[Occasion, ...] = ("incident", "failed", "succeeded", "stalled", "budget_low")
-    """Occasions. `incident`: ranks are stopped. `recovered`: the first step after it. `failed`,
-    `succeeded`: the end. `stalled`: no step for `stalled_after`. `budget_low`: the next incident
-    before a checkpoint ends the job."""
+    """Occasions. `incident`: ranks are stopped. `recovered`: the first step after it; of a program
+    without steps, all its ranks run again. `failed`, `succeeded`: the end. `stalled`: no step for
+    `stalled_after`. `budget_low`: the next incident before a checkpoint ends the job."""
     slack: SecretRef | None = None
     """URL of an incoming webhook of Slack, a secret: `file:PATH` or `env:VARIABLE`."""
     webhook: Word | None = None
@@ -77,8 +76,8 @@ class NotifySpec(Struct, frozen=True, kw_only=True):
     """Seconds after a message in which no other one of the same kind is sent. Failure and success
     are always sent. null: each is sent."""
     stalled_after: Seconds = 1800.0
-    """Seconds without a step, whatever the reason, after which `stalled` is sent, once for each
-    attempt."""
+    """Seconds without a step, under the present leader, after which `stalled` is sent, once for
+    each attempt. Not of a program that runs and reports no steps."""
 
     page_url: Word | None = None
     """Where this receiver reaches `ndctl serve`, or the leader's server, without a token, such as

@@ -85,6 +85,29 @@ def test_every_post_fits_the_schema(
     )
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"progressPercentage": 16.5},
+        {"progressPercentage": "16"},
+        {"progress": 16},
+        {"estimatedRemainingSeconds": -1},
+        {"lastUpdatedTime": "yesterday"},
+        {"metrics": [{"name": "loss", "value": 1.5}]},
+        {"metrics": [{"name": "loss"}]},
+    ],
+)
+def test_the_server_refuses_what_the_api_does_not_have(
+    server: StatusServer, wrong: dict[str, Any]
+) -> None:
+    """So the posts of the other tests are checked."""
+    body = status_body(REPORT, PACE)
+    body["trainerStatus"] |= wrong
+    with pytest.raises(BackendError, match="rejects it with 422"):
+        client(server).post(body)
+    assert server.taken == []
+
+
 def test_a_job_with_steps_left_is_never_at_100_percent() -> None:
     nearly = status_body(replace(REPORT, step=4999), PACE)["trainerStatus"]
     assert nearly["progressPercentage"] == 99

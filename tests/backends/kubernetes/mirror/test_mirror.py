@@ -20,7 +20,7 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.actions import StopAttempt
 from orchestrator.contract.messages.events import CancelRequested, Event, LeaderStarted, StepReached
 from orchestrator.contract.submission_payload import Handover
-from orchestrator.dashboard.replay import read_snapshot_state, read_state
+from orchestrator.dashboard.job_view.replay import read_snapshot_state, read_state
 from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
 from orchestrator.dashboard.status import status_json, status_text
 from orchestrator.errors import BackendError, Unanswered, Unreachable

@@ -14,16 +14,11 @@ from orchestrator.contract.messages.events import (
     LeaderStarted,
     TrainingResumed,
 )
+from orchestrator.dashboard.job_view.replayed_job import FailedSave, ReplayedJob, fold_seen
+from orchestrator.dashboard.job_view.standing import effective_state
+from orchestrator.dashboard.job_view.view import View, view
 from orchestrator.dashboard.metrics import NO_PROGRESS
 from orchestrator.dashboard.status import checkpoint_text
-from orchestrator.dashboard.view import (
-    FailedSave,
-    ReplayedJob,
-    View,
-    effective_state,
-    fold_seen,
-    view,
-)
 from orchestrator.job.state import Run
 from tests.dashboard.dashboard_story import (
     DRILL,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.actions import StartAttempt
 from orchestrator.contract.messages.events import CheckpointFailed, Event, HealthChanged
-from orchestrator.dashboard.replay import read_snapshot_state, read_state
-from orchestrator.dashboard.view import ReplayedJob, fold_seen
+from orchestrator.dashboard.job_view.replay import read_snapshot_state, read_state
+from orchestrator.dashboard.job_view.replayed_job import ReplayedJob, fold_seen
 from orchestrator.job.transitions import fold
 from orchestrator.journal import journal as log
 from orchestrator.journal import snapshot

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.actions import StartAttempt
-from orchestrator.dashboard.view import ReplayedJob, fold_seen, seen_at
+from orchestrator.dashboard.job_view.replayed_job import ReplayedJob, fold_seen, seen_at
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import BEGINNING, Entry, Place, Tail, position_after
 

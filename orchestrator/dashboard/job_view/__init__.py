@@ -1,0 +1,1 @@
+"""What every screen shows of one job, as values: its state, its ranks, its progress."""
