@@ -21,7 +21,7 @@ from orchestrator.app.remote import Found
 from orchestrator.app.snapshots import with_scheduler
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.dashboard.fleet.row import JobRow
+from orchestrator.dashboard.fleet.row import JobRow, row_of
 from orchestrator.dashboard.fleet.summary import JobSummary, summary_of
 from orchestrator.dashboard.job_view.standing import Standing
 from orchestrator.dashboard.scheduler_status import is_quiet
@@ -221,17 +221,7 @@ def _row(job: KnownJob, summary: JobSummary | None, problem: str) -> JobRow | No
     """None for a job whose submission did not finish."""
     entry = job.entry
     if summary is not None:
-        return JobRow(
-            name=job.path.name,
-            user=job.user,
-            run_dir=str(job.path),
-            backend=summary.backend,
-            hosts=summary.hosts,
-            gpus=summary.gpus,
-            submitted_at=summary.submitted_at,
-            job=summary,
-            archived=job.archived,
-        )
+        return row_of(job.path, job.user, summary, archived=job.archived)
     problem = problem or job.problem
     if not problem:
         return None
@@ -243,7 +233,6 @@ def _row(job: KnownJob, summary: JobSummary | None, problem: str) -> JobRow | No
         hosts=0 if entry is None else entry.hosts,
         gpus=0 if entry is None else entry.gpus,
         submitted_at=0.0 if entry is None else entry.at,
-        job=None,
         problem=problem,
         gone=job.gone,
         archived=job.archived,

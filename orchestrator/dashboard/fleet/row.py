@@ -1,6 +1,7 @@
 """One job in the list of all jobs, in the order in which a person wants to see them."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from msgspec import Struct
@@ -21,14 +22,14 @@ ACTIVE: tuple[RowState, ...] = ("RUNNING", "STARTING", "PENDING", "SUBMITTED")
 
 class JobRow(Struct, frozen=True, kw_only=True):
     name: str
-    user: str
     run_dir: str
-    backend: str
-    hosts: int
-    gpus: int
-    submitted_at: float
+    user: str = ""
+    backend: str = ""
+    hosts: int = 0
+    gpus: int = 0
+    submitted_at: float = 0.0
     """0: unknown."""
-    job: JobSummary | None
+    job: JobSummary | None = None
     """None: the run directory cannot be read; `problem` says why."""
     problem: str = ""
     gone: bool = False
@@ -54,6 +55,21 @@ class JobRow(Struct, frozen=True, kw_only=True):
     def at(self) -> float:
         """When the job ended, or last changed its state, or was submitted."""
         return self.submitted_at if self.job is None else self.job.since
+
+
+def row_of(path: Path, user: str, summary: JobSummary, *, archived: bool = False) -> JobRow:
+    """The row of the job in `path`, which was read."""
+    return JobRow(
+        name=path.name,
+        user=user,
+        run_dir=str(path),
+        backend=summary.backend,
+        hosts=summary.hosts,
+        gpus=summary.gpus,
+        submitted_at=summary.submitted_at,
+        job=summary,
+        archived=archived,
+    )
 
 
 def in_order(rows: Iterable[JobRow], now: float) -> list[JobRow]:

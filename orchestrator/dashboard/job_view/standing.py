@@ -79,7 +79,7 @@ def effective_state(
     if isinstance(run.stage, Submitted) and now - run.stage.since < LEADER_START_S:
         return Standing(state=run.state, reason=run.stage.reason, since=run.stage.since)
     if isinstance(run.stage, Submitted):
-        reason = "no leader started: the backend did not start the agent of the first host"
+        reason = "no leader started: the agent of the first host did not start, or ended at once"
     else:
         where = f" on {run.scheduler.leader}" if run.scheduler.leader else ""
         reason = f"the leader{where} died without recording a reason, in stage: {run.stage.title}"

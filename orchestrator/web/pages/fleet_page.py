@@ -5,10 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.dashboard import format
-from orchestrator.dashboard.fleet.row import JobRow, in_order, is_old, is_trouble
+from orchestrator.dashboard.fleet.row import JobRow, in_order, is_old, is_trouble, row_of
 from orchestrator.dashboard.fleet.summary import summary_of
 from orchestrator.dashboard.fleet.table import COLUMNS
-from orchestrator.dashboard.reading.job_reader import ReadJob
 from orchestrator.plan.page.markup import Markup, element
 from orchestrator.web.fleet import FleetState
 from orchestrator.web.pages.address import digest_of, job_path
@@ -28,38 +27,13 @@ SHOWN = [column for column in COLUMNS if column.title not in HIDDEN]
 def rows_of(state: FleetState) -> list[JobRow]:
     """Each job once, in the order of `ndctl list`."""
     rows = {one.run_dir: one for one in state.others.rows}
-    rows |= {str(job.path): _row_of(job) for job in state.jobs}
+    rows |= {
+        str(job.path): row_of(job.path, job.owner, summary_of(job.snapshot, job.time))
+        for job in state.jobs
+    }
     for path, why in state.unreadable.items():
-        rows[str(path)] = _unread(str(path), path.name, why)
+        rows[str(path)] = JobRow(name=path.name, run_dir=str(path), problem=why)
     return in_order(rows.values(), state.at)
-
-
-def _row_of(job: ReadJob) -> JobRow:
-    summary = summary_of(job.snapshot, job.time)
-    return JobRow(
-        name=job.path.name,
-        user=job.owner,
-        run_dir=str(job.path),
-        backend=summary.backend,
-        hosts=summary.hosts,
-        gpus=summary.gpus,
-        submitted_at=summary.submitted_at,
-        job=summary,
-    )
-
-
-def _unread(run_dir: str, name: str, why: str) -> JobRow:
-    return JobRow(
-        name=name,
-        user="",
-        run_dir=run_dir,
-        backend="",
-        hosts=0,
-        gpus=0,
-        submitted_at=0.0,
-        job=None,
-        problem=why,
-    )
 
 
 def fleet_page(state: FleetState, *, everything: bool) -> Page:
