@@ -5,12 +5,13 @@
 Each run of `benchmarks/published` is planned with its mesh, batch, recomputation, number formats
 and attention kernel as published. Errors are planned / published - 1, so a positive error is a plan
 that promises too much. The exit status is 1 above one of `LIMITS`. `--summary` leaves out the table
-of all runs. `--write` writes the ranges that `ndctl plan` shows
-(`orchestrator/inventory/calibration/ranges.toml`).
+of all runs. `--write` writes the ranges that `ndctl plan` shows, and how well each software is
+planned (`ranges.toml` and `software.toml` in `orchestrator/inventory/calibration`).
 """
 
 import argparse
 import math
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,10 @@ def _source(one: Compared) -> str:
     return one.source
 
 
+def _software(one: Compared) -> str:
+    return one.run.source.software
+
+
 def _length(one: Compared) -> str:
     return f"over {LENGTHS[-2]:,}" if one.length == LENGTHS[-1] else f"up to {one.length:,}"
 
@@ -39,6 +44,7 @@ def _length(one: Compared) -> str:
 TABLES: Mapping[str, Key] = {
     "use of the source": _use,
     "source": _source,
+    "software": _software,
     "device": lambda one: one.run.profile,
     "sequence": _length,
     "axes": lambda one: one.axes or "data parallelism only",
@@ -76,6 +82,8 @@ def main() -> None:
     found = compare(runs())
     if args.write:
         (CALIBRATIONS / "ranges.toml").write_text(ranges_text(found))
+        software = CALIBRATIONS / "software.toml"
+        software.write_text(with_basis(software.read_text(), found))
     print(report(found, rows=not args.summary))
     replaced = compare(run for run in all_runs() if run.source.superseded_by)
     print("\n".join(["", *_table("superseded software", _groups(replaced, _source))]))
@@ -127,6 +135,24 @@ def _table(title: str, groups: Mapping[str, Sequence[Compared]]) -> Iterator[str
 
 def _worst(group: Iterable[Compared]) -> float:
     return max((one.error for one in group), key=abs)
+
+
+def with_basis(text: str, found: Iterable[Compared]) -> str:
+    """The file `software.toml` with what each entry rests on."""
+    for name, group in _groups(found, _software).items():
+        errors = [one.error for one in group]
+        basis = {
+            "runs": len(group),
+            "sources": len({one.source for one in group}),
+            "mean_error": round(mean_error(group), 3),
+            "bias": round(mean(errors), 3),
+            "worst": round(_worst(group), 3),
+        }
+        head, rest = text.split(f"[{name}]\n", 1)
+        for key, value in basis.items():
+            rest = re.sub(rf"^{key} = .*$", f"{key} = {value}", rest, count=1, flags=re.MULTILINE)
+        text = f"{head}[{name}]\n{rest}"
+    return text
 
 
 def _memory(found: Iterable[Compared]) -> Iterator[str]:

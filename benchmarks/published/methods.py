@@ -1,7 +1,7 @@
 """What the software of a source does in each step in another way than any plan of ndctl.
 
-`stack` of a source changes constants of a plan. A method here adds seconds to a step, from counted
-operations and constants that the planner has; none is fitted to runs.
+`software` of a source changes constants of a plan. A method here adds seconds to a step, from
+counted operations and constants that the planner has; none is fitted to runs.
 """
 
 from benchmarks.published.runs import Run

@@ -13,26 +13,11 @@ from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.inventory.profile import Fabric
 from orchestrator.inventory.profiles import load_profile
+from orchestrator.inventory.software import BUNDLED, for_software
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.setup import Setup
 
 FOLDER = Path(__file__).parent
-Stack = Literal["torch", "megatron", "megatron with user buffers"]
-MEGATRON: Mapping[str, float] = {
-    "accumulate_bytes": 0,
-    "reduce_hidden": 1,
-    "pp_hidden": 0.3,
-    "pp_regathers": False,
-}
-STACKS: Mapping[Stack, Mapping[str, float]] = {
-    "torch": {},
-    "megatron": MEGATRON,
-    "megatron with user buffers": {**MEGATRON, "tp_hidden": 0.8},
-}
-"""What a training stack does in another way than ndctl's trainer, as values of a calibration:
-Megatron adds the gradients of micro batches inside the matrix products, overlaps their reduction
-with the whole backward pass, keeps gathered weights in an interleaved pipeline, and overlaps a part
-of its sends; TransformerEngine's user buffers overlap collectives of tp with products."""
 DEGREES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
@@ -46,7 +31,7 @@ class Source(Struct, frozen=True, kw_only=True):
     table: str
     use: Literal["calibration", "checked", "held out"]
     reads: str
-    stack: Stack = "torch"
+    software: str = BUNDLED
     method: Literal["sliced gather"] | None = None
     """What it does in each step beside a plan; see `methods.py`."""
     network: Literal["infiniband", "ethernet"] = "infiniband"
@@ -81,7 +66,7 @@ class Hardware(NamedTuple):
     """The same."""
     hosts_per_nvlink_block: int
     """0: NVLink ends with the host."""
-    stack: Stack
+    software: str
     network: str
 
 
@@ -130,7 +115,7 @@ def _hardware(source: Source, row: Mapping[str, str]) -> Hardware:
         inter_host_bytes_per_s=row["inter_host_bytes_per_s"],
         intra_host_bytes_per_s=row.get("intra_host_bytes_per_s", ""),
         hosts_per_nvlink_block=int(row.get("hosts_per_nvlink_block") or 0),
-        stack=source.stack,
+        software=source.software,
         network=source.network,
     )
 
@@ -175,7 +160,7 @@ def _models() -> Mapping[str, Mapping[str, Any]]:
 @cache
 def _fabric(given: Hardware) -> Fabric:
     overrides: dict[str, Any] = {
-        "calibration": {"attention": given.attention, **STACKS[given.stack]},
+        "calibration": {"attention": given.attention},
         "inter_host": {"kind": given.network},
         "intra_host": {},
     }
@@ -185,8 +170,9 @@ def _fabric(given: Hardware) -> Fabric:
         overrides["intra_host"]["bytes_per_s"] = float(given.intra_host_bytes_per_s)
     hosts, block = given.hosts, given.hosts_per_nvlink_block
     blocks = [block] * (hosts // block) + [hosts % block] if block else []
+    profile = load_profile(given.profile, overrides, "the published run")
     return Fabric(
-        profile=load_profile(given.profile, overrides, "the published run"),
+        profile=for_software(profile, given.software),
         hosts=hosts,
         devices_per_host=given.devices_per_host,
         blocks=tuple(size for size in blocks if size),

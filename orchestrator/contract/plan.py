@@ -78,6 +78,21 @@ class SpeedCorrection(Struct, frozen=True, kw_only=True):
     """Hardware profile of the jobs."""
 
 
+class Software(Struct, frozen=True, kw_only=True):
+    """Training software other than the bundled trainer, and how its published runs are planned."""
+
+    name: str
+    even_stages: bool
+    """All stages of a pipeline have as many layers."""
+    runs: int
+    sources: int
+    mean_error: float
+    """Of planned relative to published speeds; 0.07 is 7 %."""
+    bias: float
+    """Positive if plans promise too much."""
+    worst: float
+
+
 class StepTime(Struct, frozen=True, kw_only=True):
     """Predicted time of one optimizer step."""
 
@@ -206,6 +221,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     memory_along_pp: tuple[Memory, ...] = ()
     """Memory of each rank along pp, in order; empty without a pipeline."""
     time: StepTime | None = None
+    software: Software | None = None
+    """The training software that `time` is for; None: the bundled trainer."""
     work: ModelWork | None = None
     """None: the ranks run the user's own program."""
     communication: tuple[Traffic, ...] = ()

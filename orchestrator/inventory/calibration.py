@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
+from orchestrator.contract.plan import Software
 from orchestrator.contract.spec.limits import Above, AtLeast, AtMost
 
 Count = Annotated[int, AtLeast(1)]
@@ -133,3 +134,7 @@ class Calibration(Struct, frozen=True, kw_only=True):
     """Default: of torch's schedules."""
     pp_regathers: bool = True
     """The same."""
+    even_stages: bool = False
+    """See `Setup.even_stages`."""
+    software: Software | None = None
+    """Other training software that these constants describe."""

@@ -42,6 +42,7 @@ from orchestrator.plan.show.notes import (
     memory_note,
     notes_of,
     price_note,
+    software_note,
 )
 from orchestrator.plan.sizes import COMPUTE_BYTES
 
@@ -67,8 +68,15 @@ def plan(
     if not found.options:
         raise _too_large(wished, space.limit, inventory, found)
     made = _plan_of(space, inventory, found)
-    made = corrected(made, found.options[0].setup, space.fabric, earlier)
-    notes = (*margin_note(spec, space), *dtype_notes(spec, space), *memory_note(spec, made))
+    # Earlier jobs ran the bundled trainer, so they say nothing about other software.
+    if made.software is None:
+        made = corrected(made, found.options[0].setup, space.fabric, earlier)
+    notes = (
+        *software_note(made),
+        *margin_note(spec, space),
+        *dtype_notes(spec, space),
+        *memory_note(spec, made),
+    )
     return replace(made, notes=(*made.notes, *notes))
 
 
@@ -200,6 +208,7 @@ def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
         placement=placement,
         memory_along_pp=memories_of(setup, space.fabric) if setup.mesh.pp > 1 else (),
         communication=traffic,
+        software=space.fabric.profile.calibration.software,
         profile=space.fabric.profile.name,
         device_power_w=space.fabric.profile.power_w,
         price_per_gpu_hour=mean_price(inventory, hosts),

@@ -154,7 +154,11 @@ def setup_of_plan(spec: JobSpec, plan: Plan, shape: ModelShape) -> Setup:
         plan.pipeline,
     )
     decided = replace(
-        decided, compile=plan.compile, float8=plan.float8, loss_chunks=plan.loss_chunks
+        decided,
+        compile=plan.compile,
+        float8=plan.float8,
+        loss_chunks=plan.loss_chunks,
+        even_stages=plan.software is not None and plan.software.even_stages,
     )
     if spec.parallel.data != "fsdp":
         return decided

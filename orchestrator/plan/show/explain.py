@@ -9,6 +9,7 @@ from orchestrator.contract.plan import (
     Choice,
     ModelWork,
     Plan,
+    Software,
     SpeedCorrection,
     StepTime,
     places,
@@ -75,6 +76,7 @@ def plan_json(plan: Plan, decision: Decision | None = None) -> dict[str, Any]:
         "schedule": plan.schedule,
         "methods": dict(plan.methods),
         "profile": plan.profile,
+        **({} if plan.software is None else {"software": encode(plan.software)}),
         "hosts": list(plan.hosts),
         "placement": None if plan.placement is None else encode(plan.placement),
         "ranks": [encode(one) for one in places(plan, plan.hosts)],
@@ -148,11 +150,20 @@ def _speed(plan: Plan) -> list[str]:
     lines = table(["", "", "", ""], [[*row[:3], ""] for row in rows])[1:]
     return [
         *labelled("speed", head),
+        *(labelled("software", software_of(plan.software)) if plan.software else ()),
         *labelled("accuracy", _accuracy(time)),
         *(labelled("history", history_of(time.correction)) if time.correction else ()),
         *(labelled("work", _work(plan.work)) if plan.work else ()),
         *(f"{line:<38}{row[3]}".rstrip() for line, row in zip(lines, rows, strict=True)),
     ]
+
+
+def software_of(used: Software) -> str:
+    return (
+        f"{used.name}: times are for it, memory is that of the bundled trainer; {used.runs}"
+        f" published runs of {used.sources} sources are planned {used.mean_error:.1%} off in the"
+        f" mean (bias {used.bias:+.1%}, worst {used.worst:+.1%})"
+    )
 
 
 def _accuracy(time: StepTime) -> str:
