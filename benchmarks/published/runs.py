@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, cast
 from msgspec import Struct
 
 from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.inventory.profile import Fabric
 from orchestrator.inventory.profiles import load_profile
@@ -32,7 +33,7 @@ class Source(Struct, frozen=True, kw_only=True):
     use: Literal["calibration", "checked", "held out"]
     reads: str
     software: str = BUNDLED
-    method: Literal["sliced gather"] | None = None
+    method: Literal["sliced gather", "whole norms"] | None = None
     """What it does in each step beside a plan; see `methods.py`."""
     network: Literal["infiniband", "ethernet"] = "infiniband"
     """Kind of the links between hosts. RoCE is `ethernet`."""
@@ -79,8 +80,17 @@ def sources() -> Mapping[str, Source]:
 @cache
 def runs() -> tuple[Run, ...]:
     """Published runs, in the order of `sources.toml` and of the rows, without superseded software:
-    its speed says nothing about software of today."""
-    return tuple(run for run in all_runs() if run.source.superseded_by is None)
+    its speed says nothing about software of today. And without adapters: all of these runs are of
+    one model."""
+    return tuple(
+        run for run in all_runs() if run.source.superseded_by is None and run.setup.lora is None
+    )
+
+
+@cache
+def runs_with_adapters() -> tuple[Run, ...]:
+    """Compared, but in no range."""
+    return tuple(run for run in all_runs() if run.setup.lora is not None)
 
 
 @cache
@@ -143,6 +153,7 @@ def _setup(row: Mapping[str, str]) -> Setup:
         even_stages=row.get("even_stages") == "true",
         float8=row["float8"] == "true",
         cpu_offload=row.get("cpu_offload") == "true",
+        lora=LoraSpec(rank=int(row["lora_rank"])) if row.get("lora_rank") else None,
     )
 
 

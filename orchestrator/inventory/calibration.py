@@ -120,6 +120,8 @@ class Calibration(Struct, frozen=True, kw_only=True):
     """Of the ranges, for this device."""
     comparable: tuple[Comparable, ...]
     """Published runs on this kind of device."""
+    adapters: int
+    """Published runs with adapters on this kind of device."""
     comparison: Comparison
     links: Mapping[str, LinkCalibration]
     """One entry for every kind of link."""

@@ -69,6 +69,7 @@ def _calibration(data: Mapping[str, Any]) -> dict[str, Any]:
         "ranges": published["range"],
         "widening": _widening(published["widening"], data.get("name"), name if own else None),
         "comparable": alike,
+        "adapters": published["adapters"].get(name, 0) if own else 0,
     }
 
 
