@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from orchestrator.contract.plan import Software
 from orchestrator.contract.spec.limits import Above, AtLeast, AtMost
 
 Count = Annotated[int, AtLeast(1)]
@@ -138,5 +137,5 @@ class Calibration(Struct, frozen=True, kw_only=True):
     """The same."""
     even_stages: bool = False
     """See `Setup.even_stages`."""
-    software: Software | None = None
-    """Other training software that these constants describe."""
+    software: str | None = None
+    """Other training software that these constants describe, by name."""

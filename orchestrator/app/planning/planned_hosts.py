@@ -82,7 +82,7 @@ def planned_hosts(
         return replace(found, inventory=hosts_for_software(found.inventory, purpose.name))
     if found.plan.software is not None and not is_shown(purpose):
         raise PlanError(
-            f"the inventory is for runs of {found.plan.software.name}, but a job runs the bundled"
+            f"the inventory is for runs of {found.plan.software}, but a job runs the bundled"
             " trainer",
             fix="remove the key software of the inventory",
         )

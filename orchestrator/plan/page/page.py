@@ -90,7 +90,7 @@ def _subtitle(plan: Plan) -> Markup:
     ranks = f"{plan.world_size:,} rank{'s' if plan.world_size > 1 else ''}"
     said = f"{plan.split}: {ranks} on {hosts} x {plan.ranks_per_host}{of}"
     if plan.software is not None:
-        said += f"; speed of {plan.software.name}, memory of the bundled trainer"
+        said += f"; speed of {plan.software}, memory of the bundled trainer"
     return element("p", said, class_="dim")
 
 

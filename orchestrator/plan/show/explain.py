@@ -6,14 +6,15 @@ from typing import Any
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import (
+    SOFTWARE,
     Choice,
     ModelWork,
     Plan,
-    Software,
     SpeedCorrection,
     StepTime,
     places,
 )
+from orchestrator.inventory.software import software_basis
 from orchestrator.plan.decision import Decision
 from orchestrator.plan.figures import (
     show_amount,
@@ -74,9 +75,9 @@ def plan_json(plan: Plan, decision: Decision | None = None) -> dict[str, Any]:
         "float8": plan.float8,
         "loss_chunks": plan.loss_chunks,
         "schedule": plan.schedule,
-        "methods": dict(plan.methods),
+        "methods": _axes(plan),
         "profile": plan.profile,
-        **({} if plan.software is None else {"software": encode(plan.software)}),
+        **({} if plan.software is None else {"software": encode(software_basis(plan.software))}),
         "hosts": list(plan.hosts),
         "placement": None if plan.placement is None else encode(plan.placement),
         "ranks": [encode(one) for one in places(plan, plan.hosts)],
@@ -116,7 +117,7 @@ def _split(plan: Plan) -> list[str]:
     return [
         *labelled("mesh", f"{plan.mesh}{ranks} on {hosts}{of}"),
         *labelled("batch", batch),
-        *(line for what, said in plan.methods.items() for line in labelled(what, said)),
+        *(line for what, said in _axes(plan).items() for line in labelled(what, said)),
         *labelled("recompute", _recompute(plan)),
     ]
 
@@ -158,7 +159,12 @@ def _speed(plan: Plan) -> list[str]:
     ]
 
 
-def software_of(used: Software) -> str:
+def _axes(plan: Plan) -> dict[str, str]:
+    return {key: value for key, value in plan.methods.items() if key != SOFTWARE}
+
+
+def software_of(name: str) -> str:
+    used = software_basis(name)
     return (
         f"{used.name}: times are for it, memory is that of the bundled trainer; {used.runs}"
         f" published runs of {used.sources} sources are planned {used.mean_error:.1%} off in the"

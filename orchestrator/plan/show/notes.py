@@ -61,7 +61,7 @@ def software_note(made: Plan) -> Iterator[str]:
     """Published runs of other software are planned with compiled layers."""
     if made.software is not None and not made.compile:
         yield (
-            f"{made.software.name} has fused kernels, which train.compile=true describes best; this"
+            f"{made.software} has fused kernels, which train.compile=true describes best; this"
             " plan is without: --set train.compile=true"
         )
 
