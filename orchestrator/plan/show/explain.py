@@ -154,7 +154,7 @@ def _speed(plan: Plan) -> list[str]:
         *(labelled("software", software_of(plan.software)) if plan.software else ()),
         *labelled("accuracy", _accuracy(time)),
         *(labelled("history", history_of(time.correction)) if time.correction else ()),
-        *(labelled("work", _work(plan.work)) if plan.work else ()),
+        *(labelled("work", _work(plan.work, "adapters" in plan.methods)) if plan.work else ()),
         *(f"{line:<38}{row[3]}".rstrip() for line, row in zip(lines, rows, strict=True)),
     ]
 
@@ -187,14 +187,14 @@ def history_of(used: SpeedCorrection) -> str:
     )
 
 
-def _work(work: ModelWork) -> str:
+def _work(work: ModelWork, adapters: bool) -> str:
     said = f"{show_flops(work.flops)} per step, {show_amount(work.parameters)} parameters"
     if not work.recomputed_flops:
         return said
-    return (
-        f"{said}; recomputation {show_flops(work.recomputed_flops)} more,"
-        f" {work.recomputed_flops / work.flops:.1%} (a whole forward pass is 33.3%)"
-    )
+    share = f"{work.recomputed_flops / work.flops:.1%}"
+    if not adapters:  # without gradients of frozen weights a forward pass is a larger share
+        share += " (a whole forward pass is 33.3%)"
+    return f"{said}; recomputation {show_flops(work.recomputed_flops)} more, {share}"
 
 
 def _bar(share: float) -> str:
