@@ -137,5 +137,7 @@ class Calibration(Struct, frozen=True, kw_only=True):
     """The same."""
     even_stages: bool = False
     """See `Setup.even_stages`."""
+    whole_weights: bool = False
+    """Data-parallel ranks keep gathered weights, and reduce gradients once in a step."""
     software: str | None = None
     """Other training software that these constants describe, by name."""

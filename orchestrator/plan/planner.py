@@ -9,6 +9,7 @@ from orchestrator.contract.devices import compute_dtype
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import SOFTWARE, ModelWork, PlacementCost, Plan, Price, Traffic
 from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.parallel_spec import FsdpSpec
 from orchestrator.errors import PlanError
 from orchestrator.inventory.generate import LEVELS as SWITCHES
 from orchestrator.inventory.hosts import Inventory, mean_price, tree_of
@@ -148,16 +149,29 @@ def space_of_hosts(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Sp
 
 
 def _on_devices(spec: JobSpec, fabric: Fabric) -> JobSpec:
-    """`spec` with the keys decided that depend on the devices alone."""
+    """`spec` with the keys decided that depend on the devices alone, or on the software there."""
     profile = fabric.profile
     fast = profile.device == "cuda" and "bfloat16" in profile.flops
     dtype = compute_dtype(spec.train.dtype, fast_bfloat16=fast)
     memory = spec.checkpoint.memory.on_devices(cpu=profile.device == "cpu")
+    parallel = spec.parallel
+    if profile.calibration.whole_weights:
+        parallel = replace(parallel, fsdp=_with_whole_weights(parallel.fsdp))
     return replace(
         spec,
         train=replace(spec.train, dtype=dtype),
         checkpoint=replace(spec.checkpoint, memory=memory),
+        parallel=parallel,
     )
+
+
+def _with_whole_weights(fsdp: FsdpSpec) -> FsdpSpec:
+    """As other software runs that has no ZeRO-3, unless the user says otherwise."""
+    if fsdp.reshard_after_forward == "auto":
+        fsdp = replace(fsdp, reshard_after_forward=False)
+    if fsdp.reduce_gradients == "auto":
+        fsdp = replace(fsdp, reduce_gradients="last")
+    return fsdp
 
 
 def _refusal(

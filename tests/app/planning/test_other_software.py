@@ -104,6 +104,39 @@ def test_overridden_constants_stay() -> None:
     assert for_software(load_profile("a100-sxm-80gb"), OVERLAP).calibration.attention == "flash2"
 
 
+def test_megatron_keeps_whole_weights_unless_the_spec_says_otherwise(hosts: Path) -> None:
+    words = ("--set", "parallel.tp=1", "--set", "parallel.pp=1")
+    torch, megatron = (_json(hosts, *words, "--software", name) for name in ("torch", "megatron"))
+    assert torch["reduce_gradients"] == "each"
+    assert (megatron["reshard_after_forward"], megatron["reduce_gradients"]) == (False, "last")
+    assert "parallel.fsdp" not in str(megatron["prices"])
+    fixed = ("--set", "parallel.fsdp.reshard_after_forward=true")
+    assert _json(hosts, *words, *fixed, "--software", "megatron")["reshard_after_forward"] is True
+
+
+def test_stages_of_megatron_have_as_many_layers_each(hosts: Path) -> None:
+    """The bundled trainer gives the stage with the head fewer."""
+    uneven, even = (
+        [
+            stage["items"]["parameters"]
+            for stage in _json(hosts, "--software", name)["memory_along_pp"]
+        ]
+        for name in ("torch", "megatron")
+    )
+    assert even[0] == pytest.approx(even[1], rel=1e-3)
+    assert uneven[0] > 1.01 * uneven[1]
+
+
+def test_a_mesh_that_does_not_fit_is_timed_as_megatron_runs_it(hosts: Path) -> None:
+    """Its traffic for gradients is that of one micro batch, not of each."""
+    keys = "pp=1,tp=1,train.activation_checkpointing=none,train.micro_batch_size=1"
+    made = _json(hosts, "--software", "megatron", "--explain", keys)
+    sent = {one["collective"]: one["bytes_per_step"] for one in made["beside"]["communication"]}
+    # 8.03 billion parameters, weights in bfloat16 and gradients in float32, once in a step.
+    assert sent["all-gather"] == pytest.approx(2 * 8.03e9, rel=0.1)
+    assert sent["reduce-scatter"] == pytest.approx(4 * 8.03e9, rel=0.1)
+
+
 def test_eager_layers_get_a_note(hosts: Path) -> None:
     note = "has fused kernels, which train.compile=true describes best"
     assert note not in _said(hosts, "--software", "megatron")
