@@ -195,7 +195,7 @@ def left_out(found: Sequence[Compared]) -> dict[str, list[Judged]]:
     return result
 
 
-def ranges_text(found: Sequence[Compared]) -> str:
+def ranges_text(found: Sequence[Compared], with_adapters: Iterable[Compared]) -> str:
     lines = [
         "# Published speeds relative to planned ones: ranges that have 90 % of the runs of sources",
         "# that were left out, and how many runs are like a plan. Written by",
@@ -203,6 +203,9 @@ def ranges_text(found: Sequence[Compared]) -> str:
     ]
     for one in ranges_of(found):
         lines += ["", *_table("range", asdict(one))]
+    adapters = Counter(one.architecture for one in with_adapters)
+    lines += ["", "[adapters]"]
+    lines += [f"{name} = {runs}" for name, runs in sorted(adapters.items())]
     support = support_of(found)
     known = {one.run.profile: one.architecture for one in found}
     lines += ["", "[widening]", f"unknown = {support.widening('', ''):.3f}"]

@@ -10,29 +10,15 @@ from typing import Any, Literal, NamedTuple, cast
 from msgspec import Struct
 
 from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.inventory.profile import Fabric
 from orchestrator.inventory.profiles import load_profile
+from orchestrator.inventory.software import BUNDLED, for_software
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.setup import Setup
 
 FOLDER = Path(__file__).parent
-Stack = Literal["torch", "megatron", "megatron with user buffers"]
-MEGATRON: Mapping[str, float] = {
-    "accumulate_bytes": 0,
-    "reduce_hidden": 1,
-    "pp_hidden": 0.3,
-    "pp_regathers": False,
-}
-STACKS: Mapping[Stack, Mapping[str, float]] = {
-    "torch": {},
-    "megatron": MEGATRON,
-    "megatron with user buffers": {**MEGATRON, "tp_hidden": 0.8},
-}
-"""What a training stack does in another way than ndctl's trainer, as values of a calibration:
-Megatron adds the gradients of micro batches inside the matrix products, overlaps their reduction
-with the whole backward pass, keeps gathered weights in an interleaved pipeline, and overlaps a part
-of its sends; TransformerEngine's user buffers overlap collectives of tp with products."""
 DEGREES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
@@ -46,8 +32,8 @@ class Source(Struct, frozen=True, kw_only=True):
     table: str
     use: Literal["calibration", "checked", "held out"]
     reads: str
-    stack: Stack = "torch"
-    method: Literal["sliced gather"] | None = None
+    software: str = BUNDLED
+    method: Literal["sliced gather", "whole norms"] | None = None
     """What it does in each step beside a plan; see `methods.py`."""
     network: Literal["infiniband", "ethernet"] = "infiniband"
     """Kind of the links between hosts. RoCE is `ethernet`."""
@@ -81,7 +67,7 @@ class Hardware(NamedTuple):
     """The same."""
     hosts_per_nvlink_block: int
     """0: NVLink ends with the host."""
-    stack: Stack
+    software: str
     network: str
 
 
@@ -94,8 +80,17 @@ def sources() -> Mapping[str, Source]:
 @cache
 def runs() -> tuple[Run, ...]:
     """Published runs, in the order of `sources.toml` and of the rows, without superseded software:
-    its speed says nothing about software of today."""
-    return tuple(run for run in all_runs() if run.source.superseded_by is None)
+    its speed says nothing about software of today. And without adapters: all of these runs are of
+    one model."""
+    return tuple(
+        run for run in all_runs() if run.source.superseded_by is None and run.setup.lora is None
+    )
+
+
+@cache
+def runs_with_adapters() -> tuple[Run, ...]:
+    """Compared, but in no range."""
+    return tuple(run for run in all_runs() if run.setup.lora is not None)
 
 
 @cache
@@ -130,7 +125,7 @@ def _hardware(source: Source, row: Mapping[str, str]) -> Hardware:
         inter_host_bytes_per_s=row["inter_host_bytes_per_s"],
         intra_host_bytes_per_s=row.get("intra_host_bytes_per_s", ""),
         hosts_per_nvlink_block=int(row.get("hosts_per_nvlink_block") or 0),
-        stack=source.stack,
+        software=source.software,
         network=source.network,
     )
 
@@ -158,6 +153,7 @@ def _setup(row: Mapping[str, str]) -> Setup:
         even_stages=row.get("even_stages") == "true",
         float8=row["float8"] == "true",
         cpu_offload=row.get("cpu_offload") == "true",
+        lora=LoraSpec(rank=int(row["lora_rank"])) if row.get("lora_rank") else None,
     )
 
 
@@ -175,7 +171,7 @@ def _models() -> Mapping[str, Mapping[str, Any]]:
 @cache
 def _fabric(given: Hardware) -> Fabric:
     overrides: dict[str, Any] = {
-        "calibration": {"attention": given.attention, **STACKS[given.stack]},
+        "calibration": {"attention": given.attention},
         "inter_host": {"kind": given.network},
         "intra_host": {},
     }
@@ -185,8 +181,9 @@ def _fabric(given: Hardware) -> Fabric:
         overrides["intra_host"]["bytes_per_s"] = float(given.intra_host_bytes_per_s)
     hosts, block = given.hosts, given.hosts_per_nvlink_block
     blocks = [block] * (hosts // block) + [hosts % block] if block else []
+    profile = load_profile(given.profile, overrides, "the published run")
     return Fabric(
-        profile=load_profile(given.profile, overrides, "the published run"),
+        profile=for_software(profile, given.software),
         hosts=hosts,
         devices_per_host=given.devices_per_host,
         blocks=tuple(size for size in blocks if size),

@@ -48,6 +48,20 @@ class Amount(click.ParamType[float]):
             self.fail(f"{value} is not a count from 1 to 1e21, such as 15T or 1.5e12.", param, ctx)
 
 
+class SoftwareName(click.ParamType[str]):
+    """A training software whose speed can be planned."""
+
+    name = "software"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from orchestrator.inventory.software import software_names, unknown_software
+
+        if value not in software_names():
+            problem = unknown_software(value)
+            self.fail(f"{value} is not {problem.limit}; {problem.fix}", param, ctx)
+        return str(value)
+
+
 def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
 
     from orchestrator.errors import NdctlError

@@ -10,6 +10,7 @@ from orchestrator.cli.options import (
     BACKENDS,
     Amount,
     FiniteRange,
+    SoftwareName,
     inventory_option,
     json_option,
     keys_with_values,
@@ -128,6 +129,12 @@ def from_user(planned: "Planned") -> tuple[str, ...]:
     help="Predict the speed without what earlier jobs in the run root measured.",
 )
 @click.option(
+    "--software",
+    type=SoftwareName(),
+    metavar="NAME",
+    help="Predict the speed of runs of torch, megatron or megatron-tp-overlap. [torch]",
+)
+@click.option(
     "--tokens",
     type=Amount(),
     metavar="COUNT",
@@ -152,6 +159,7 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
     zero: bool,
     explain: str | None,
     no_history: bool,
+    software: str | None,
     tokens: float | None,
     price: float | None,
     page: str | None,
@@ -170,12 +178,12 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
         raise click.UsageError("use only one of --compare, --zero and --explain")
     if page is not None and (compare or zero or explain is not None):
         raise click.UsageError("--html is the page of one plan, without other views of it")
-    if zero and (tokens is not None or price is not None):
-        raise click.UsageError("--zero shows memory alone, without --tokens and --price")
+    if zero and any(one is not None for one in (tokens, price, software)):
+        raise click.UsageError("--zero shows memory alone, without --tokens, --price, --software")
     if backend is not None:
         overrides = (*overrides, f"cluster.backend={backend}")
     hosts = None if inventory is None else Path(inventory)
-    purpose: Purpose = "predict" if no_history else "look"
+    purpose = _purpose(software, no_history=no_history)
     usual = user_price(os.environ)
     wish = decisions.Wish(tokens=tokens, price=price, usual_price=usual, purpose=purpose)
     if compare:
@@ -210,6 +218,14 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
 
             size = write_page(Path(page), planned, decision)
             say(f"wrote {page} ({size / 1000:,.0f} kB)", err=True)
+
+
+def _purpose(software: str | None, *, no_history: bool) -> "Purpose":
+    from orchestrator.app.planning.planned_hosts import OtherSoftware
+
+    if software is not None:
+        return OtherSoftware(software)
+    return "predict" if no_history else "look"
 
 
 @click.command(epilog="Example: ndctl inventory --inventory examples/inventories/h100.yaml")

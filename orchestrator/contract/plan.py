@@ -12,6 +12,7 @@ from orchestrator.contract.spec.types import Auto, Dtype
 
 RESERVE = ("communication", "context", "slack")
 """Items of memory that torch.cuda.max_memory_allocated does not count."""
+SOFTWARE = "software"
 IN_MEMORY = "checkpoints in memory"
 """Item of the host's memory: the slots of `checkpoint.memory`, but the one that takes the place of
 the buffer for saves to the disk."""
@@ -226,13 +227,20 @@ class Plan(Struct, frozen=True, kw_only=True):
     """What fixed keys cost, the highest price first; empty if it was not asked for."""
     rejected: tuple[Rejected, ...] = ()
     methods: Mapping[str, str] = field(default_factory=dict)
-    """Axis (pipeline, data, context, tensor, …) -> how it works, in words, for axes in use."""
+    """Axis (pipeline, data, context, tensor, …) -> how it works, in words, for axes in use. Key
+    `SOFTWARE`: see `software`."""
     notes: tuple[str, ...] = ()
     """Remarks for the user about how the plan was made."""
 
     @property
     def world_size(self) -> int:
         return self.mesh.world_size
+
+    @property
+    def software(self) -> str | None:
+        """Name of the training software that `time` is for; None: the bundled trainer. No job has
+        such a plan, so it needs no field in its files."""
+        return self.methods.get(SOFTWARE)
 
     @property
     def is_own(self) -> bool:

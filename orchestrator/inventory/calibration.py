@@ -119,6 +119,8 @@ class Calibration(Struct, frozen=True, kw_only=True):
     """Of the ranges, for this device."""
     comparable: tuple[Comparable, ...]
     """Published runs on this kind of device."""
+    adapters: int
+    """Published runs with adapters on this kind of device."""
     comparison: Comparison
     links: Mapping[str, LinkCalibration]
     """One entry for every kind of link."""
@@ -133,3 +135,9 @@ class Calibration(Struct, frozen=True, kw_only=True):
     """Default: of torch's schedules."""
     pp_regathers: bool = True
     """The same."""
+    even_stages: bool = False
+    """See `Setup.even_stages`."""
+    whole_weights: bool = False
+    """Data-parallel ranks keep gathered weights, and reduce gradients once in a step."""
+    software: str | None = None
+    """Other training software that these constants describe, by name."""

@@ -19,6 +19,7 @@ from orchestrator.inventory.generate import LEVELS, regular
 from orchestrator.inventory.hosts import Host, Inventory
 from orchestrator.inventory.profile import Profile
 from orchestrator.inventory.profiles import load_profile, unknown_profile
+from orchestrator.inventory.software import hosts_for_software, software_names, unknown_software
 from orchestrator.yaml_document import Document, decode_document, parse, read_text, spec_error
 
 T = TypeVar("T")
@@ -51,6 +52,12 @@ def check_profile(name: str | None) -> None:
     raise Invalid([unknown_profile(name)])
 
 
+def check_software(name: str | None) -> None:
+    """Raises Invalid if `name` is no training software that is known."""
+    if name is not None and name not in software_names():
+        raise Invalid([unknown_software(name)])
+
+
 Price = Annotated[float, AtLeast(0)] | None
 """Of one device for an hour, in any currency."""
 
@@ -66,10 +73,12 @@ class AlikeHosts(Struct, frozen=True, kw_only=True):
     hosts_per_spine: Count | None = None
     hosts_per_core: Count | None = None
     price_per_gpu_hour: Price = None
+    software: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_profile(self.profile)
+        check_software(self.software)
 
     @property
     def hosts_per(self) -> tuple[int | None, ...]:
@@ -105,11 +114,13 @@ class ListedHosts(Struct, frozen=True, kw_only=True):
     """For hosts that do not say."""
     price_per_gpu_hour: Price = None
     """For hosts that do not say."""
+    software: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """Numbers that replace those of `profile`."""
 
     def __post_init__(self) -> None:
         check_profile(self.profile)
+        check_software(self.software)
 
 
 def read_inventory(path: Path) -> Inventory:
@@ -198,7 +209,8 @@ def _alike(document: Document) -> Inventory:
     sizes = [size for size in short.hosts_per if size is not None]
     block = short.hosts_per_nvlink_block
     price = short.price_per_gpu_hour
-    return regular(profile, short.hosts, short.devices_per_host, sizes, block, price)
+    found = regular(profile, short.hosts, short.devices_per_host, sizes, block, price)
+    return hosts_for_software(found, short.software) if short.software else found
 
 
 def _tree_problems(short: AlikeHosts) -> Iterator[Problem]:
@@ -252,7 +264,8 @@ def _listed(document: Document) -> Inventory:
     _check_blocks(document, listed, profiles)
     if document.problems:
         raise spec_error(document.source, document.problems)
-    return Inventory(hosts=tuple(hosts))
+    found = Inventory(hosts=tuple(hosts))
+    return hosts_for_software(found, listed.software) if listed.software else found
 
 
 def _hosts(

@@ -56,19 +56,20 @@ def load_profile(
 
 def _calibration(data: Mapping[str, Any]) -> dict[str, Any]:
     """Calibration of the profile in `data`, by its name, and that of all links."""
-    devices, links = _table("devices"), _table("links")
+    devices, links = calibration_table("devices"), calibration_table("links")
     own = [name for name, table in devices.items() if data.get("name") in table["profiles"]]
     name = own[0] if own else UNCALIBRATED.get(str(data.get("device")), "hopper")
     found = {key: value for key, value in devices[name].items() if key != "profiles"}
     if not own:
         found["certainty"] = "guessed"
-    published = _table("ranges")
+    published = calibration_table("ranges")
     alike = [one for one in published["comparable"] if own and one["architecture"] == name]
-    found |= {"architecture": name, "links": links, "comparison": _table("comparison")}
+    found |= {"architecture": name, "links": links, "comparison": calibration_table("comparison")}
     return found | {
         "ranges": published["range"],
         "widening": _widening(published["widening"], data.get("name"), name if own else None),
         "comparable": alike,
+        "adapters": published["adapters"].get(name, 0) if own else 0,
     }
 
 
@@ -80,7 +81,8 @@ def _widening(known: Mapping[str, Any], profile: object, architecture: str | Non
 
 
 @cache
-def _table(name: str) -> dict[str, Any]:
+def calibration_table(name: str) -> dict[str, Any]:
+    """The file of `calibration/` with this name."""
     import tomllib
 
     return tomllib.loads((CALIBRATIONS / f"{name}.toml").read_text(encoding="utf-8"))

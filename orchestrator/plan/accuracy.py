@@ -55,10 +55,10 @@ def group_of(mesh: Mesh, hosts: int) -> Group:
 def speed_range(setup: Setup, calibration: Calibration, hosts: int) -> SpeedRange:
     """The range of the published runs of a plan's group."""
     if calibration.certainty == "guessed":
-        low, high = GUESSED
-        return SpeedRange(
-            low, high, "no run like this is published, and the constants of the device are guesses"
-        )
+        alike = "no run like this is published"
+        if setup.lora is not None and calibration.adapters:
+            alike = _adapters(calibration)
+        return SpeedRange(*GUESSED, f"{alike}, and the constants of the device are guesses")
     if calibration.certainty == "calibrated" and not calibration.comparable:
         low, high = CALIBRATED
         return SpeedRange(
@@ -70,7 +70,7 @@ def speed_range(setup: Setup, calibration: Calibration, hosts: int) -> SpeedRang
     if setup.lora is not None:
         # Less is known than of the same plan without adapters.
         runs = sum(one.runs for one in calibration.ranges)
-        basis = f"no run with adapters is published; range of all {runs} published runs"
+        basis = f"{_adapters(calibration)}; range of all {runs} published runs without adapters"
         lows, highs = zip(*(one.limits(widening) for one in calibration.ranges), strict=True)
         return SpeedRange(min(lows), max(highs), basis)
     group = group_of(setup.mesh, hosts)
@@ -80,6 +80,12 @@ def speed_range(setup: Setup, calibration: Calibration, hosts: int) -> SpeedRang
         basis += f", {widening:.1f} times as wide because few are on this device"
     low, high = found.limits(widening)
     return SpeedRange(low, high, f"{_alike(setup, calibration, group)}; {basis}")
+
+
+def _adapters(calibration: Calibration) -> str:
+    if not calibration.adapters:
+        return "no run with adapters is published on this kind of device"
+    return f"{calibration.adapters} runs with adapters are published, all of Llama 2 70B"
 
 
 def _alike(setup: Setup, calibration: Calibration, group: Group) -> str:

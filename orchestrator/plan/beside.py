@@ -99,7 +99,8 @@ def _smallest(space: Space, mesh: Mesh) -> Option | None:
             continue
         for size, kind in product(micro, checkpointings(spec, mesh, pipeline)):
             setup = setup_of(spec, space.shape, mesh, size, kind, pipeline)
-            found.append(space.peak(setup))
+            even = space.fabric.profile.calibration.even_stages
+            found.append(space.peak(replace(setup, even_stages=even)))
     least = min(found, key=lambda peak: peak.bytes, default=None)
     return None if least is None else space.option(least)
 

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from orchestrator.contract.devices import compute_dtype
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.plan import ModelWork, PlacementCost, Plan, Price, Traffic
+from orchestrator.contract.plan import SOFTWARE, ModelWork, PlacementCost, Plan, Price, Traffic
 from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.parallel_spec import FsdpSpec
 from orchestrator.errors import PlanError
 from orchestrator.inventory.generate import LEVELS as SWITCHES
 from orchestrator.inventory.hosts import Inventory, mean_price, tree_of
@@ -42,6 +43,7 @@ from orchestrator.plan.show.notes import (
     memory_note,
     notes_of,
     price_note,
+    software_note,
 )
 from orchestrator.plan.sizes import COMPUTE_BYTES
 
@@ -67,8 +69,15 @@ def plan(
     if not found.options:
         raise _too_large(wished, space.limit, inventory, found)
     made = _plan_of(space, inventory, found)
-    made = corrected(made, found.options[0].setup, space.fabric, earlier)
-    notes = (*margin_note(spec, space), *dtype_notes(spec, space), *memory_note(spec, made))
+    # Earlier jobs ran the bundled trainer, so they say nothing about other software.
+    if made.software is None:
+        made = corrected(made, found.options[0].setup, space.fabric, earlier)
+    notes = (
+        *software_note(made),
+        *margin_note(spec, space),
+        *dtype_notes(spec, space),
+        *memory_note(spec, made),
+    )
     return replace(made, notes=(*made.notes, *notes))
 
 
@@ -140,16 +149,29 @@ def space_of_hosts(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Sp
 
 
 def _on_devices(spec: JobSpec, fabric: Fabric) -> JobSpec:
-    """`spec` with the keys decided that depend on the devices alone."""
+    """`spec` with the keys decided that depend on the devices alone, or on the software there."""
     profile = fabric.profile
     fast = profile.device == "cuda" and "bfloat16" in profile.flops
     dtype = compute_dtype(spec.train.dtype, fast_bfloat16=fast)
     memory = spec.checkpoint.memory.on_devices(cpu=profile.device == "cpu")
+    parallel = spec.parallel
+    if profile.calibration.whole_weights:
+        parallel = replace(parallel, fsdp=_with_whole_weights(parallel.fsdp))
     return replace(
         spec,
         train=replace(spec.train, dtype=dtype),
         checkpoint=replace(spec.checkpoint, memory=memory),
+        parallel=parallel,
     )
+
+
+def _with_whole_weights(fsdp: FsdpSpec) -> FsdpSpec:
+    """As other software runs that has no ZeRO-3, unless the user says otherwise."""
+    if fsdp.reshard_after_forward == "auto":
+        fsdp = replace(fsdp, reshard_after_forward=False)
+    if fsdp.reduce_gradients == "auto":
+        fsdp = replace(fsdp, reduce_gradients="last")
+    return fsdp
 
 
 def _refusal(
@@ -211,13 +233,18 @@ def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
         comparison=comparison_of(space, found.options),
         untrainable=space.shape.untrainable,
         rejected=found.rejected,
-        methods=methods_of(setup, best.time),
+        methods=methods_of(setup, best.time) | _software(space.fabric),
         notes=(
             *notes_of(space, setup, best.time, inventory),
             *idle_note(inventory, hosts, spec.cluster.gpus_per_host),
             *price_note(inventory, hosts),
         ),
     )
+
+
+def _software(fabric: Fabric) -> dict[str, str]:
+    name = fabric.profile.calibration.software
+    return {} if name is None else {SOFTWARE: name}
 
 
 def _decided(option: Option, ranks_per_host: int) -> Plan:

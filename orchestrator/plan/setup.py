@@ -16,6 +16,7 @@ from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD
 from orchestrator.contract.spec.train_spec import Checkpointing
 from orchestrator.contract.spec.types import Auto, Dtype
+from orchestrator.inventory.software import has_even_stages
 from orchestrator.plan.model.shape import ModelShape
 
 Reduction = Literal["each", "last"]
@@ -155,7 +156,11 @@ def setup_of_plan(spec: JobSpec, plan: Plan, shape: ModelShape) -> Setup:
         plan.pipeline,
     )
     decided = replace(
-        decided, compile=plan.compile, float8=plan.float8, loss_chunks=plan.loss_chunks
+        decided,
+        compile=plan.compile,
+        float8=plan.float8,
+        loss_chunks=plan.loss_chunks,
+        even_stages=plan.software is not None and has_even_stages(plan.software),
     )
     if spec.parallel.data != "fsdp":
         return decided

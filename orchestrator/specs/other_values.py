@@ -193,8 +193,13 @@ def _slurm_time(value: Any) -> str | None:
     return f'did you mean "{days}-{clock}"?' if days else f'did you mean "{clock}"?'
 
 
+OTHER_MODELS = "model.path with a folder or a hub id, or model.config"
+
+
 def _preset(value: Any) -> str | None:
-    """The preset of the nearest size, such as llama3-8b for llama-7b."""
+    """The preset of the nearest size, such as llama3-8b for llama-7b, or of the nearest name. No
+    preset may be near, so how to name any other model is always said."""
+    from orchestrator.contract.codec import nearest
     from orchestrator.contract.spec.model_presets import PRESETS
 
     if not isinstance(value, str):
@@ -207,9 +212,12 @@ def _preset(value: Any) -> str | None:
         if (billions := _billions(preset)) is not None
     }
     if size is None or not alike:
-        return None
-    best = min(alike, key=lambda preset: abs(alike[preset] - size))
-    return f"did you mean {best}? Other models: model.path with a folder or a hub id"
+        best = nearest(value, PRESETS)
+    else:
+        best = min(alike, key=lambda preset: abs(alike[preset] - size))
+    if best is None:
+        return f"name the model with {OTHER_MODELS}; presets: {', '.join(PRESETS)}"
+    return f"did you mean {best}? Other models: {OTHER_MODELS}"
 
 
 def _billions(name: str) -> float | None:

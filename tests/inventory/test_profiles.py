@@ -98,7 +98,7 @@ def test_a_profile_without_calibration_is_marked_as_guessed(mine: Path) -> None:
     assert known.certainty == "measured"
     assert known.comparable
     assert known.widening < 1.2, "many sources have it"
-    guessed = replace(known, certainty="guessed", comparable=(), widening=3.606)
+    guessed = replace(known, certainty="guessed", comparable=(), adapters=0, widening=3.606)
     assert load_profile(str(mine)).calibration == guessed, "runs on H100 say nothing about it"
 
 

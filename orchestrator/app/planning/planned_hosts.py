@@ -25,13 +25,27 @@ if TYPE_CHECKING:
     from orchestrator.inventory.profile import Profile
     from orchestrator.plan.history.record import SpeedRecord
 
-    Earlier = Sequence[SpeedRecord]
 
-Purpose = Literal["look", "predict", "render", "submit"]
+class OtherSoftware(Struct, frozen=True):
+    """To compare it with a run of other training software than the bundled trainer."""
+
+    name: str
+
+
+Purpose = Literal["look", "predict", "render", "submit"] | OtherSoftware
 """Why a plan is made. `look`: to show it. `predict`: the same, without what earlier jobs measured.
 `render`: to print manifests that must not depend on the machine, so no Kubernetes cluster is asked,
 and no earlier job counts. `submit`: to run it now."""
-SHOWN: tuple[Purpose, ...] = ("look", "predict")
+
+
+Basis = Sequence["SpeedRecord"] | OtherSoftware
+"""What changes a predicted speed: what earlier jobs measured, or other software, about which they
+say nothing."""
+
+
+def is_shown(purpose: object) -> bool:
+    """The plan is only shown."""
+    return purpose in ("look", "predict") or isinstance(purpose, OtherSoftware)
 
 
 class Found(Struct, frozen=True):
@@ -61,36 +75,60 @@ def planned_hosts(
         PlanError: no plan exists; has every reason.
         BackendError: the cluster is unreachable.
     """
+    from orchestrator.inventory.software import hosts_for_software
+
+    found = _found(spec, config, environ, inventory, purpose, run_root)
+    if isinstance(purpose, OtherSoftware):
+        return replace(found, inventory=hosts_for_software(found.inventory, purpose.name))
+    if found.plan.software is not None and not is_shown(purpose):
+        raise PlanError(
+            f"the inventory is for runs of {found.plan.software}, but a job runs the bundled"
+            " trainer",
+            fix="remove the key software of the inventory",
+        )
+    return found
+
+
+def _found(
+    spec: CommonSpec,
+    config: Mapping[str, Any],
+    environ: Mapping[str, str],
+    inventory: Path | None,
+    purpose: Purpose,
+    run_root: Path | None,
+) -> Found:
     from orchestrator.inventory.described import described_device
 
     backend = spec.cluster.backend
-    earlier = _earlier(spec, environ, inventory, purpose, run_root)
+    basis = _basis(spec, environ, inventory, purpose, run_root)
     described = inventory is not None or described_device(spec.cluster) is not None
     # A job that will run on Slurm is planned for the nodes of Slurm even if the spec describes
     # them, because their topology goes into the request.
-    if backend == "slurm" and inventory is None and (purpose not in SHOWN or not described):
-        return _planned_on_slurm(spec, config, environ, run_root, earlier)
+    if backend == "slurm" and inventory is None and (not is_shown(purpose) or not described):
+        return _planned_on_slurm(spec, config, environ, run_root, basis)
     if backend != "kubernetes":
-        return _planned_on(spec, config, inventory_for(spec, environ, inventory), earlier)
+        return _planned_on(spec, config, inventory_for(spec, environ, inventory), basis)
     gang = _gang(spec, environ) if purpose == "submit" else None
     spec = _with(spec, gang.spec) if gang is not None else spec
     if described:
         kueue = gang.kueue if gang is not None else None
-        found = _planned_on(spec, config, inventory_for(spec, environ, inventory), earlier, kueue)
+        found = _planned_on(spec, config, inventory_for(spec, environ, inventory), basis, kueue)
     else:
-        found = _planned_on_kubernetes(spec, config, environ, earlier)
+        found = _planned_on_kubernetes(spec, config, environ, basis)
     return replace(found, notes=(*found.notes, gang.note)) if gang and gang.note else found
 
 
-def _earlier(
+def _basis(
     spec: CommonSpec,
     environ: Mapping[str, str],
     inventory: Path | None,
     purpose: Purpose,
     run_root: Path | None,
-) -> "Earlier":
+) -> Basis:
     """What jobs in the run root measured. Jobs of this machine ran beside other programs, so they
     count only for plans of this machine."""
+    if isinstance(purpose, OtherSoftware):
+        return purpose
     if purpose not in ("look", "submit") or isinstance(spec, ScriptSpec):
         return ()
     from orchestrator.job_paths import run_root_of
@@ -103,17 +141,23 @@ def _earlier(
     return tuple(one for one in found if (one.backend == "local") == here)
 
 
-def _plan(
-    spec: CommonSpec, hosts: "Inventory", config: Mapping[str, Any], earlier: "Earlier"
-) -> Plan:
+def _plan(spec: CommonSpec, hosts: "Inventory", config: Mapping[str, Any], basis: Basis) -> Plan:
     if isinstance(spec, ScriptSpec):
         from orchestrator.plan.program import plan_program
 
+        if isinstance(basis, OtherSoftware):
+            raise PlanError(
+                f"the speed of your own program is not predicted, with {basis.name} or without",
+                fix="leave --software out, or plan a spec that has a model",
+            )
         return plan_program(spec, hosts)
+    from orchestrator.inventory.software import hosts_for_software
     from orchestrator.plan.planner import plan
 
     assert isinstance(spec, JobSpec)
-    return plan(spec, hosts, config, earlier)
+    if isinstance(basis, OtherSoftware):
+        return plan(spec, hosts_for_software(hosts, basis.name), config)
+    return plan(spec, hosts, config, basis)
 
 
 class Given(Struct, frozen=True, kw_only=True):
@@ -139,7 +183,7 @@ def planned_as_given(
             fix=f"--set cluster.hosts={count}, or request an allocation of {cluster.hosts} nodes",
         )
     inventory = hosts_given(slurm(), gpu_table(environ), cluster, given.nodes)
-    found = _plan(spec, inventory, config, _earlier(spec, environ, None, "submit", None))
+    found = _plan(spec, inventory, config, _basis(spec, environ, None, "submit", None))
     cluster = replace(cluster, spare_hosts=count - cluster.hosts)
     return Found(replace(spec, cluster=cluster), found, inventory)
 
@@ -232,11 +276,11 @@ def _planned_on(
     spec: CommonSpec,
     config: Mapping[str, Any],
     hosts: "Inventory",
-    earlier: "Earlier",
+    basis: Basis,
     kueue: Collection[str] | None = None,
 ) -> Found:
     """Plan on given hosts. `kueue`: topology levels that Kueue supports."""
-    found = _plan(spec, hosts, config, earlier)
+    found = _plan(spec, hosts, config, basis)
     if spec.cluster.backend != "kubernetes":
         return Found(spec, found, hosts)
     from orchestrator.inventory.kubernetes.request import request_of_spec, requested
@@ -256,7 +300,7 @@ def _planned_on_slurm(
     config: Mapping[str, Any],
     environ: Mapping[str, str],
     run_root: Path | None,
-    earlier: "Earlier",
+    basis: Basis,
 ) -> Found:
     """Plan on the nodes of Slurm, and add the topology request to the spec."""
     from orchestrator.inventory.slurm.request import request_of, requested
@@ -266,7 +310,7 @@ def _planned_on_slurm(
     would_do = {host.name for host in hosts.inventory.hosts if host.state == "excluded"}
     undo = [f"to use {host.name}: {host.undo}" for host in excluded if host.name in would_do]
     try:
-        found = _plan(spec, hosts.inventory, config, earlier)
+        found = _plan(spec, hosts.inventory, config, basis)
     except PlanError as exc:
         raise PlanError(exc.message, fix="\n    ".join([exc.fix, *undo])) from exc
     found = replace(found, notes=(*found.notes, *undo, *hosts.notes))
@@ -308,7 +352,7 @@ def slurm() -> "Slurm":
 
 
 def _planned_on_kubernetes(
-    spec: CommonSpec, config: Mapping[str, Any], environ: Mapping[str, str], earlier: "Earlier"
+    spec: CommonSpec, config: Mapping[str, Any], environ: Mapping[str, str], basis: Basis
 ) -> Found:
     """Plan on the nodes of the cluster, and add the placement of the pods to the spec.
 
@@ -323,10 +367,10 @@ def _planned_on_kubernetes(
     if hosts.to_come is not None:
         to_come = described_hosts(replace(spec.cluster, gpu=hosts.to_come))
         assert to_come is not None, "the kind is known"
-        come = _planned_on(spec, config, to_come, earlier, hosts.kueue)
+        come = _planned_on(spec, config, to_come, basis, hosts.kueue)
         return replace(come, plan=replace(come.plan, notes=(*come.plan.notes, *hosts.notes)))
     try:
-        found = _plan(spec, hosts.inventory, config, earlier)
+        found = _plan(spec, hosts.inventory, config, basis)
     except PlanError as exc:
         raise PlanError(exc.message, fix=exc.fix + hosts.advice) from exc
     asks = request_of(

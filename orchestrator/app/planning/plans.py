@@ -8,10 +8,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from orchestrator.app.planning.planned_hosts import (
-    SHOWN,
     Given,
     Purpose,
     inventory_for,
+    is_shown,
     kubernetes_api,
     mistakes,
     planned_as_given,
@@ -145,7 +145,7 @@ def _looked_and_planned(
 ) -> Planned:
     # A plan for devices that the spec names is often made on a laptop, for a cluster elsewhere.
     other_hosts = inventory is not None or (
-        purpose in SHOWN and written.spec.cluster.gpu is not None
+        is_shown(purpose) and written.spec.cluster.gpu is not None
     )
     looked = look_at(written, environ, run_root, other_hosts=other_hosts, resume=resume)
     also: list[NdctlError] = [] if looked.refusal is None else [looked.refusal]

@@ -20,7 +20,13 @@ from orchestrator.plan.page.rank_map import map_rules, rank_map
 from orchestrator.plan.page.style import STYLE, item_rules
 from orchestrator.plan.show.bars import kinds_of
 from orchestrator.plan.show.decision import basis_of, estimates, headline
-from orchestrator.plan.show.explain import CHOICE_HEAD, choice_row, history_of, prices_of
+from orchestrator.plan.show.explain import (
+    CHOICE_HEAD,
+    choice_row,
+    history_of,
+    prices_of,
+    software_of,
+)
 
 CHARTS = 4
 """Charts of memory; of more kinds of ranks, the fullest are drawn."""
@@ -83,6 +89,8 @@ def _subtitle(plan: Plan) -> Markup:
     of = f" of {plan.profile}" if plan.profile else ""
     ranks = f"{plan.world_size:,} rank{'s' if plan.world_size > 1 else ''}"
     said = f"{plan.split}: {ranks} on {hosts} x {plan.ranks_per_host}{of}"
+    if plan.software is not None:
+        said += f"; speed of {plan.software}, memory of the bundled trainer"
     return element("p", said, class_="dim")
 
 
@@ -219,6 +227,8 @@ def _basis(page: Page) -> Iterator[Markup]:
         spread = time.tokens_per_second_per_device_range
         ranged = "" if spread is None else " to ".join(map(three_digits, spread))
         rows.append(["tokens/s per device", ranged, time.confidence])
+        if page.plan.software is not None:
+            rows.append(["", "", software_of(page.plan.software)])
         if time.correction is not None:
             rows.append(["", "", history_of(time.correction)])
     if memory is not None and memory.peak_bytes_range is not None:

@@ -87,6 +87,7 @@ class _Node:
             compile=self.kernels.compile,
             float8=self.kernels.float8,
             loss_chunks=self.chunkings[-1],
+            even_stages=self.space.fabric.profile.calibration.even_stages,
         )
         return (setup, *(replace(setup, checkpointing=kind) for kind in more))
 

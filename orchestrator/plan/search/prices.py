@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.mesh import AXES
 from orchestrator.plan.search.best import fastest
-from orchestrator.plan.search.edits import Edits, Value, apply, free_keys
+from orchestrator.plan.search.edits import Edits, Value, apply
 from orchestrator.plan.search.search_space import Option, Space
 
 LEAST = 0.05
@@ -61,7 +61,7 @@ def price_list(space: Space, step_s: float, waits_s: float) -> tuple[FixedKeys, 
 def _candidates(space: Space, *, methods: bool) -> Iterator[Edits]:
     """Single keys first, then groups. With `methods`, also other methods of context parallelism."""
     spec, profile = space.spec, space.fabric.profile
-    free = free_keys(spec)
+    free = space.free_keys
     for path, value in free.items():
         yield {path: value}
     for method in METHODS if methods else ():

@@ -12,6 +12,7 @@ from orchestrator.plan.cost.step import step_time
 from orchestrator.plan.memory.peak_memory import Peak, peak_of
 from orchestrator.plan.memory.states import MASTER_BYTES, MOMENTS
 from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.search.edits import Value, free_keys
 from orchestrator.plan.search.meshes import simplicity
 from orchestrator.plan.search.rule import Hosts, Request
 from orchestrator.plan.setup import Setup
@@ -26,6 +27,7 @@ published allocators a plan needs 4 % of its tensors more than planned (`peak_ra
 DIGITS = 9
 """Significant digits of a time; a difference in later digits is rounding and counts as a tie."""
 
+FSDP = "parallel.fsdp."
 Rank = tuple[float | int, ...]
 """Smaller is better."""
 
@@ -47,6 +49,15 @@ class Space(Struct, frozen=True):
         return Request(
             self.spec, self.shape, Hosts(self.fabric.devices_per_host, self.fabric.blocks)
         )
+
+    @property
+    def free_keys(self) -> dict[str, Value]:
+        """Keys of the spec that can be left to the planner, see `edits.free_keys`. Those that the
+        software fixes cannot."""
+        found = free_keys(self.spec)
+        if not self.fabric.profile.calibration.whole_weights:
+            return found
+        return {path: value for path, value in found.items() if not path.startswith(FSDP)}
 
     @property
     def world(self) -> int:

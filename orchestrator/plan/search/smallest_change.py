@@ -16,7 +16,7 @@ from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.inventory.hosts import Inventory
 from orchestrator.plan.search.admitted import first_mesh
 from orchestrator.plan.search.best import can_fit
-from orchestrator.plan.search.edits import Value, apply, free_keys, show_edits
+from orchestrator.plan.search.edits import Value, apply, show_edits
 from orchestrator.plan.search.hosts import least_hosts, with_hosts
 from orchestrator.plan.search.rule import Hosts, Request
 from orchestrator.plan.search.rules import refusals
@@ -74,7 +74,7 @@ def _fits(space: Space, inventory: Inventory, edits: Edits) -> bool:
 
 def _leave_to_planner(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
     """Leaves one key that the spec fixes to the planner."""
-    for path, value in free_keys(space.spec).items():
+    for path, value in space.free_keys.items():
         yield SpecChange({path: value}, "the planner chooses it")
 
 
@@ -110,7 +110,7 @@ def _pairs(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
 
 def _many(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
     """All keys that the spec fixes, alone, with offloading, and with more hosts."""
-    free = free_keys(space.spec)
+    free = space.free_keys
     if len(free) > 1:
         yield SpecChange(free, "the planner chooses them")
     for one in (*_offload(space, inventory), *_more_hosts(space, inventory)):

@@ -6,7 +6,7 @@ from orchestrator.contract.codec import encode
 from orchestrator.contract.plan import Plan
 from orchestrator.plan.beside import Beside, rows, time_items
 from orchestrator.plan.figures import show_bytes, show_seconds
-from orchestrator.plan.show.explain import plan_json, short
+from orchestrator.plan.show.explain import plan_json, short, software_of
 from orchestrator.plan.show.tables import labelled, table, wrapped
 
 
@@ -15,6 +15,8 @@ def describe_beside(plan: Plan, other: Beside) -> str:
     if other.settings:
         said = ", ".join(f"{key}={value}" for key, value in other.settings.items() if value)
         lines += labelled("", said)
+    if plan.software is not None:
+        lines += labelled("software", software_of(plan.software))
     lines += labelled("verdict", _verdict(plan, other))
     for reason in other.reasons:
         lines += wrapped(reason, "  - ", "    ")

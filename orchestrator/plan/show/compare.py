@@ -14,8 +14,8 @@ from orchestrator.plan.figures import (
     show_seconds,
     three_digits,
 )
-from orchestrator.plan.show.explain import plan_json, short
-from orchestrator.plan.show.tables import table, wrapped
+from orchestrator.plan.show.explain import plan_json, short, software_of
+from orchestrator.plan.show.tables import labelled, table, wrapped
 
 LEAST = 0.01
 """A part of the step that changes by less than this share of it is not named."""
@@ -49,6 +49,8 @@ def describe_compared(compared: Sequence[Compared]) -> str:
     for one, line in zip(compared, shown[1:], strict=True):
         lines.append(line)
         lines += _refused(one) if one.plan is None else _differs(one.plan, first)
+    if first is not None and first.plan is not None and first.plan.software is not None:
+        lines += labelled("software", software_of(first.plan.software))
     return "\n".join(lines)
 
 

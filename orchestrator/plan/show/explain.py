@@ -6,6 +6,7 @@ from typing import Any
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import (
+    SOFTWARE,
     Choice,
     ModelWork,
     Plan,
@@ -13,6 +14,7 @@ from orchestrator.contract.plan import (
     StepTime,
     places,
 )
+from orchestrator.inventory.software import software_basis
 from orchestrator.plan.decision import Decision
 from orchestrator.plan.figures import (
     show_amount,
@@ -73,8 +75,9 @@ def plan_json(plan: Plan, decision: Decision | None = None) -> dict[str, Any]:
         "float8": plan.float8,
         "loss_chunks": plan.loss_chunks,
         "schedule": plan.schedule,
-        "methods": dict(plan.methods),
+        "methods": _axes(plan),
         "profile": plan.profile,
+        **({} if plan.software is None else {"software": encode(software_basis(plan.software))}),
         "hosts": list(plan.hosts),
         "placement": None if plan.placement is None else encode(plan.placement),
         "ranks": [encode(one) for one in places(plan, plan.hosts)],
@@ -114,7 +117,7 @@ def _split(plan: Plan) -> list[str]:
     return [
         *labelled("mesh", f"{plan.mesh}{ranks} on {hosts}{of}"),
         *labelled("batch", batch),
-        *(line for what, said in plan.methods.items() for line in labelled(what, said)),
+        *(line for what, said in _axes(plan).items() for line in labelled(what, said)),
         *labelled("recompute", _recompute(plan)),
     ]
 
@@ -148,11 +151,25 @@ def _speed(plan: Plan) -> list[str]:
     lines = table(["", "", "", ""], [[*row[:3], ""] for row in rows])[1:]
     return [
         *labelled("speed", head),
+        *(labelled("software", software_of(plan.software)) if plan.software else ()),
         *labelled("accuracy", _accuracy(time)),
         *(labelled("history", history_of(time.correction)) if time.correction else ()),
-        *(labelled("work", _work(plan.work)) if plan.work else ()),
+        *(labelled("work", _work(plan.work, "adapters" in plan.methods)) if plan.work else ()),
         *(f"{line:<38}{row[3]}".rstrip() for line, row in zip(lines, rows, strict=True)),
     ]
+
+
+def _axes(plan: Plan) -> dict[str, str]:
+    return {key: value for key, value in plan.methods.items() if key != SOFTWARE}
+
+
+def software_of(name: str) -> str:
+    used = software_basis(name)
+    return (
+        f"{used.name}: times are for it, memory is that of the bundled trainer; {used.runs}"
+        f" published runs of {used.sources} sources are planned {used.mean_error:.1%} off in the"
+        f" mean (bias {used.bias:+.1%}, worst {used.worst:+.1%})"
+    )
 
 
 def _accuracy(time: StepTime) -> str:
@@ -170,14 +187,14 @@ def history_of(used: SpeedCorrection) -> str:
     )
 
 
-def _work(work: ModelWork) -> str:
+def _work(work: ModelWork, adapters: bool) -> str:
     said = f"{show_flops(work.flops)} per step, {show_amount(work.parameters)} parameters"
     if not work.recomputed_flops:
         return said
-    return (
-        f"{said}; recomputation {show_flops(work.recomputed_flops)} more,"
-        f" {work.recomputed_flops / work.flops:.1%} (a whole forward pass is 33.3%)"
-    )
+    share = f"{work.recomputed_flops / work.flops:.1%}"
+    if not adapters:  # without gradients of frozen weights a forward pass is a larger share
+        share += " (a whole forward pass is 33.3%)"
+    return f"{said}; recomputation {show_flops(work.recomputed_flops)} more, {share}"
 
 
 def _bar(share: float) -> str:

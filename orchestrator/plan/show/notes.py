@@ -57,6 +57,15 @@ def comparison_of(space: Space, options: Sequence[Option]) -> str | None:
     )
 
 
+def software_note(made: Plan) -> Iterator[str]:
+    """Published runs of other software are planned with compiled layers."""
+    if made.software is not None and not made.compile:
+        yield (
+            f"{made.software} has fused kernels, which train.compile=true describes best; this"
+            " plan is without: --set train.compile=true"
+        )
+
+
 def margin_note(spec: JobSpec, space: Space) -> Iterator[str]:
     """`spec` is as the user wrote it; `space` has the plan."""
     if spec.cluster.memory_margin != space.spec.cluster.memory_margin:

@@ -263,3 +263,19 @@ def test_bytes_are_shown_by_axis_and_level_if_several_levels_are_crossed() -> No
 """
         in told
     )
+
+
+def test_with_frozen_weights_a_forward_pass_is_not_called_a_third_of_the_work() -> None:
+    work = ModelWork(
+        parameters=10**9,
+        dtype="bfloat16",
+        weight_bytes=2 * 10**9,
+        flops=4e15,
+        recomputed_flops=2e15,
+    )
+    whole = replace(PLAN, work=work)
+    adapted = replace(whole, methods={"adapters": "LoRA of rank 16 on q_proj"})
+    assert "more, 50.0% (a whole" in describe_plan(whole)
+    text = describe_plan(adapted)
+    assert "more, 50.0%" in text
+    assert "a whole" not in text
