@@ -42,7 +42,8 @@ def _newest(snapshot: Snapshot) -> str:
     """Where a cancelled job resumes."""
     saved = snapshot.seen.checkpoint
     if snapshot.seen.run.ending is not None:
-        return f"resume from {saved.name}" if saved.step else "start again from step 0"
+        origin = "where your program resumes" if snapshot.view.is_own else "from step 0"
+        return f"resume from {saved.name}" if saved.step else f"start again {origin}"
     # The scheduler cancelled the job and the journal here has no end. Its ranks may have saved
     # one more checkpoint that this journal does not list.
     later = f", {saved.name} or later" if saved.step else ", if there is one"

@@ -6,7 +6,7 @@ One sentence about the whole file says more than one about each of its keys.
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -134,20 +134,26 @@ def without_launcher(words: Sequence[str]) -> tuple[str, str] | None:
     """The launcher at the start of a command line, and the same as `ndctl run`; None: it starts
     with no launcher that is known."""
     launcher = PurePath(words[0]).name if words else ""
-    if launcher not in COMMANDS and not re.fullmatch(r"python(3(\.\d+)?)?", launcher):
+    if launcher == "-m" and words[1:2] and words[1] in LAUNCHERS:
+        launcher = words[1]
+    if launcher not in (*COMMANDS, *LAUNCHERS) and not PYTHON.fullmatch(launcher):
         return None
     found = program_in(shlex.join(words))
     if found is None:
         return launcher, "ndctl run -- train.py"
     typed = ["--", found.name] if found.key == "script" else ["--", "-m", found.name]
     before = words[: words.index(found.name)]
-    options = [
-        word
-        for option, names in SIZES.items()
-        if (number := _number(before, names)) is not None
-        for word in (option, number)
-    ]
-    return launcher, shlex.join(["ndctl", "run", *options, *typed, *found.args])
+    return launcher, shlex.join(["ndctl", "run", *_sizes(before), *typed, *found.args])
+
+
+def _sizes(words: Sequence[str]) -> Iterator[str]:
+    """The options of `ndctl run` for those of a launcher."""
+    hosts, each = _number(words, HOSTS), _number(words, RANKS_OF_A_HOST)
+    total = _number(words, ALL_RANKS)
+    if each is None and total is not None and int(total) % int(hosts or 1) == 0:
+        each = str(int(total) // int(hosts or 1))
+    yield from () if hosts is None else ("--hosts", hosts)
+    yield from () if each is None else ("--gpus-per-host", each)
 
 
 def _number(words: Sequence[str], names: Sequence[str]) -> str | None:
@@ -169,11 +175,12 @@ def run_of(text: object) -> str:
 
 OURS = {"model", "data", "train", "parallel", "cluster", "checkpoint"}
 """Keys at the top of job specs alone."""
-COMMANDS = ("torchrun", "accelerate", "deepspeed", "torchx", "srun", "mpirun", "composer")
-"""Programs that start another one on each rank, as ndctl does itself."""
-SIZES: Mapping[str, Sequence[str]] = {
-    "--hosts": ("--nnodes", "--num-nodes", "--num-machines"),
-    "--gpus-per-host": ("--nproc-per-node", "--num-gpus", "--ntasks-per-node", "--nproc"),
-}
-"""Option of `ndctl run` -> options of launchers."""
+COMMANDS = ("torchrun", "accelerate", "deepspeed", "torchx", "srun", "mpirun", "composer", "uv")
+"""Programs that start another one on each rank, as ndctl does itself; and uv, which starts one in
+the environment of a project."""
+PYTHON = re.compile(r"python(3(\.\d+)?)?")
+# Options of launchers, with hyphens for underscores.
+HOSTS = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
+RANKS_OF_A_HOST = ("--nproc-per-node", "--num-gpus", "--ntasks-per-node", "--nproc")
+ALL_RANKS = ("--num-processes", "--ntasks", "-np", "-n")
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")

@@ -594,6 +594,22 @@ def test_nothing_is_said_of_steps_that_a_program_does_not_report() -> None:
     assert "steps       no step reported\n" in summary_text(ended, UTC)
 
 
+def test_a_program_that_does_not_load_its_checkpoint_is_told_how_to_resume() -> None:
+    saved = CheckpointSaved(at=START + 20, attempt=1, step=80)
+    first, *rest = silent_program()
+    events = [first, *rest[:-3], saved, *rest[-3:]]
+    resumed = TrainingResumed(at=START + 60, attempt=2, step=0)
+    text = status_text(snapshot([*events, resumed]), UTC)
+    (said,) = labelled("checkpoint", text)
+    assert said == (
+        "none that ndctl knows yet; your program did not load step-80, it started at step 0:"
+        " to resume, it must load what ndctl.latest_checkpoint() returns"
+    )
+    later = CheckpointSaved(at=START + 70, attempt=2, step=20)
+    text = status_text(snapshot([*events, resumed, later]), UTC)
+    assert "your program did not load step-80" in text
+
+
 def test_a_program_without_steps_that_runs_again_is_in_no_trouble() -> None:
     runs = snapshot(silent_program(ProgramRuns(at=START + 60, attempt=2)))
     text = status_text(runs, UTC)

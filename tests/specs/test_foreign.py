@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from orchestrator.cli import cli
 from orchestrator.errors import SpecError
 from orchestrator.load import load_spec, read_spec
-from orchestrator.specs.foreign import program_in, without_launcher
+from orchestrator.specs.foreign import LAUNCHERS, program_in, without_launcher
 
 FILES = {
     "pytorchjob.yaml": (
@@ -110,6 +110,18 @@ def test_a_command_line_in_place_of_a_program_is_written_out(key: str) -> None:
         ),
         ("srun --ntasks-per-node=8 python train.py", "--gpus-per-host 8 -- train.py"),
         ("torchrun --help", "-- train.py"),
+        (
+            "accelerate launch --num_processes 16 --num_machines 2 train.py",
+            "--hosts 2 --gpus-per-host 8 -- train.py",
+        ),
+        ("accelerate launch --num_processes 3 --num_machines 2 train.py", "--hosts 2 -- train.py"),
+        ("mpirun -np 4 python train.py", "--gpus-per-host 4 -- train.py"),
+        (
+            "srun -N 2 --ntasks-per-node=8 python -u train.py",
+            "--hosts 2 --gpus-per-host 8 -- train.py",
+        ),
+        ("uv run train.py --lr 1", "-- train.py --lr 1"),
+        ("uv run torchrun --nproc_per_node 2 -m pkg.train", "--gpus-per-host 2 -- -m pkg.train"),
     ],
 )
 def test_a_launcher_is_left_out(line: str, typed: str) -> None:
@@ -124,6 +136,15 @@ def test_a_launcher_that_exists_is_left_out_too() -> None:
     done = CliRunner().invoke(cli, ["run", "--", sys.executable, "train.py"])
     assert isinstance(done.exception, SpecError)
     assert done.exception.fix == "ndctl run -- train.py"
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_launcher_as_a_module_is_left_out_too(name: str) -> None:
+    """`python -m torch.distributed.run train.py`, typed without python."""
+    done = CliRunner().invoke(cli, ["run", "--", "-m", name, "--nproc_per_node=2", "train.py"])
+    assert isinstance(done.exception, SpecError)
+    assert done.exception.message.startswith(f"leave {name} out: ")
+    assert done.exception.fix == "ndctl run --gpus-per-host 2 -- train.py"
 
 
 def test_other_programs_are_no_launchers() -> None:

@@ -54,7 +54,7 @@ def _problems(run: RunSpec, environ: Mapping[str, str]) -> Iterator[Problem]:
         yield Problem(path="run.workdir", value=run.workdir, limit=limit, fix=fix)
         return
     if run.script is not None:
-        yield from _script(run.script, workdir)
+        yield from _script(run.script, workdir, environ)
     elif run.module is not None:
         yield from _module(run.module, workdir, environ)
     else:
@@ -62,7 +62,7 @@ def _problems(run: RunSpec, environ: Mapping[str, str]) -> Iterator[Problem]:
         yield from _program(run.program, workdir, environ)
 
 
-def _script(script: str, workdir: Path) -> Iterator[Problem]:
+def _script(script: str, workdir: Path, environ: Mapping[str, str]) -> Iterator[Problem]:
     path = workdir / script
     limit = "a readable file of Python code"
     try:
@@ -76,7 +76,7 @@ def _script(script: str, workdir: Path) -> Iterator[Problem]:
         )
         if path.name in COMMANDS:
             fix = f"write your script here: ndctl starts it on each rank, without {path.name}"
-        fix = straight_quotes(script) or fix
+        fix = straight_quotes(script) or _command(script, environ) or fix
         limit = f"{limit} ({path}: {exc.strerror})"
         yield Problem(path="run.script", value=script, limit=limit, fix=fix)
         return
@@ -93,6 +93,23 @@ def _script(script: str, workdir: Path) -> Iterator[Problem]:
             limit=f"{limit} ({place}{said})",
             fix=f"correct it, or start it as a program: program: {program}",
         )
+
+
+def _command(name: str, environ: Mapping[str, str]) -> str | None:
+    """How to start the command `name`, such as bash, or trl, which pip wrote as a Python script;
+    None if there is none, or if it is a launcher."""
+    found = shutil.which(name, path=environ.get("PATH")) if "/" not in name else None
+    if found is None or name in COMMANDS:
+        return None
+    try:
+        compile(Path(found).read_bytes(), found, "exec", dont_inherit=True)
+    except (OSError, SyntaxError, ValueError):
+        return (
+            f"for the command {name}: ndctl run -- --no-python {name}, or program: {name} in a spec"
+        )
+    return (
+        f"for the command {name}, give its file: ndctl run -- {found}, or script: {found} in a spec"
+    )
 
 
 def _module(module: str, workdir: Path, environ: Mapping[str, str]) -> Iterator[Problem]:
