@@ -29,13 +29,20 @@ def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
         case "RECOVERING":
             return f"no action needed, ndctl is recovering it; to watch: {commands.of('dashboard')}"
         case "SUCCEEDED":
-            return f"no action needed; for the full report: {commands.of('describe')}"
+            return _after_success(snapshot)
         case "CANCELLED":
             return f"to {_newest(snapshot)}: {commands.submit()}"
         case _ if standing.fix:
             return standing.fix
         case _:
             return _resume_after_failure(run, commands)
+
+
+def _after_success(snapshot: Snapshot) -> str:
+    if snapshot.view.is_own and not snapshot.view.step:
+        # A program may print why it does nothing, such as too few GPUs, and return 0.
+        return f"if it should have trained, see its output: {snapshot.commands.of('logs')}"
+    return f"no action needed; for the full report: {snapshot.commands.of('describe')}"
 
 
 def _newest(snapshot: Snapshot) -> str:

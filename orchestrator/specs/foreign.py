@@ -47,7 +47,7 @@ def foreign_text(text: str, path: PurePath) -> tuple[str, str] | None:
     if text.startswith("#!"):
         of_slurm = re.search(r"^#SBATCH", text, re.MULTILINE)
         what = "a batch script of Slurm" if of_slurm else "a script"
-        backend = " --backend slurm" if of_slurm else ""
+        backend = f" --backend slurm{_requested(text)}" if of_slurm else ""
         found = program_in(text)
         train = "" if found is None or found.key != "script" else f" --train {found.name}"
         return (
@@ -55,6 +55,15 @@ def foreign_text(text: str, path: PurePath) -> tuple[str, str] | None:
             f"`ndctl init{backend}{train}` writes a job spec, from which ndctl writes its own",
         )
     return None
+
+
+def _requested(script: str) -> str:
+    """The hosts and GPUs of a batch script of Slurm, as options of `ndctl init`."""
+    asked = " ".join(re.findall(r"^#SBATCH ([^#\n]*)", script, re.MULTILINE))
+    hosts = re.search(r"(?:--nodes[= ]|-N ?)(\d+)", asked)
+    gpus = re.search(r"(?:--gpus-per-node[= ]|--gres[= ]gpu:)(?:[a-z]\w*:)?(\d+)", asked)
+    sizes = f" --hosts {hosts[1]}" if hosts else ""
+    return f"{sizes} --gpus-per-host {gpus[1]}" if gpus else sizes
 
 
 def foreign_file(document: Document) -> Problem | None:
@@ -123,6 +132,8 @@ def program_in(text: str) -> Program | None:
         except ValueError:
             continue
         for at, word in enumerate(words):
+            if " " in word and ".py" in word and words[max(at - 1, 0)] == "-c":  # bash -c '...'
+                return program_in(word)
             if word.endswith(".py"):
                 return Program("script", word, tuple(words[at + 1 :]))
             if word == "-m" and at + 1 < len(words) and words[at + 1] not in LAUNCHERS:
