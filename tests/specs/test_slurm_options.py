@@ -15,7 +15,7 @@ def test_an_option_that_is_handed_on_is_taken_there(name: str) -> None:
     fix = fix_of_option(f"cluster.slurm.{name}", name)
     assert fix is not None
     key, option = re.fullmatch(r'write cluster\.slurm\.(\w+): \["(.+)"\]', fix).groups()  # type: ignore[union-attr]
-    spec = decode(SlurmSpec, {key: [option.replace("…", "x")]})
+    spec: SlurmSpec = decode(SlurmSpec, {key: [option.replace("…", "x")]})
     assert getattr(spec, key) == (f"--{name.replace('_', '-')}=x",)
 
 

@@ -96,7 +96,7 @@ def _script(script: str, workdir: Path, environ: Mapping[str, str]) -> Iterator[
 
 
 def _command(name: str, environ: Mapping[str, str]) -> str | None:
-    """How to start the command `name`, such as bash, or trl, which pip wrote as a Python script;
+    """How to start the command `name`, such as bash, or litgpt, which pip wrote as a Python script;
     None if there is none, or if it is a launcher."""
     found = shutil.which(name, path=environ.get("PATH")) if "/" not in name else None
     if found is None or name in COMMANDS:

@@ -57,11 +57,11 @@ def test_programs_that_cannot_start_are_refused(
 
 
 def test_a_command_in_place_of_a_script_is_answered_with_what_to_type(folder: Path) -> None:
-    """As `ndctl run -- trl sft` and `ndctl run -- bash train.sh`: pip writes trl in Python."""
-    tool = folder / "trl"
+    """As `ndctl run -- litgpt pretrain` and `ndctl run -- bash train.sh`: litgpt is Python."""
+    tool = folder / "litgpt"
     tool.write_text("#!/usr/bin/python3\nimport sys\nsys.exit(0)\n")
     tool.chmod(0o755)
-    (found,) = problems(Path("/"), {"script": "trl"}, path=str(folder))
+    (found,) = problems(Path("/"), {"script": "litgpt"}, path=str(folder))
     assert f"ndctl run -- {tool}" in found
     assert problems(folder, {"script": str(tool)}) == []
     (found,) = problems(folder, {"script": "sh"})
