@@ -50,7 +50,9 @@ def _newest(snapshot: Snapshot) -> str:
     saved = snapshot.seen.checkpoint
     if snapshot.seen.run.ending is not None:
         origin = "where your program resumes" if snapshot.view.is_own else "from step 0"
-        return f"resume from {saved.name}" if saved.step else f"start again {origin}"
+        # A program that did not load a checkpoint before will not load this one either.
+        loads = saved.step and not snapshot.view.unused
+        return f"resume from {saved.name}" if loads else f"start again {origin}"
     # The scheduler cancelled the job and the journal here has no end. Its ranks may have saved
     # one more checkpoint that this journal does not list.
     later = f", {saved.name} or later" if saved.step else ", if there is one"

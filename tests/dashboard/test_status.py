@@ -611,6 +611,10 @@ def test_a_program_that_does_not_load_its_checkpoint_is_told_how_to_resume() -> 
     later = CheckpointSaved(at=START + 70, attempt=2, step=20)
     text = status_text(snapshot([*events, resumed, later]), UTC)
     assert "your program did not load step-80" in text
+    stopped = [HostStopped(at=START + 90, attempt=2, host=host, finished=False) for host in HOSTS]
+    ended = [*events, resumed, later, CancelRequested(at=START + 80, by="me"), *stopped]
+    (said,) = labelled("next", status_text(snapshot(ended, alive=False), UTC))
+    assert said.startswith("to start again where your program resumes: ndctl submit ")
 
 
 def test_a_program_without_steps_that_runs_again_is_in_no_trouble() -> None:
