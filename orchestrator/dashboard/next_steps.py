@@ -30,7 +30,7 @@ def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
         case "RECOVERING":
             return f"no action needed, ndctl is recovering it; to watch: {commands.of('dashboard')}"
         case "SUCCEEDED":
-            return f"no action needed; for the full report: {commands.of('describe')}"
+            return _after_success(snapshot)
         case "CANCELLED":
             return f"to {_newest(snapshot)}: {commands.submit()}"
         case _ if standing.fix:
@@ -39,11 +39,21 @@ def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
             return _resume_after_failure(run, commands)
 
 
+def _after_success(snapshot: Snapshot) -> str:
+    if snapshot.view.is_own and not snapshot.view.step:
+        # A program may print why it does nothing, such as too few GPUs, and return 0.
+        return f"if it should have trained, see its output: {snapshot.commands.of('logs')}"
+    return f"no action needed; for the full report: {snapshot.commands.of('describe')}"
+
+
 def _newest(snapshot: Snapshot) -> str:
     """Where a cancelled job resumes."""
     saved = snapshot.seen.checkpoint
     if snapshot.seen.run.ending is not None:
-        return f"resume from {saved.name}" if saved.step else "start again from step 0"
+        origin = "where your program resumes" if snapshot.view.is_own else "from step 0"
+        # A program that did not load a checkpoint before will not load this one either.
+        loads = saved.step and not snapshot.view.unused
+        return f"resume from {saved.name}" if loads else f"start again {origin}"
     # The scheduler cancelled the job and the journal here has no end. Its ranks may have saved
     # one more checkpoint that this journal does not list.
     later = f", {saved.name} or later" if saved.step else ", if there is one"

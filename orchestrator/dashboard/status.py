@@ -240,14 +240,21 @@ def restarts(snapshot: Snapshot) -> str:
     return f"attempt {snapshot.seen.attempt}, {restarts} ({budget})"
 
 
+RESUMING = "to resume, it must load what ndctl.latest_checkpoint() returns"
+"""Scripts such as trl's sft.py save checkpoints and never load one."""
+
+
 def checkpoint_text(found: CheckpointView, shown: View) -> str:
     rest = "".join(f"; skipped {p.name}: {p.why}" for p in found.passed_over)
     if found.failed is not None:
         why, times = format.shorten(found.failed.why), found.failed.times
         row_of = f" ({times:,} failed saves in a row)" if times > 1 else ""
         rest = f"; warning: the save at step {found.failed.step:,} failed{row_of}: {why}{rest}"
+    if shown.unused:
+        rest += f"; your program did not load step-{shown.unused}, it started at step 0: {RESUMING}"
     if not found.step:
-        return f"{'none' if shown.state in ENDED else 'none yet'}{rest}"
+        known = " that ndctl knows" if shown.is_own else ""
+        return f"none{known}{rest}" if shown.state in ENDED else f"none{known} yet{rest}"
     behind = max(0, shown.step - found.step)
     ages = [format.count(behind, "step")] if behind else []
     ages += [format.duration(shown.now - found.at)] if found.at is not None else []

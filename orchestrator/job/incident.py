@@ -35,7 +35,7 @@ class Incident(Struct, frozen=True, kw_only=True):
     saved: int | None = None
     """Step of the newest complete checkpoint at that time, and of the one that the next attempt
     resumed from once that is known: the steps since are lost. None if no rank ran, so that no step
-    was lost."""
+    was lost, and for a user's program of which no checkpoint is known."""
     in_memory: bool = False
     """The next attempt resumed from the memory of the hosts."""
     skipped: tuple[SkippedCheckpoint, ...] = ()
@@ -82,7 +82,7 @@ class Incident(Struct, frozen=True, kw_only=True):
 
     @property
     def lost_steps(self) -> int | None:
-        """Steps that are repeated after a resume; None if no rank ran."""
+        """Steps that are repeated after a resume; None if no rank ran, or if that is unknown."""
         return None if self.saved is None else max(0, self.step - self.saved)
 
 

@@ -49,6 +49,9 @@ class Progress(Struct, frozen=True, kw_only=True):
     Later steps of earlier attempts are not part of the training any more."""
     remembered: int = 0
     """Newest step that was resumed from the memory of the hosts; 0 for none."""
+    unused: int = 0
+    """Step of a complete checkpoint that a user's program did not load: it started at step 0, and
+    said of no checkpoint that it is damaged. 0 for none."""
     skipped: tuple[Window, ...] = ()
     """Batches that are skipped on purpose."""
     rollbacks: tuple[Rollback, ...] = ()

@@ -41,7 +41,8 @@ def training_resumed(run: Run, event: TrainingResumed) -> Result:
     )
     if event.in_memory:
         return _remembered(run, event), ()
-    run = replace(run, progress=replace(run.progress, lineage=event.attempt, resumed=()))
+    progress = replace(run.progress, lineage=event.attempt, resumed=(), unused=_unused(run, event))
+    run = replace(run, progress=progress)
     # The usual case: the leader heard of this checkpoint when it was saved.
     if event.step <= run.progress.saved:
         return run, ()
@@ -54,6 +55,18 @@ def training_resumed(run: Run, event: TrainingResumed) -> Result:
         history=replace(run.history, fruitless=min(run.history.fruitless, 1), advanced=advanced),
     )
     return no_progress.was_saved(run, event.at), ()
+
+
+def _unused(run: Run, event: TrainingResumed) -> int:
+    """The checkpoint that the program could have loaded: trl's sft.py saves and never loads one."""
+    if not _is_own(run) or event.step or event.passed_over:
+        return 0
+    return max(run.progress.saved, run.progress.unused)
+
+
+def _is_own(run: Run) -> bool:
+    """The ranks run the user's program, which decides where it resumes."""
+    return run.job is not None and run.job.run is not None
 
 
 def _remembered(run: Run, event: TrainingResumed) -> Run:
@@ -84,7 +97,9 @@ def _with_resumed_step(run: Run, event: TrainingResumed) -> Iterator[Incident]:
     """
     for incident in run.history.incidents:
         open_still = incident.recovered_after_s is None and incident.attempt < event.attempt
-        if open_still and incident.saved is not None:
+        # Ranks of a user's program ran if they did steps, even if no checkpoint of it was known.
+        ran = incident.saved is not None or (_is_own(run) and incident.step > 0)
+        if open_still and ran:
             yield replace(
                 incident,
                 saved=event.step,

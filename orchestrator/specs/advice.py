@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from orchestrator.contract.codec import UNKNOWN_KEY, Problem, nearest
 from orchestrator.specs.other_names import AT, KEYS, SENTENCES
 from orchestrator.specs.other_values import FEW, fix_of_value
+from orchestrator.specs.slurm_options import fix_of_option
 
 TYPO = 0.85
 """Words that are so similar differ in a letter or two."""
@@ -42,6 +43,8 @@ def _fix_of_key(problem: Problem) -> str:
     name = _plain(written)
     if problem.path in AT:
         return AT[problem.path]
+    if (option := fix_of_option(problem.path, name)) is not None:
+        return option
     every = [key.path for key in all_keys() if "[]" not in key.path]
     here = [path for path in every if path.rpartition(".")[0] == above]
     names = {path.rpartition(".")[2]: path for path in here}

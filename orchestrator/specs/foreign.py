@@ -6,7 +6,7 @@ One sentence about the whole file says more than one about each of its keys.
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -47,7 +47,7 @@ def foreign_text(text: str, path: PurePath) -> tuple[str, str] | None:
     if text.startswith("#!"):
         of_slurm = re.search(r"^#SBATCH", text, re.MULTILINE)
         what = "a batch script of Slurm" if of_slurm else "a script"
-        backend = " --backend slurm" if of_slurm else ""
+        backend = f" --backend slurm{_requested(text)}" if of_slurm else ""
         found = program_in(text)
         train = "" if found is None or found.key != "script" else f" --train {found.name}"
         return (
@@ -55,6 +55,15 @@ def foreign_text(text: str, path: PurePath) -> tuple[str, str] | None:
             f"`ndctl init{backend}{train}` writes a job spec, from which ndctl writes its own",
         )
     return None
+
+
+def _requested(script: str) -> str:
+    """The hosts and GPUs of a batch script of Slurm, as options of `ndctl init`."""
+    asked = " ".join(re.findall(r"^#SBATCH ([^#\n]*)", script, re.MULTILINE))
+    hosts = re.search(r"(?:--nodes[= ]|-N ?)(\d+)", asked)
+    gpus = re.search(r"(?:--gpus-per-node[= ]|--gres[= ]gpu:)(?:[a-z]\w*:)?(\d+)", asked)
+    sizes = f" --hosts {hosts[1]}" if hosts else ""
+    return f"{sizes} --gpus-per-host {gpus[1]}" if gpus else sizes
 
 
 def foreign_file(document: Document) -> Problem | None:
@@ -123,6 +132,8 @@ def program_in(text: str) -> Program | None:
         except ValueError:
             continue
         for at, word in enumerate(words):
+            if " " in word and ".py" in word and words[max(at - 1, 0)] == "-c":  # bash -c '...'
+                return program_in(word)
             if word.endswith(".py"):
                 return Program("script", word, tuple(words[at + 1 :]))
             if word == "-m" and at + 1 < len(words) and words[at + 1] not in LAUNCHERS:
@@ -134,20 +145,26 @@ def without_launcher(words: Sequence[str]) -> tuple[str, str] | None:
     """The launcher at the start of a command line, and the same as `ndctl run`; None: it starts
     with no launcher that is known."""
     launcher = PurePath(words[0]).name if words else ""
-    if launcher not in COMMANDS and not re.fullmatch(r"python(3(\.\d+)?)?", launcher):
+    if launcher == "-m" and words[1:2] and words[1] in LAUNCHERS:
+        launcher = words[1]
+    if launcher not in (*COMMANDS, *LAUNCHERS) and not PYTHON.fullmatch(launcher):
         return None
     found = program_in(shlex.join(words))
     if found is None:
         return launcher, "ndctl run -- train.py"
     typed = ["--", found.name] if found.key == "script" else ["--", "-m", found.name]
     before = words[: words.index(found.name)]
-    options = [
-        word
-        for option, names in SIZES.items()
-        if (number := _number(before, names)) is not None
-        for word in (option, number)
-    ]
-    return launcher, shlex.join(["ndctl", "run", *options, *typed, *found.args])
+    return launcher, shlex.join(["ndctl", "run", *_sizes(before), *typed, *found.args])
+
+
+def _sizes(words: Sequence[str]) -> Iterator[str]:
+    """The options of `ndctl run` for those of a launcher."""
+    hosts, each = _number(words, HOSTS), _number(words, RANKS_OF_A_HOST)
+    total = _number(words, ALL_RANKS)
+    if each is None and total is not None and int(total) % int(hosts or 1) == 0:
+        each = str(int(total) // int(hosts or 1))
+    yield from () if hosts is None else ("--hosts", hosts)
+    yield from () if each is None else ("--gpus-per-host", each)
 
 
 def _number(words: Sequence[str], names: Sequence[str]) -> str | None:
@@ -169,11 +186,12 @@ def run_of(text: object) -> str:
 
 OURS = {"model", "data", "train", "parallel", "cluster", "checkpoint"}
 """Keys at the top of job specs alone."""
-COMMANDS = ("torchrun", "accelerate", "deepspeed", "torchx", "srun", "mpirun", "composer")
-"""Programs that start another one on each rank, as ndctl does itself."""
-SIZES: Mapping[str, Sequence[str]] = {
-    "--hosts": ("--nnodes", "--num-nodes", "--num-machines"),
-    "--gpus-per-host": ("--nproc-per-node", "--num-gpus", "--ntasks-per-node", "--nproc"),
-}
-"""Option of `ndctl run` -> options of launchers."""
+COMMANDS = ("torchrun", "accelerate", "deepspeed", "torchx", "srun", "mpirun", "composer", "uv")
+"""Programs that start another one on each rank, as ndctl does itself; and uv, which starts one in
+the environment of a project."""
+PYTHON = re.compile(r"python(3(\.\d+)?)?")
+# Options of launchers, with hyphens for underscores.
+HOSTS = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
+RANKS_OF_A_HOST = ("--nproc-per-node", "--num-gpus", "--ntasks-per-node", "--nproc")
+ALL_RANKS = ("--num-processes", "--ntasks", "-np", "-n")
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")

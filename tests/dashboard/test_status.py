@@ -579,6 +579,29 @@ def test_nothing_is_said_of_steps_that_a_program_does_not_report() -> None:
     assert "the recovery was not timed, because no step was reported after it\n" in text
     assert not re.search(r"steps? 0|step 1\b|0 steps|not recovered", text)
     assert "steps       no step reported\n" in summary_text(ended, UTC)
+    # FSDP2's example of pytorch/examples does so on a machine with too few GPUs.
+    (said,) = labelled("next", status_text(ended, UTC))
+    assert said == "if it should have trained, see its output: ndctl logs quickstart"
+
+
+def test_a_program_that_does_not_load_its_checkpoint_is_told_how_to_resume() -> None:
+    saved = CheckpointSaved(at=START + 20, attempt=1, step=80)
+    first, *rest = silent_program()
+    events = [first, *rest[:-3], saved, *rest[-3:]]
+    resumed = TrainingResumed(at=START + 60, attempt=2, step=0)
+    text = status_text(snapshot([*events, resumed]), UTC)
+    (said,) = labelled("checkpoint", text)
+    assert said == (
+        "none that ndctl knows yet; your program did not load step-80, it started at step 0:"
+        " to resume, it must load what ndctl.latest_checkpoint() returns"
+    )
+    later = CheckpointSaved(at=START + 70, attempt=2, step=20)
+    text = status_text(snapshot([*events, resumed, later]), UTC)
+    assert "your program did not load step-80" in text
+    stopped = [HostStopped(at=START + 90, attempt=2, host=host, finished=False) for host in HOSTS]
+    ended = [*events, resumed, later, CancelRequested(at=START + 80, by="me"), *stopped]
+    (said,) = labelled("next", status_text(snapshot(ended, alive=False), UTC))
+    assert said.startswith("to start again where your program resumes: ndctl submit ")
 
 
 def test_a_program_without_steps_that_runs_again_is_in_no_trouble() -> None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from orchestrator.cli import cli
 from orchestrator.errors import SpecError
 from orchestrator.load import load_spec, read_spec
-from orchestrator.specs.foreign import program_in, without_launcher
+from orchestrator.specs.foreign import LAUNCHERS, foreign_text, program_in, without_launcher
 
 FILES = {
     "pytorchjob.yaml": (
@@ -43,7 +43,7 @@ FILES = {
     "job.sh": (
         "#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py --lr 1e-4\n",
         "this is a batch script of Slurm, not a job spec",
-        "`ndctl init --backend slurm --train train.py` writes",
+        "`ndctl init --backend slurm --hosts 2 --train train.py` writes",
     ),
 }
 
@@ -110,6 +110,18 @@ def test_a_command_line_in_place_of_a_program_is_written_out(key: str) -> None:
         ),
         ("srun --ntasks-per-node=8 python train.py", "--gpus-per-host 8 -- train.py"),
         ("torchrun --help", "-- train.py"),
+        (
+            "accelerate launch --num_processes 16 --num_machines 2 train.py",
+            "--hosts 2 --gpus-per-host 8 -- train.py",
+        ),
+        ("accelerate launch --num_processes 3 --num_machines 2 train.py", "--hosts 2 -- train.py"),
+        ("mpirun -np 4 python train.py", "--gpus-per-host 4 -- train.py"),
+        (
+            "srun -N 2 --ntasks-per-node=8 python -u train.py",
+            "--hosts 2 --gpus-per-host 8 -- train.py",
+        ),
+        ("uv run train.py --lr 1", "-- train.py --lr 1"),
+        ("uv run torchrun --nproc_per_node 2 -m pkg.train", "--gpus-per-host 2 -- -m pkg.train"),
     ],
 )
 def test_a_launcher_is_left_out(line: str, typed: str) -> None:
@@ -120,10 +132,40 @@ def test_a_launcher_is_left_out(line: str, typed: str) -> None:
     assert done.exception.message.startswith(f"leave {PurePath(words[0]).name} out: ")
 
 
+@pytest.mark.parametrize(
+    ("lines", "options"),
+    [
+        ("#SBATCH --nodes=3                    # nodes\n#SBATCH --gres=gpu:8  # number", (3, 8)),
+        ("#SBATCH -N 4\n#SBATCH --gres=gpu:hgx:8", (4, 8)),
+        ("#SBATCH --exclusive --nodes=2 --gpus-per-node h100:4", (2, 4)),
+        ("#SBATCH -N2\n#SBATCH --gpus-per-node=8", (2, 8)),
+    ],
+)
+def test_the_sizes_of_a_batch_script_are_options_of_init(
+    lines: str, options: tuple[int, int]
+) -> None:
+    text = f"#!/bin/bash\n{lines}\nsrun bash -c 'torchrun \\\n --nnodes $N train.py --lr 1'\n"
+    said = foreign_text(text, PurePath("job.sh"))
+    assert said is not None
+    hosts, gpus = options
+    assert said[1].startswith(
+        f"`ndctl init --backend slurm --hosts {hosts} --gpus-per-host {gpus} --train train.py`"
+    )
+
+
 def test_a_launcher_that_exists_is_left_out_too() -> None:
     done = CliRunner().invoke(cli, ["run", "--", sys.executable, "train.py"])
     assert isinstance(done.exception, SpecError)
     assert done.exception.fix == "ndctl run -- train.py"
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_launcher_as_a_module_is_left_out_too(name: str) -> None:
+    """`python -m torch.distributed.run train.py`, typed without python."""
+    done = CliRunner().invoke(cli, ["run", "--", "-m", name, "--nproc_per_node=2", "train.py"])
+    assert isinstance(done.exception, SpecError)
+    assert done.exception.message.startswith(f"leave {name} out: ")
+    assert done.exception.fix == "ndctl run --gpus-per-host 2 -- train.py"
 
 
 def test_other_programs_are_no_launchers() -> None:

@@ -117,6 +117,59 @@ MISTAKES = [
         "cluster.kubernetes.shm_size",
         "did you mean cluster.kubernetes.shm?",
     ),
+    # Options of sbatch and srun, as scripts for language models on GitHub have them
+    (
+        "cluster: {slurm: {nice: 5}}",
+        "cluster.slurm.nice",
+        'write cluster.slurm.sbatch_args: ["--nice=…"]',
+    ),
+    (
+        "cluster: {slurm: {wckey: a}}",
+        "cluster.slurm.wckey",
+        'write cluster.slurm.sbatch_args: ["--wckey=…"]',
+    ),
+    (
+        "cluster: {slurm: {time-min: 60}}",
+        "cluster.slurm.time-min",
+        'write cluster.slurm.sbatch_args: ["--time-min=…"]',
+    ),
+    (
+        "cluster: {slurm: {quotatype: spot}}",
+        "cluster.slurm.quotatype",
+        'write cluster.slurm.sbatch_args: ["--quotatype=…"]',
+    ),
+    (
+        "cluster: {slurm: {cpu-bind: none}}",
+        "cluster.slurm.cpu-bind",
+        'write cluster.slurm.srun_args: ["--cpu-bind=…"]',
+    ),
+    (
+        "cluster: {slurm: {mpi: pmix}}",
+        "cluster.slurm.mpi",
+        'write cluster.slurm.srun_args: ["--mpi=…"]',
+    ),
+    (
+        "cluster: {slurm: {signal: USR1@90}}",
+        "cluster.slurm.signal",
+        "did you mean cluster.slurm.notice_s?",
+    ),
+    ("cluster: {slurm: {open-mode: append}}", "cluster.slurm.open-mode", "remove it: logs of each"),
+    (
+        "cluster: {slurm: {gpus-per-task: 1}}",
+        "cluster.slurm.gpus-per-task",
+        "did you mean cluster.gpus_per_host?",
+    ),
+    (
+        "cluster: {slurm: {cpus-per-gpu: 8}}",
+        "cluster.slurm.cpus-per-gpu",
+        "did you mean cluster.slurm.cpus_per_task",
+    ),
+    ("cluster: {slurm: {export: ALL}}", "cluster.slurm.export", "did you mean cluster.slurm.env?"),
+    (
+        "cluster: {slurm: {container-image: a.sqsh}}",
+        "cluster.slurm.container-image",
+        "did you mean cluster.slurm.container.image?",
+    ),
     # Lightning
     ("train: {precision: bf16-mixed}", "train.precision", "did you mean train.dtype?"),
     ("train: {accumulate_grad_batches: 4}", "train.accumulate_grad_batches", "remove it: it fol"),

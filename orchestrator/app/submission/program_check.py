@@ -54,7 +54,7 @@ def _problems(run: RunSpec, environ: Mapping[str, str]) -> Iterator[Problem]:
         yield Problem(path="run.workdir", value=run.workdir, limit=limit, fix=fix)
         return
     if run.script is not None:
-        yield from _script(run.script, workdir)
+        yield from _script(run.script, workdir, environ)
     elif run.module is not None:
         yield from _module(run.module, workdir, environ)
     else:
@@ -62,14 +62,15 @@ def _problems(run: RunSpec, environ: Mapping[str, str]) -> Iterator[Problem]:
         yield from _program(run.program, workdir, environ)
 
 
-def _script(script: str, workdir: Path) -> Iterator[Problem]:
+def _script(script: str, workdir: Path, environ: Mapping[str, str]) -> Iterator[Problem]:
     path = workdir / script
     limit = "a readable file of Python code"
     try:
         source = path.read_bytes()
     except OSError as exc:
         limit = f"{limit} ({path}: {exc.strerror})"
-        yield Problem(path="run.script", value=script, limit=limit, fix=_script_fix(script, path))
+        fix = _script_fix(script, path, environ)
+        yield Problem(path="run.script", value=script, limit=limit, fix=fix)
         return
     try:
         compile(source, str(path), "exec", dont_inherit=True)
@@ -86,7 +87,7 @@ def _script(script: str, workdir: Path) -> Iterator[Problem]:
         )
 
 
-def _script_fix(script: str, path: Path) -> str:
+def _script_fix(script: str, path: Path, environ: Mapping[str, str]) -> str:
     """The fix of a script that cannot be read."""
     if (fix := straight_quotes(script)) is not None:
         return fix
@@ -96,9 +97,28 @@ def _script_fix(script: str, path: Path) -> str:
     if launcher or (first.suffix == ".py" and " " in script):
         without = f", without {launcher}" if launcher else ""
         return f"write {run_of(script)}; ndctl starts it on each rank{without}"
+    if (fix := _command(script, environ)) is not None:
+        return fix
     similar = sorted(one.name for one in path.parent.glob("*.py"))[:5]
     there = f"in {path.parent.absolute()} there are {', '.join(similar)}"
     return there if similar else "correct it"
+
+
+def _command(name: str, environ: Mapping[str, str]) -> str | None:
+    """How to start the command `name`, such as bash, or litgpt, which pip wrote as a Python script;
+    None if there is none, or if it is a launcher."""
+    found = shutil.which(name, path=environ.get("PATH")) if "/" not in name else None
+    if found is None or name in COMMANDS:
+        return None
+    try:
+        compile(Path(found).read_bytes(), found, "exec", dont_inherit=True)
+    except (OSError, SyntaxError, ValueError):
+        return (
+            f"for the command {name}: ndctl run -- --no-python {name}, or program: {name} in a spec"
+        )
+    return (
+        f"for the command {name}, give its file: ndctl run -- {found}, or script: {found} in a spec"
+    )
 
 
 def _module(module: str, workdir: Path, environ: Mapping[str, str]) -> Iterator[Problem]:

@@ -51,6 +51,8 @@ class View(Struct, frozen=True, kw_only=True):
     mesh: Mesh
     is_own: bool
     """The ranks run the user's own program, so `mesh` says only how many there are."""
+    unused: int
+    """Step of a checkpoint that the user's program did not load; 0: none."""
     split: str
     """How the ranks split the work, as text."""
     hosts: tuple[HostRow, ...]
@@ -141,6 +143,7 @@ def view(
         elapsed_s=max(0.0, (_ended_at(run, progress) if over else now) - run.job.at),
         mesh=run.plan.mesh,
         is_own=run.plan.is_own,
+        unused=run.progress.unused,
         split=run.plan.split,
         hosts=tuple(host_rows(seen, standing.state)),
         spares=spares(run),

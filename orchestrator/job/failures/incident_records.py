@@ -108,7 +108,7 @@ def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> 
         evidence=verdict.evidence,
         action=action,
         step=max([run.attempt.step, *reported]),
-        saved=None if findings.idle else run.progress.saved,
+        saved=None if findings.idle else _newest(run),
         signature=verdict.signature,
         detected_after_s=verdict.detected_after_s,
         confidence=verdict.confidence,
@@ -118,6 +118,13 @@ def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> 
         phase=verdict.phase,
         advice=verdict.fix or (verdict.failure.advice if verdict.failure else ""),
     )
+
+
+def _newest(run: Run) -> int | None:
+    """Step of the newest checkpoint. A user's program may resume from a file that ndctl does not
+    know, so that nothing is known of lost steps until it says where it resumed."""
+    unknown = run.job is not None and run.job.run is not None and not run.progress.saved
+    return None if unknown else run.progress.saved
 
 
 def with_incident_before_cancel(run: Run) -> Run:

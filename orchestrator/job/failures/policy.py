@@ -258,8 +258,13 @@ def _possible(run: Run, action: Remedy, verdict: Verdict) -> _Found:
         if run.progress.saved
         else "the beginning: no checkpoint yet"
     )
-    if run.job is not None and run.job.run is not None and not run.progress.saved:
-        origin = "where your program resumes: ndctl knows no checkpoint of it"
+    if run.job is not None and run.job.run is not None:
+        # The program decides. It may load nothing: trl's sft.py saves, and always begins at step 0.
+        origin = "where your program resumes: " + (
+            f"its newest checkpoint is step-{run.progress.saved}"
+            if run.progress.saved
+            else "ndctl knows no checkpoint of it"
+        )
     if run.copies_in_memory is not None:
         origin = f"the newest step in memory, else from {origin}"
     again = f"restart as attempt {run.attempt.number + 1} from {origin}"

@@ -79,6 +79,18 @@ def test_a_command_line_in_place_of_a_script_is_told_where_its_words_belong(
     assert fix in problem
 
 
+def test_a_command_in_place_of_a_script_is_answered_with_what_to_type(folder: Path) -> None:
+    """As `ndctl run -- litgpt pretrain` and `ndctl run -- bash train.sh`: litgpt is Python."""
+    tool = folder / "litgpt"
+    tool.write_text("#!/usr/bin/python3\nimport sys\nsys.exit(0)\n")
+    tool.chmod(0o755)
+    (found,) = problems(Path("/"), {"script": "litgpt"}, path=str(folder))
+    assert f"ndctl run -- {tool}" in found
+    assert problems(folder, {"script": str(tool)}) == []
+    (found,) = problems(folder, {"script": "sh"})
+    assert "ndctl run -- --no-python sh" in found
+
+
 def test_a_script_that_the_user_may_not_read_is_refused() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as name:  # the folders of pytest are root's own
         folder = Path(name)

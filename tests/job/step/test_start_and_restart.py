@@ -363,3 +363,37 @@ def test_a_program_that_has_reported_steps_recovers_with_a_step() -> None:
     states = [job.run.state]
     job.trains()
     assert [*states, job.run.state] == ["RECOVERING", "RUNNING"]
+
+
+def test_nothing_is_known_of_lost_steps_of_a_program_that_resumes_from_its_own_file() -> None:
+    job = Job(run=RunSpec(script="train.py")).starts()
+    job.steps(1)
+    job.fails_once(rank=1)
+    incident = job.run.history.incidents[-1]
+    assert (incident.step, incident.lost_steps) == (1, None)
+    assert incident.action.endswith("ndctl knows no checkpoint of it")
+    # transformers' Trainer says where it begins: then what is lost is known.
+    job.trains()
+    assert job.run.history.incidents[-1].lost_steps == 1
+
+
+def test_a_program_that_does_not_load_its_checkpoint_is_noticed() -> None:
+    job = Job(run=RunSpec(script="train.py")).running()
+    job.saves(20)
+    job.fails_once(rank=1)
+    assert job.run.history.incidents[-1].action.endswith("its newest checkpoint is step-20")
+    assert job.run.progress.unused == 0
+    job.trains()
+    job.saves(10)
+    assert job.run.progress.unused == 20
+    job.fails_once(rank=1)
+    job.trains(first=10)
+    assert job.run.progress.unused == 0
+
+
+def test_the_bundled_trainer_chooses_where_it_resumes() -> None:
+    job = Job().running()
+    job.saves(20)
+    job.fails_once(rank=1)
+    job.trains()
+    assert job.run.progress.unused == 0
