@@ -124,7 +124,7 @@ checkpoint:
   verify: true
   memory:
     every: auto
-    copies: 1
+    copies: 2
 resilience:
   max_restarts: 5
   max_allocations: 3
