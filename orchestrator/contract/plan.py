@@ -12,7 +12,6 @@ from orchestrator.contract.spec.types import Auto, Dtype
 
 RESERVE = ("communication", "context", "slack")
 """Items of memory that torch.cuda.max_memory_allocated does not count."""
-SOFTWARE = "software"
 IN_MEMORY = "checkpoints in memory"
 """Item of the host's memory: the slots of `checkpoint.memory`, but the one that takes the place of
 the buffer for saves to the disk."""
@@ -212,6 +211,8 @@ class Plan(Struct, frozen=True, kw_only=True):
     communication: tuple[Traffic, ...] = ()
     profile: str | None = None
     """Hardware profile of the prediction of memory and time."""
+    software: str | None = None
+    """Training software that `time` is for; None: the bundled trainer, as in the plan of a job."""
     device_power_w: int | None = None
     """Power limit of one device's board; None: unknown."""
     price_per_gpu_hour: float | None = None
@@ -227,20 +228,13 @@ class Plan(Struct, frozen=True, kw_only=True):
     """What fixed keys cost, the highest price first; empty if it was not asked for."""
     rejected: tuple[Rejected, ...] = ()
     methods: Mapping[str, str] = field(default_factory=dict)
-    """Axis (pipeline, data, context, tensor, …) -> how it works, in words, for axes in use. Key
-    `SOFTWARE`: see `software`."""
+    """Axis (pipeline, data, context, tensor, …) -> how it works, in words, for axes in use."""
     notes: tuple[str, ...] = ()
     """Remarks for the user about how the plan was made."""
 
     @property
     def world_size(self) -> int:
         return self.mesh.world_size
-
-    @property
-    def software(self) -> str | None:
-        """Name of the training software that `time` is for; None: the bundled trainer. No job has
-        such a plan, so it needs no field in its files."""
-        return self.methods.get(SOFTWARE)
 
     @property
     def is_own(self) -> bool:

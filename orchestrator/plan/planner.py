@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from orchestrator.contract.devices import compute_dtype
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.plan import SOFTWARE, ModelWork, PlacementCost, Plan, Price, Traffic
+from orchestrator.contract.plan import ModelWork, PlacementCost, Plan, Price, Traffic
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.contract.spec.parallel_spec import FsdpSpec
 from orchestrator.errors import PlanError
@@ -223,6 +223,7 @@ def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
         memory_along_pp=memories_of(setup, space.fabric) if setup.mesh.pp > 1 else (),
         communication=traffic,
         profile=space.fabric.profile.name,
+        software=space.fabric.profile.calibration.software,
         device_power_w=space.fabric.profile.power_w,
         price_per_gpu_hour=mean_price(inventory, hosts),
         alternatives=tuple(
@@ -233,18 +234,13 @@ def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
         comparison=comparison_of(space, found.options),
         untrainable=space.shape.untrainable,
         rejected=found.rejected,
-        methods=methods_of(setup, best.time) | _software(space.fabric),
+        methods=methods_of(setup, best.time),
         notes=(
             *notes_of(space, setup, best.time, inventory),
             *idle_note(inventory, hosts, spec.cluster.gpus_per_host),
             *price_note(inventory, hosts),
         ),
     )
-
-
-def _software(fabric: Fabric) -> dict[str, str]:
-    name = fabric.profile.calibration.software
-    return {} if name is None else {SOFTWARE: name}
 
 
 def _decided(option: Option, ranks_per_host: int) -> Plan:

@@ -6,7 +6,6 @@ from typing import Any
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import (
-    SOFTWARE,
     Choice,
     ModelWork,
     Plan,
@@ -75,9 +74,9 @@ def plan_json(plan: Plan, decision: Decision | None = None) -> dict[str, Any]:
         "float8": plan.float8,
         "loss_chunks": plan.loss_chunks,
         "schedule": plan.schedule,
-        "methods": _axes(plan),
+        "methods": dict(plan.methods),
         "profile": plan.profile,
-        **({} if plan.software is None else {"software": encode(software_basis(plan.software))}),
+        "software": None if plan.software is None else encode(software_basis(plan.software)),
         "hosts": list(plan.hosts),
         "placement": None if plan.placement is None else encode(plan.placement),
         "ranks": [encode(one) for one in places(plan, plan.hosts)],
@@ -117,7 +116,7 @@ def _split(plan: Plan) -> list[str]:
     return [
         *labelled("mesh", f"{plan.mesh}{ranks} on {hosts}{of}"),
         *labelled("batch", batch),
-        *(line for what, said in _axes(plan).items() for line in labelled(what, said)),
+        *(line for what, said in plan.methods.items() for line in labelled(what, said)),
         *labelled("recompute", _recompute(plan)),
     ]
 
@@ -157,10 +156,6 @@ def _speed(plan: Plan) -> list[str]:
         *(labelled("work", _work(plan.work, "adapters" in plan.methods)) if plan.work else ()),
         *(f"{line:<38}{row[3]}".rstrip() for line, row in zip(lines, rows, strict=True)),
     ]
-
-
-def _axes(plan: Plan) -> dict[str, str]:
-    return {key: value for key, value in plan.methods.items() if key != SOFTWARE}
 
 
 def software_of(name: str) -> str:

@@ -1,11 +1,13 @@
 """How each axis in use is parallelised, for a person."""
 
+from collections.abc import Mapping
+
 from orchestrator.contract.plan import StepTime
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.stages import STAGES_AT_ONCE, bubble
 
 
-def methods_of(setup: Setup, time: StepTime) -> dict[str, str]:
+def methods_of(setup: Setup, time: StepTime) -> Mapping[str, str]:
     """Keys: `pipeline`, `data`, `context`, `tensor`, `kernels` and `adapters`, where used."""
     mesh, lora = setup.mesh, setup.lora
     methods = {}
