@@ -29,6 +29,9 @@ SCRIPTS = [
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.path.name)
 
 
+RESTART = "restart as attempt 2 from where your program resumes: its newest checkpoint is step-5"
+
+
 @every_script
 def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(
     script: Script, ndctl: Ndctl
@@ -43,7 +46,7 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(
     assert {6, 7} <= steps_trained_twice(ndctl) <= {6, 7, 8, 9, 10}
     (incident,) = ndctl.status()["incidents"]
     assert (incident["kind"], incident["culprit"]["rank"]) == ("rank-killed", 1)
-    assert incident["action"] == "restart as attempt 2 from checkpoint step-5"
+    assert incident["action"] == RESTART
     assert_nothing_left(ndctl.run_dir)
 
 
@@ -86,7 +89,7 @@ def test_a_checkpoint_of_transformers_whose_rank_was_killed_while_saving_is_skip
     assert done.code == 0, done.out + done.err
     (incident,) = ndctl.status()["incidents"]
     assert (incident["kind"], incident["culprit"]["rank"]) == ("rank-killed", 3)
-    assert incident["action"] == "restart as attempt 2 from checkpoint step-5"
+    assert incident["action"] == RESTART
     resumed = ndctl.events("TrainingResumed")[-1]
     assert resumed["step"] == 5
     skipped = {"name": "checkpoint-10", "why": "its write was interrupted"}
