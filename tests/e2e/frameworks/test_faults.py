@@ -27,8 +27,6 @@ SCRIPTS = [
     example("torchtitan_on_cpu.py", preload=("torchtitan.trainer",), needs="torchtitan"),
 ]
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.path.name)
-
-
 RESTART = "restart as attempt 2 from where your program resumes: its newest checkpoint is step-5"
 
 
