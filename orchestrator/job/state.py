@@ -90,6 +90,11 @@ class Run(Struct, frozen=True, kw_only=True):
                 return "RUNNING"
 
     @property
+    def is_own(self) -> bool:
+        """The ranks run the user's own program, which decides where it resumes."""
+        return self.job is not None and self.job.run is not None
+
+    @property
     def recovering(self) -> bool:
         """Something failed, and training has not reached a new step since."""
         if self.interruption.findings is not None:

@@ -59,14 +59,9 @@ def training_resumed(run: Run, event: TrainingResumed) -> Result:
 
 def _unused(run: Run, event: TrainingResumed) -> int:
     """The checkpoint that the program could have loaded: trl's sft.py saves and never loads one."""
-    if not _is_own(run) or event.step or event.passed_over:
+    if not run.is_own or event.step or event.passed_over:
         return 0
     return max(run.progress.saved, run.progress.unused)
-
-
-def _is_own(run: Run) -> bool:
-    """The ranks run the user's program, which decides where it resumes."""
-    return run.job is not None and run.job.run is not None
 
 
 def _remembered(run: Run, event: TrainingResumed) -> Run:
@@ -98,7 +93,7 @@ def _with_resumed_step(run: Run, event: TrainingResumed) -> Iterator[Incident]:
     for incident in run.history.incidents:
         open_still = incident.recovered_after_s is None and incident.attempt < event.attempt
         # Ranks of a user's program ran if they did steps, even if no checkpoint of it was known.
-        ran = incident.saved is not None or (_is_own(run) and incident.step > 0)
+        ran = incident.saved is not None or (run.is_own and incident.step > 0)
         if open_still and ran:
             yield replace(
                 incident,

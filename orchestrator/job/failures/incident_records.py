@@ -123,8 +123,7 @@ def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> 
 def _newest(run: Run) -> int | None:
     """Step of the newest checkpoint. A user's program may resume from a file that ndctl does not
     know, so that nothing is known of lost steps until it says where it resumed."""
-    unknown = run.job is not None and run.job.run is not None and not run.progress.saved
-    return None if unknown else run.progress.saved
+    return None if run.is_own and not run.progress.saved else run.progress.saved
 
 
 def with_incident_before_cancel(run: Run) -> Run:

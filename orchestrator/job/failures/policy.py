@@ -258,7 +258,7 @@ def _possible(run: Run, action: Remedy, verdict: Verdict) -> _Found:
         if run.progress.saved
         else "the beginning: no checkpoint yet"
     )
-    if run.job is not None and run.job.run is not None:
+    if run.is_own:
         # The program decides. It may load nothing: trl's sft.py saves, and always begins at step 0.
         origin = "where your program resumes: " + (
             f"its newest checkpoint is step-{run.progress.saved}"

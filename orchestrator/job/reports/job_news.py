@@ -107,7 +107,7 @@ def _since(run: Run) -> str:
     if run.progress.saved:
         return f" from step {run.progress.saved}"
     # A user's program may have resumed from a checkpoint that ndctl does not know.
-    return " from the beginning" if run.job is None or run.job.run is None else ""
+    return "" if run.is_own else " from the beginning"
 
 
 def _incident(incident: Incident) -> str:

@@ -68,7 +68,7 @@ class ProfileRequests:
         run = self.run()
         if not isinstance(run.stage, WITH_RANKS):
             raise JobError(f"no ranks run now: {run.stage.title}, {run.stage.reason}")
-        if run.job is not None and run.job.run is not None:
+        if run.is_own:
             raise JobError(
                 "its ranks run your own program, which ndctl cannot profile: use torch.profiler in"
                 " it, or `py-spy record` on its host"
