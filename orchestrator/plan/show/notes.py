@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from orchestrator.contract.mesh import AXES
 from orchestrator.contract.plan import IN_MEMORY, Plan, StepTime
 from orchestrator.contract.spec.job_spec import MOST_BY_DEFAULT, NOT_ON_GPUS, JobSpec
+from orchestrator.contract.spec.pipeline_spec import BACK_AND_FORTH
 from orchestrator.inventory.hosts import Inventory, grouped
 from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.search.search_space import AUTO_MARGIN, MODEST_BYTES, Option, Space
@@ -58,8 +59,18 @@ def comparison_of(space: Space, options: Sequence[Option]) -> str | None:
 
 
 def software_note(made: Plan) -> Iterator[str]:
-    """Published runs of other software are planned with compiled layers."""
-    if made.software is not None and not made.compile:
+    """How the plan differs from what the other software runs.
+
+    Its published runs are planned with compiled layers.
+    """
+    if made.software is None:
+        return
+    if made.schedule == BACK_AND_FORTH:
+        yield (
+            f"{made.software} has no schedule {BACK_AND_FORTH}; for its own:"
+            " --set parallel.pipeline.schedule=interleaved_1f1b"
+        )
+    if not made.compile:
         yield (
             f"{made.software} has fused kernels, which train.compile=true describes best; this"
             " plan is without: --set train.compile=true"

@@ -137,6 +137,18 @@ def test_a_mesh_that_does_not_fit_is_timed_as_megatron_runs_it(hosts: Path) -> N
     assert sent["reduce-scatter"] == pytest.approx(4 * 8.03e9, rel=0.1)
 
 
+def test_a_schedule_that_megatron_lacks_gets_a_note(hosts: Path) -> None:
+    def said(schedule: str, *words: str) -> str:
+        keys = ("train.compile=false", f"parallel.pipeline.schedule={schedule}")
+        given = [word for key in keys for word in ("--set", key)]
+        return " ".join(_said(hosts, *given, *words).split())
+
+    note = "megatron has no schedule zbv; for its own: --set parallel.pipeline.schedule=interleaved"
+    assert note in said("zbv", "--software", "megatron")
+    assert note not in said("interleaved_1f1b", "--software", "megatron")
+    assert note not in said("zbv")
+
+
 def test_eager_layers_get_a_note(hosts: Path) -> None:
     note = "has fused kernels, which train.compile=true describes best"
     assert note not in _said(hosts, "--software", "megatron")
