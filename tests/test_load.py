@@ -69,7 +69,7 @@ BAD: list[tuple[str, str, str, str]] = [
     ("name=2024", "name", "a string", 'put it in quotes: "2024"'),
     ("model={}", "model", "exactly one of preset, config, path, got 'none'", "preset: llama-tiny"),
     ("model.preset=llama-tny", "model.preset", "one of 7 names", "did you mean llama-tiny?"),
-    ("model.preset=gpt", "model.preset", "one of 7 names", "set model.preset to one of llama-tiny"),
+    ("model.preset=gpt", "model.preset", "one of 7 names", "presets: llama-tiny"),
     ("model.path=x", "model", "got 'preset, path'", "--set model.path=null"),
     ("model=llama", "model", "key: value pairs, got 'llama'", "use the keys preset, config, path"),
     ("data.files=", "data.files", "a string", "give data.files a value"),

@@ -193,7 +193,7 @@ def _slurm_time(value: Any) -> str | None:
     return f'did you mean "{days}-{clock}"?' if days else f'did you mean "{clock}"?'
 
 
-OTHER_MODELS = "model.path with a folder or a hub id, or model.config"
+OTHER_MODELS = "other models: model.path (a folder or a hub id) or model.config"
 
 
 def _preset(value: Any) -> str | None:
@@ -216,8 +216,8 @@ def _preset(value: Any) -> str | None:
     else:
         best = min(alike, key=lambda preset: abs(alike[preset] - size))
     if best is None:
-        return f"name the model with {OTHER_MODELS}; presets: {', '.join(PRESETS)}"
-    return f"did you mean {best}? Other models: {OTHER_MODELS}"
+        return f"presets: {', '.join(PRESETS)}; {OTHER_MODELS}"
+    return f"did you mean {best}? {OTHER_MODELS.capitalize()}"
 
 
 def _billions(name: str) -> float | None:

@@ -202,7 +202,7 @@ MISTAKES = [
     ("train: {dtype: fp16}", "train.dtype", "set it to bfloat16"),
     ("model: {preset: llama-7b}", "model.preset", "did you mean llama3-8b?"),
     ("model: {preset: gpt2-xl}", "model.preset", "did you mean gpt2-large? Other models: model.p"),
-    ("model: {preset: mixtral-8x7b}", "model.preset", "name the model with model.path with a fol"),
+    ("model: {preset: mixtral-8x7b}", "model.preset", "presets: llama-tiny, "),
     ("checkpoint: {every: 10}", "checkpoint.every", "did you mean checkpoint.every_steps: 10?"),
     ("train: {optimizer: {name: AdamW}}", "train.optimizer.name", "did you mean adamw?"),
     ("cluster: {backend: k8s}", "cluster.backend", "did you mean kubernetes?"),

@@ -28,7 +28,7 @@ SMALL = {"cluster__gpus_per_host": "1", "train__steps": "5"}
 """2 hosts x 1 rank, because recording takes more processor time than training."""
 
 MOST_FILES = {
-    "submit": 131,
+    "submit": 133,
     "agent": 89,
     "fork server": 12,
     "torchrun": 8,
