@@ -3,13 +3,13 @@
     python -m benchmarks.memory_tier [ALTERNATIONS]
 
 The job has two hosts of two ranks on this machine. Cost: seconds of a step with a copy of every
-step, without and with copies on the partner, over those without checkpoints in memory; here the
-partner shares processors and memory bandwidth with the ranks, which no cluster does. Recovery:
-seconds from `kill -9` of a rank, or of a host's agent with all its ranks, to the first step that no
-attempt had done, with ranks of the other host that keep their processes ("kept") and without, over
-the same restart from the disk (a checkpoint every ten steps) and, for a rank, over `torchrun
---max-restarts`. A spare replaces the killed host. Targets: at most 1.02 on CPUs; a rank at most 0.6
-of the restart of the first version, 1.6 s.
+step, without and with copies on the partner, and as a spec has it by default, over those without
+checkpoints in memory; here the partner shares processors and memory bandwidth with the ranks, which
+no cluster does. Recovery: seconds from `kill -9` of a rank, or of a host's agent with all its
+ranks, to the first step that no attempt had done, with ranks of the other host that keep their
+processes ("kept") and without, over the same restart from the disk (a checkpoint every ten steps)
+and, for a rank, over `torchrun --max-restarts`. A spare replaces the killed host. Targets: at most
+1.02 on CPUs; a rank at most 0.6 of the restart of the first version, 1.6 s.
 """
 
 import argparse
@@ -32,7 +32,8 @@ SIZE: Mapping[str, object] = {"train__steps": 400, "data__sequence_length": 128}
 KILL_AT = 18
 """The checkpoint on the disk is of step 10."""
 TIERS: Mapping[str, Mapping[str, object]] = {
-    "off": {},
+    "off": {"checkpoint__memory__every": "off"},
+    "default": {},
     "own host": {"checkpoint__memory__every": 1, "checkpoint__memory__copies": 0},
     "partner": {"checkpoint__memory__every": 1, "checkpoint__memory__copies": 1},
 }
@@ -82,7 +83,7 @@ def step_s(options: Mapping[str, object]) -> float:
 def recovery(victim: str, name: str) -> tuple[float, int]:
     """Seconds from the kill to the first new step, and the steps that were done again."""
     options = {**SIZE, "checkpoint__every_steps": 10, "checkpoint__keep": 50}
-    options |= TIERS["partner"] if name in ("kept", "memory") else {}
+    options |= TIERS["partner" if name in ("kept", "memory") else "off"]
     options |= {"resilience__keep_ranks": True} if name == "kept" else {}
     options |= {"cluster__spare_hosts": 1} if victim == "host" else {}
     start: Callable[[Path], AbstractContextManager[Path]] = lambda root: (  # noqa: E731
