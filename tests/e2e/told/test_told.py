@@ -74,7 +74,9 @@ def test_a_drill_is_told_by_webhook_and_mail_and_in_the_report(
     first = next(
         one for one in hook.got if one["event"] == "incident" and one["page"].endswith("incident/1")
     )
-    assert (first["severity"], first["state"]) == ("info", "RECOVERING")
+    assert first["severity"] == "info"
+    # The state is that of the moment when the message is written; ranks train again after a second.
+    assert first["state"] in ("RECOVERING", "RUNNING")
     assert first["title"] == "e2e: rank-killed: rank 1 was killed by SIGKILL (a drill)"
     assert first["who"] == "culprit rank 1 on host-1"
     did = "restart as attempt 2 from the beginning: no checkpoint yet"

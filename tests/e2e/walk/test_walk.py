@@ -29,7 +29,7 @@ SMALL = {"cluster__gpus_per_host": "1", "train__steps": "5"}
 
 MOST_FILES = {
     "submit": 133,
-    "agent": 89,
+    "agent": 90,
     "fork server": 12,
     "torchrun": 8,
     "rank watcher": 10,

@@ -209,6 +209,7 @@ def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
         "schedule",
         "methods",
         "profile",
+        "software",
         "hosts",
         "placement",
         "ranks",
