@@ -132,7 +132,8 @@ def from_user(planned: "Planned") -> tuple[str, ...]:
     "--software",
     type=SoftwareName(),
     metavar="NAME",
-    help="Predict the speed of runs of torch, megatron or megatron-tp-overlap. [torch]",
+    help="Predict the speed of this training software: torch, megatron or megatron-tp-overlap."
+    " [torch]",
 )
 @click.option(
     "--tokens",

@@ -307,8 +307,8 @@ def action_taken(incident: Incident, reason: str) -> str:
 
 
 def is_open(incident: Incident, state: State) -> bool:
-    """Whether the job in `state` has not recovered from the incident. Of a program that reports no
-    steps only is known that its ranks run again, or that it succeeded."""
+    """Whether the job in `state` has not recovered from the incident. For a program that
+    reports no steps, ndctl knows only that its ranks run again, or that it succeeded."""
     return incident.resumed_after_s is None and state not in ("RUNNING", "SUCCEEDED")
 
 

@@ -61,7 +61,7 @@ def _requested(script: str) -> str:
     """The hosts and GPUs of a batch script of Slurm, as options of `ndctl init`."""
     asked = " ".join(re.findall(r"^#SBATCH ([^#\n]*)", script, re.MULTILINE))
     hosts = re.search(r"(?:--nodes[= ]|-N ?)(\d+)", asked)
-    gpus = re.search(r"(?:--gpus-per-node[= ]|--gres[= ]gpu:)(?:[a-z]\w*:)?(\d+)", asked)
+    gpus = re.search(r"(?:--gpus-per-node[= ]|--gres[= ]gpu:)(?:[A-Za-z][\w.-]*:)?(\d+)", asked)
     sizes = f" --hosts {hosts[1]}" if hosts else ""
     return f"{sizes} --gpus-per-host {gpus[1]}" if gpus else sizes
 
@@ -153,28 +153,36 @@ def without_launcher(words: Sequence[str]) -> tuple[str, str] | None:
     if found is None:
         return launcher, "ndctl run -- train.py"
     typed = ["--", found.name] if found.key == "script" else ["--", "-m", found.name]
-    before = words[: words.index(found.name)]
-    return launcher, shlex.join(["ndctl", "run", *_sizes(before), *typed, *found.args])
+    # After `bash -c` the program is a part of one word.
+    before = " ".join(words).partition(found.name)[0].split()
+    if found.name in words:
+        before = list(words[: words.index(found.name)])
+    sizes = _sizes(before, of_mpi=launcher == "mpirun")
+    return launcher, shlex.join(["ndctl", "run", *sizes, *typed, *found.args])
 
 
-def _sizes(words: Sequence[str]) -> Iterator[str]:
+def _sizes(words: Sequence[str], *, of_mpi: bool) -> Iterator[str]:
     """The options of `ndctl run` for those of a launcher."""
-    hosts, each = _number(words, HOSTS), _number(words, RANKS_OF_A_HOST)
+    hosts = _number(words, HOSTS if of_mpi else (*HOSTS, "-N"))
+    each = _number(words, (*RANKS_OF_A_HOST, "-N") if of_mpi else RANKS_OF_A_HOST)
     total = _number(words, ALL_RANKS)
-    if each is None and total is not None and int(total) % int(hosts or 1) == 0:
-        each = str(int(total) // int(hosts or 1))
-    yield from () if hosts is None else ("--hosts", hosts)
-    yield from () if each is None else ("--gpus-per-host", each)
+    if each is None and total is not None and total % (hosts or 1) == 0:
+        each = total // (hosts or 1)
+    elif hosts is None and each is not None and total is not None and total % each == 0:
+        hosts = total // each
+    yield from () if hosts is None else ("--hosts", str(hosts))
+    yield from () if each is None else ("--gpus-per-host", str(each))
 
 
-def _number(words: Sequence[str], names: Sequence[str]) -> str | None:
+def _number(words: Sequence[str], names: Sequence[str]) -> int | None:
     """The value of the first of these options, if it is a number or, as 2:4, a range."""
     for at, word in enumerate(words):
-        name, _, value = word.partition("=")
+        joined = re.fullmatch(r"(-[A-Za-z])(\d+)", word)  # -N2
+        name, _, value = (joined[1], "", joined[2]) if joined else word.partition("=")
         if name.replace("_", "-") in names:
             value = value or (words[at + 1] if at + 1 < len(words) else "")
-            if (found := re.fullmatch(r"(?:\d+:)?(\d+)", value)) is not None:
-                return found[1]
+            if (found := re.fullmatch(r"(?:\d+:)?([1-9]\d{0,5})", value)) is not None:
+                return int(found[1])
     return None
 
 
@@ -190,8 +198,9 @@ COMMANDS = ("torchrun", "accelerate", "deepspeed", "torchx", "srun", "mpirun", "
 """Programs that start another one on each rank, as ndctl does itself; and uv, which starts one in
 the environment of a project."""
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
-# Options of launchers, with hyphens for underscores.
-HOSTS = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
+# Options of launchers, with hyphens for underscores. -N is the number of hosts for srun, and the
+# number of ranks on each host for mpirun.
+HOSTS = ("--nnodes", "--num-nodes", "--num-machines", "--nodes")
 RANKS_OF_A_HOST = ("--nproc-per-node", "--num-gpus", "--ntasks-per-node", "--nproc")
 ALL_RANKS = ("--num-processes", "--ntasks", "-np", "-n")
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")

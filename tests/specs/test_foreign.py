@@ -7,6 +7,8 @@ from pathlib import Path, PurePath
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator.cli import cli
 from orchestrator.errors import SpecError
@@ -120,6 +122,13 @@ def test_a_command_line_in_place_of_a_program_is_written_out(key: str) -> None:
             "srun -N 2 --ntasks-per-node=8 python -u train.py",
             "--hosts 2 --gpus-per-host 8 -- train.py",
         ),
+        ("srun -N2 -n16 python train.py", "--hosts 2 --gpus-per-host 8 -- train.py"),
+        ("mpirun -np 8 -N 2 python train.py", "--hosts 4 --gpus-per-host 2 -- train.py"),
+        ("torchrun --nnodes 0 -n 4 train.py", "--gpus-per-host 4 -- train.py"),
+        (
+            "srun --nodes=2 bash -c 'torchrun --nproc-per-node 8 train.py --lr 1'",
+            "--hosts 2 --gpus-per-host 8 -- train.py --lr 1",
+        ),
         ("uv run train.py --lr 1", "-- train.py --lr 1"),
         ("uv run torchrun --nproc_per_node 2 -m pkg.train", "--gpus-per-host 2 -- -m pkg.train"),
     ],
@@ -139,6 +148,7 @@ def test_a_launcher_is_left_out(line: str, typed: str) -> None:
         ("#SBATCH -N 4\n#SBATCH --gres=gpu:hgx:8", (4, 8)),
         ("#SBATCH --exclusive --nodes=2 --gpus-per-node h100:4", (2, 4)),
         ("#SBATCH -N2\n#SBATCH --gpus-per-node=8", (2, 8)),
+        ("#SBATCH -N2\n#SBATCH --gres=gpu:A100-SXM4-80GB:8(S:0-1)", (2, 8)),
     ],
 )
 def test_the_sizes_of_a_batch_script_are_options_of_init(
@@ -166,6 +176,21 @@ def test_a_launcher_as_a_module_is_left_out_too(name: str) -> None:
     assert isinstance(done.exception, SpecError)
     assert done.exception.message.startswith(f"leave {name} out: ")
     assert done.exception.fix == "ndctl run --gpus-per-host 2 -- train.py"
+
+
+@given(
+    st.sampled_from(["srun", "torchrun", "mpirun", "python", "uv"]),
+    st.lists(
+        st.sampled_from(
+            ["-N", "-n", "-N0", "--nnodes=0", "--nproc-per-node", "bash", "-c", "-m", "2", "t.py",
+             "torchrun 't.py' -n 2", "x 't.py", "m -m 'a b' t.py", ""]
+        )
+    ),
+)  # fmt: skip
+def test_any_command_line_gets_an_answer(launcher: str, words: list[str]) -> None:
+    answer = without_launcher([launcher, *words])
+    assert answer is not None
+    assert answer[1].startswith("ndctl run ")
 
 
 def test_other_programs_are_no_launchers() -> None:

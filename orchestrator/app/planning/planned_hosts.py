@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class OtherSoftware(Struct, frozen=True):
-    """To compare it with a run of other training software than the bundled trainer."""
+    """The plan is compared with a run of other training software than the bundled trainer."""
 
     name: str
 
@@ -75,10 +75,11 @@ def planned_hosts(
         PlanError: no plan exists; has every reason.
         BackendError: the cluster is unreachable.
     """
-    from orchestrator.inventory.software import hosts_for_software
-
     found = _found(spec, config, environ, inventory, purpose, run_root)
     if isinstance(purpose, OtherSoftware):
+        from orchestrator.inventory.software import hosts_for_software
+
+        # Other views of the plan count on these hosts too.
         return replace(found, inventory=hosts_for_software(found.inventory, purpose.name))
     if found.plan.software is not None and not is_shown(purpose):
         raise PlanError(

@@ -106,9 +106,9 @@ def _script_fix(script: str, path: Path, environ: Mapping[str, str]) -> str:
 
 def _command(name: str, environ: Mapping[str, str]) -> str | None:
     """How to start the command `name`, such as bash, or litgpt, which pip wrote as a Python script;
-    None if there is none, or if it is a launcher."""
+    None if there is none."""
     found = shutil.which(name, path=environ.get("PATH")) if "/" not in name else None
-    if found is None or name in COMMANDS:
+    if found is None:
         return None
     try:
         compile(Path(found).read_bytes(), found, "exec", dont_inherit=True)

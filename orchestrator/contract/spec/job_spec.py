@@ -89,7 +89,7 @@ class MemoryCheckpointSpec(Struct, frozen=True, kw_only=True):
         return self if cpu or self.every != "auto" else replace(self, every="off")
 
     def on_hosts(self, hosts: int) -> "MemoryCheckpointSpec":
-        """The same for a job on `hosts` hosts, which has a copy on each other one at most."""
+        """The same for a job on `hosts` hosts, each of which has at most `hosts - 1` partners."""
         return self if self.copies < hosts else replace(self, copies=hosts - 1)
 
     @property

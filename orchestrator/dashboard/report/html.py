@@ -22,7 +22,7 @@ from orchestrator.plan.page.style import STYLE, item_rules
 OWN_STYLE = """
 pre { background: var(--card); border: 1px solid var(--rule); border-radius: 6px; padding: 8px 12px;
   font: 12px/1.45 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
-/* A long line goes on a little to the right of where it begins. */
+/* The rest of a wrapped line is indented. */
 pre .line { display: block; padding-left: 4ch; text-indent: -4ch; }
 svg .curve { fill: none; stroke: #4e79a7; stroke-width: 1.6; }
 svg .saved { stroke: #59a14f; stroke-width: 1.5; }

@@ -187,5 +187,8 @@ def test_a_job_is_not_submitted_with_the_plan_of_other_software(tmp_path: Path) 
 
 def test_published_sources_and_the_option_have_the_same_names() -> None:
     assert {one.software for one in sources().values()} == set(software_names())
+    said = " ".join(CliRunner().invoke(cli, ["plan", "--help"]).output.split())
+    first, *others = software_names()
+    assert f"training software: {first}, {' or '.join(others)}." in said
     text = (CALIBRATIONS / "software.toml").read_text()
     assert with_basis(text, compare(runs())) == text, "run planner_accuracy with --write"
