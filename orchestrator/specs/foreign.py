@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import PurePath
 from typing import Any
 
@@ -144,11 +145,15 @@ def program_in(text: str) -> Program | None:
 def without_launcher(words: Sequence[str]) -> tuple[str, str] | None:
     """The launcher at the start of a command line, and the same as `ndctl run`; None: it starts
     with no launcher that is known."""
+    prefix = [*takewhile(lambda word: word in PREFIXES or VARIABLE.fullmatch(word), words)]
+    words = words[len(prefix) :]
     launcher = PurePath(words[0]).name if words else ""
     if launcher == "-m" and words[1:2] and words[1] in LAUNCHERS:
         launcher = words[1]
     if launcher not in (*COMMANDS, *LAUNCHERS) and not PYTHON.fullmatch(launcher):
-        return None
+        if not prefix:
+            return None
+        launcher = prefix[0]
     found = program_in(shlex.join(words))
     if found is None:
         return launcher, "ndctl run -- train.py"
@@ -158,7 +163,15 @@ def without_launcher(words: Sequence[str]) -> tuple[str, str] | None:
     if found.name in words:
         before = list(words[: words.index(found.name)])
     sizes = _sizes(before, of_mpi=launcher == "mpirun")
-    return launcher, shlex.join(["ndctl", "run", *sizes, *typed, *found.args])
+    return launcher, shlex.join(["ndctl", "run", *_env(prefix), *sizes, *typed, *found.args])
+
+
+def _env(prefix: Sequence[str]) -> Iterator[str]:
+    """Options of `ndctl run` for the variables before a command."""
+    for word in prefix:
+        name, is_variable, value = word.partition("=")
+        if is_variable:
+            yield from ("--set", f"run.env.{name}={json.dumps(value)}")
 
 
 def _sizes(words: Sequence[str], *, of_mpi: bool) -> Iterator[str]:
@@ -198,6 +211,9 @@ COMMANDS = ("torchrun", "accelerate", "deepspeed", "torchx", "srun", "mpirun", "
 """Programs that start another one on each rank, as ndctl does itself; and uv, which starts one in
 the environment of a project."""
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
+PREFIXES = ("env", "nohup", "time", "exec")
+"""What people write before a command."""
+VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")
 # Options of launchers, with hyphens for underscores. -N is the number of hosts for srun, and the
 # number of ranks on each host for mpirun.
 HOSTS = ("--nnodes", "--num-nodes", "--num-machines", "--nodes")

@@ -142,6 +142,23 @@ def test_a_launcher_is_left_out(line: str, typed: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "left_out", "typed"),
+    [
+        (
+            "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node=2 train.py",
+            "torchrun",
+            "--set 'run.env.CUDA_VISIBLE_DEVICES=\"0,1\"' --gpus-per-host 2 -- train.py",
+        ),
+        ("env OMP_NUM_THREADS=1 t.py", "env", "--set 'run.env.OMP_NUM_THREADS=\"1\"' -- t.py"),
+        ("nohup python train.py", "python", "-- train.py"),
+        ("nohup", "nohup", "-- train.py"),
+    ],
+)
+def test_variables_before_a_command_are_options(line: str, left_out: str, typed: str) -> None:
+    assert without_launcher(shlex.split(line)) == (left_out, f"ndctl run {typed}")
+
+
+@pytest.mark.parametrize(
     ("lines", "options"),
     [
         ("#SBATCH --nodes=3                    # nodes\n#SBATCH --gres=gpu:8  # number", (3, 8)),

@@ -87,6 +87,10 @@ def _script(script: str, workdir: Path, environ: Mapping[str, str]) -> Iterator[
         )
 
 
+SUBMITTERS = ("sbatch", "salloc", "qsub", "bsub")
+"""Commands that would submit another job from each rank."""
+
+
 def _script_fix(script: str, path: Path, environ: Mapping[str, str]) -> str:
     """The fix of a script that cannot be read."""
     if (fix := straight_quotes(script)) is not None:
@@ -105,8 +109,10 @@ def _script_fix(script: str, path: Path, environ: Mapping[str, str]) -> str:
 
 
 def _command(name: str, environ: Mapping[str, str]) -> str | None:
-    """How to start the command `name`, such as bash, or litgpt, which pip wrote as a Python script;
-    None if there is none."""
+    """What to type for the command `name`, such as bash, or litgpt, which pip wrote as a Python
+    script; None if there is no such command."""
+    if name in SUBMITTERS:
+        return f"give the program that the script of {name} starts: ndctl submits a job itself"
     found = shutil.which(name, path=environ.get("PATH")) if "/" not in name else None
     if found is None:
         return None

@@ -89,6 +89,8 @@ def test_a_command_in_place_of_a_script_is_answered_with_what_to_type(folder: Pa
     assert problems(folder, {"script": str(tool)}) == []
     (found,) = problems(folder, {"script": "sh"})
     assert "ndctl run -- --no-python sh" in found
+    (found,) = problems(folder, {"script": "sbatch"})
+    assert "ndctl submits a job itself" in found
 
 
 def test_a_script_that_the_user_may_not_read_is_refused() -> None:
