@@ -253,7 +253,7 @@ def checkpoint_text(found: CheckpointView, shown: View) -> str:
     if shown.unused:
         rest += f"; your program did not load step-{shown.unused}, it started at step 0: {RESUMING}"
     if not found.step:
-        known = " that ndctl knows" if shown.is_own else ""
+        known = " that ndctl knows" if shown.is_own and not shown.unused else ""
         return f"none{known}{rest}" if shown.state in ENDED else f"none{known} yet{rest}"
     behind = max(0, shown.step - found.step)
     ages = [format.count(behind, "step")] if behind else []

@@ -592,7 +592,7 @@ def test_a_program_that_does_not_load_its_checkpoint_is_told_how_to_resume() -> 
     text = status_text(snapshot([*events, resumed]), UTC)
     (said,) = labelled("checkpoint", text)
     assert said == (
-        "none that ndctl knows yet; your program did not load step-80, it started at step 0:"
+        "none yet; your program did not load step-80, it started at step 0:"
         " to resume, it must load what ndctl.latest_checkpoint() returns"
     )
     later = CheckpointSaved(at=START + 70, attempt=2, step=20)
