@@ -67,6 +67,7 @@ def describe_json(snapshot: Snapshot) -> dict[str, Any]:
     run, shown, last = snapshot.seen.run, snapshot.view, snapshot.progress.last
     agents = run.hosts.by_name
     return status_json(snapshot) | {
+        "settings": list(_settings(snapshot)),
         "plan": plan_json(run.plan),
         "ranks": [
             {
@@ -82,7 +83,16 @@ def describe_json(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
+def _settings(snapshot: Snapshot) -> Iterator[str]:
+    """What `submit` changed in the spec file. Of a job of a sweep, these are its values too."""
+    # A sweep also sets the name, which each report begins with.
+    changes = snapshot.commands.overrides
+    yield from (change for change in changes if not change.startswith("name="))
+
+
 def _plan(snapshot: Snapshot) -> Iterator[str]:
+    if settings := list(_settings(snapshot)):
+        yield row("settings", " ".join(settings))
     current = snapshot.seen.run.current
     plan = current.plan
     ranks = format.count(plan.world_size, "rank")

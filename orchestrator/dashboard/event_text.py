@@ -207,8 +207,8 @@ def describe_event(event: Event) -> str:  # noqa: C901, PLR0915 - one line for e
                 f"rank {rank} on {host} is no longer a straggler: {own:.3f} s of own work per"
                 f" step, its peers {peers:.3f} s"
             )
-        case DrillHappened(drill=drill, rank=rank, step=step):
-            return f"drill {drill} fired on rank {rank} at step {step}"
+        case DrillHappened(rank=rank, step=step):
+            return f"a drill fired on rank {rank} at step {step}"
         case RankExited():
             return _exited(event)
         case HangDetected():

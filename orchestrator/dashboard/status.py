@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 from datetime import tzinfo
 from typing import Any, Self
 
+from msgspec.structs import replace
+
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import AXES
 from orchestrator.dashboard import format
@@ -72,6 +74,7 @@ def status_json(snapshot: Snapshot) -> dict[str, Any]:
         "checkpoint": _checkpoint_json(snapshot),
         "drills": [{"drill": text, "fired": fired} for text, fired in shown.drills],
         "leader_alive": None if standing.as_of is not None else snapshot.leader_alive,
+        "group": job.group or None,
         "submitted_at": job.at,
         "updated_at": snapshot.heard_at,
         "run_dir": str(snapshot.run_dir.path),
@@ -144,6 +147,7 @@ def status_rows(
         *_effective(time),
         *(row(*said) for said in measured_rows(snapshot.seen.run.plan, snapshot.steady)),
         row("where", where(snapshot)),
+        *_group(snapshot),
         row("restarts", restarts(snapshot)),
         row("checkpoint", checkpoint_text(shown.checkpoint, shown)),
         *(row("unhealthy", line) for line in _unhealthy_hosts(shown)),
@@ -230,6 +234,14 @@ def where(snapshot: Snapshot) -> str:
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
     ranks, hosts = format.count(run.plan.world_size, "rank"), format.count(len(names), "host")
     return f"{ranks} on {hosts} ({shown}), {run.plan.split}, backend {job.backend}"
+
+
+def _group(snapshot: Snapshot) -> Iterator[Row]:
+    """The group of the job, such as its sweep, and the command that lists all of it."""
+    job = snapshot.seen.run.job
+    if job is not None and job.group:
+        others = replace(snapshot.commands, job=job.group).of("list")
+        yield row("group", f"{job.group}; all its jobs: `{others}`")
 
 
 def restarts(snapshot: Snapshot) -> str:

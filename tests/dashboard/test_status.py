@@ -67,7 +67,7 @@ from orchestrator.contract.plan import Memory
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard.command_hints import Commands
-from orchestrator.dashboard.describe import _stacks, describe_text
+from orchestrator.dashboard.describe import _stacks, describe_json, describe_text
 from orchestrator.dashboard.event_text import (
     describe_action,
     describe_event,
@@ -1013,3 +1013,23 @@ def test_a_job_that_was_removed_from_the_queue_is_not_waiting() -> None:
     assert gone["state"] == "FAILED"
     assert gone["reason"] == "no leader started: Slurm job 12 has ended"
     assert gone["fix"].endswith("--resume")
+
+
+def test_a_job_of_a_sweep_shows_its_values_and_its_group() -> None:
+    values = ("train.seed=2", "-f /specs/site.yaml", "train.optimizer.lr=3e-4", "name='lr-3e-4'")
+    commands = Commands(job="lr-3e-4", overrides=values, root=("--run-root", "r"))
+    seen = snapshot([submitted(group="lr")], metrics(1, 2))
+    seen = replace(seen, known_by=commands)
+    text = describe_text(seen, UTC)
+    assert "  settings    train.seed=2 -f /specs/site.yaml train.optimizer.lr=3e-4\n" in text
+    assert "  group       lr; all its jobs: `ndctl list lr --run-root r`\n" in text
+    assert "  group       lr; " in status_text(seen, UTC)
+    answer = describe_json(seen)
+    assert answer["group"] == "lr"
+    assert answer["settings"] == list(values[:-1])
+
+
+def test_a_job_without_a_group_and_settings_has_no_rows_for_them() -> None:
+    text = describe_text(snapshot(finished(), metrics(1, 20)), UTC)
+    assert "  group " not in text
+    assert "  settings " not in text

@@ -31,6 +31,7 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard import format
+from orchestrator.dashboard.console import print_report
 from orchestrator.dashboard.event_text import describe_event
 from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.metrics import NO_PROGRESS, Metric, Progress, fold_metrics
@@ -211,7 +212,7 @@ class Follower:
                 self.printed, news = metric_lines(self.printed, item, self.zone)
                 lines += [] if self.console.is_terminal else news
         for line in lines:
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            print_report(self.console, line)
         self._move_bar()
 
     def _move_bar(self) -> None:

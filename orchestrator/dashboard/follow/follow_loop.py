@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.dashboard.command_hints import Commands
-from orchestrator.dashboard.console import VisibleConsole
+from orchestrator.dashboard.console import VisibleConsole, print_report
 from orchestrator.dashboard.follow.follow import Follower, summary_text
 from orchestrator.dashboard.follow.logs import (
     LogLine,
@@ -65,7 +65,7 @@ def follow_job(
         follower.feed(first[old:], metrics.more())
         while not is_over():
             if watch.unknown != unknown:
-                console.print(_outage_text(watch.unknown), markup=False, soft_wrap=True)
+                print_report(console, _outage_text(watch.unknown))
                 unknown = watch.unknown
             clock.sleep(FOLLOW_POLL_S)
             follower.feed(entries.more(), metrics.more())
@@ -73,7 +73,7 @@ def follow_job(
     snapshot = read_snapshot(run_dir, clock.now(), commands)
     assert snapshot is not None
     snapshot = replace(snapshot, launch_status=watch.seen)
-    console.print(summary_text(snapshot, None), markup=False, soft_wrap=True)
+    print_report(console, summary_text(snapshot, None))
     return EXIT_CODES[snapshot.standing.state]
 
 

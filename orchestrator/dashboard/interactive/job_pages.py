@@ -5,7 +5,8 @@ from rich.text import Text
 from orchestrator.dashboard import format
 from orchestrator.dashboard.describe import incident_rows
 from orchestrator.dashboard.interactive.content import JobContent
-from orchestrator.dashboard.interactive.page import Page, text_of
+from orchestrator.dashboard.console import text_of
+from orchestrator.dashboard.interactive.page import Page
 from orchestrator.dashboard.interactive.places import CONFIRMS
 from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.screen.curves import CURVES, Curve, curve, points_of

@@ -7,23 +7,11 @@ from datetime import tzinfo
 from msgspec import Struct
 from rich.text import Text
 
-from orchestrator.contract.visible import visible
 from orchestrator.dashboard import format
-from orchestrator.dashboard.fleet.columns import Line
 from orchestrator.dashboard.interactive.places import Place
 from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.screen.rows import Frame, Row, framed, plain
 from orchestrator.dashboard.theme import BOLD, DIM, badge, left_and_right
-
-
-def text_of(line: Line, margin: str = "") -> Text:
-    """A line of a table or a report, with its colours."""
-    text = Text(margin)
-    for piece in line:
-        looks = [str(piece.look["fg"])] if "fg" in piece.look else []
-        looks += [key for key in ("bold", "dim") if piece.look.get(key)]
-        text.append(visible(piece.text, keep=""), style=" ".join(looks))
-    return text
 
 
 class Page(Struct, frozen=True, kw_only=True):

@@ -19,9 +19,13 @@ TITLE = re.compile(rf"(?P<name>\S+): (?P<state>{'|'.join(get_args(State))})\b(?P
 ROW = re.compile(rf"(?P<label>  [a-z][a-z :]{{1,{LABEL_WIDTH - 3}}})(?P<text>\S.*)?")
 TIME = re.compile(r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+)(?P<text>  \S.*)")
 """An event, as `event_text.event_line` writes it."""
-COPIED = ("next", "see why", "run dir", "file", "fix:", "folder", "program")
+COPIED = ("next", "see why", "run dir", "file", "fix:", "folder", "program", "group")
 """Rows that are not wrapped."""
+COMMAND = re.compile(r"(?:^\s*|`|&& |: )ndctl [a-z]")
+"""A command in another line. A sentence about ndctl itself is wrapped."""
 TROUBLE = ("unhealthy", "straggler", "incident", "excluded", "ndctl did")
+WIDE = 60
+"""On a narrower terminal an event continues below its time, not behind it."""
 LEAST = 40
 """A narrower terminal is treated as this wide."""
 
@@ -34,13 +38,14 @@ def report_lines(text: str, width: int) -> Iterator[Line]:
 
 def _wrapped(line: str, width: int) -> list[str]:
     row = ROW.fullmatch(line)
-    is_copied = row["label"].strip() in COPIED if row else "ndctl " in line
+    is_copied = row["label"].strip() in COPIED if row else COMMAND.search(line)
     if len(line) <= width or is_copied:
         return [line]
     own = len(line) - len(line.lstrip())
     indent = LABEL_WIDTH if row or own >= LABEL_WIDTH else own + 2
     if event := TIME.fullmatch(line):
-        indent = len(event["time"]) + 2
+        # A narrow terminal would have a few letters left behind the time.
+        indent = len(event["time"]) + 2 if width >= WIDE else 4
     return textwrap.wrap(
         line,
         width,

@@ -2,10 +2,12 @@ import io
 from datetime import UTC
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import ProgramRuns
+from orchestrator.dashboard.console import print_report
 from orchestrator.dashboard.follow.follow import (
     Follower,
     Printed,
@@ -39,11 +41,11 @@ def after_restart(first: int, last: int) -> list[Metric]:
 LINES = metrics(1, 24) + after_restart(21, 60)
 
 
-def follower(terminal: bool = False) -> tuple[Follower, io.StringIO]:
+def follower(terminal: bool = False, width: int = 100) -> tuple[Follower, io.StringIO]:
     out = io.StringIO()
     console = Console(
         file=out,
-        width=100,
+        width=width,
         height=30,
         force_terminal=terminal,
         color_system=None,
@@ -68,7 +70,7 @@ def test_a_whole_job_is_shown_in_order() -> None:
             "step 1/60  loss 5.5000",
             "step 12/60",
             "checkpoint step-20 is complete",
-            "drill 1 fired on rank 1 at step 25",
+            "a drill fired on rank 1 at step 25",
             "incident 1, rank-killed (drill kill:rank=1@step=25): rank 1 was killed by SIGKILL",
             "culprit rank 1 on host-0, detected after 0.2 s; restart as attempt 2",
             "starting attempt 2 on 2 hosts from checkpoint step-20",
@@ -93,6 +95,20 @@ def test_a_cause_that_ends_the_job_is_told_once_before_the_end() -> None:
 def test_a_program_without_steps_has_recovered_when_its_ranks_run_again() -> None:
     text = followed(journal(silent_program(ProgramRuns(at=START + 60, attempt=2))), [])
     assert "recovered from incident 1 after 30 s: attempt 2 runs\n" in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_a_terminal_gets_lines_that_are_broken_between_words(width: int) -> None:
+    printer, out = follower(terminal=True, width=width)
+    entries = journal(finished())
+    for entry in entries:  # without the progress bar, which is no text
+        printer.printed, lines = entry_lines(printer.printed, entry, UTC)
+        for line in lines:
+            print_report(printer.console, line)
+    shown = out.getvalue()
+    assert shown.split() == followed(entries, []).split()
+    longest_word = max(map(len, shown.split()))
+    assert max(map(len, shown.splitlines())) <= max(width, longest_word + 4)
 
 
 def test_about_a_tenth_of_the_steps_is_shown() -> None:

@@ -58,6 +58,15 @@ def test_commands_are_not_broken() -> None:
     assert len(list(report_lines(command, 80))) == 1
 
 
+def test_a_sentence_about_ndctl_is_wrapped_and_a_command_is_not() -> None:
+    at = "2026-11-29 02:50:01 UTC  "
+    told = f"{at}rank 3 on host-1 was stopped after step 21 while ndctl stopped its attempt"
+    shown = ["".join(piece.text for piece in line) for line in report_lines(told, 60)]
+    assert all(len(line) <= 60 for line in shown)
+    assert all(line.startswith(" " * 25) for line in shown[1:])
+    assert len(list(report_lines(f"{at}failed; type `ndctl submit a.yaml --resume --new`", 60))) == 1
+
+
 def test_the_state_and_the_labels_have_colours() -> None:
     lines = list(report_lines(status_text(snapshot(recovered(), metrics(1, 20)), UTC), 200))
     assert Piece("RUNNING", {"fg": "green"}) in lines[0]
