@@ -43,6 +43,16 @@ TROUBLE = ("unhealthy", "straggler")
 OF_INCIDENT = ("incident", "ndctl did")
 COMMANDS = ("see why",)
 """Labels of `ndctl status` whose texts are commands."""
+INCIDENT_COLUMNS = {
+    "number": "#",
+    "when": "when",
+    "what": "what",
+    "cause": "cause",
+    "culprit": "culprit",
+    "did": "ndctl did",
+    "cost": "cost",
+}
+"""Name of a column, by which the style sheet knows it -> its title."""
 
 
 def job_page(job: ReadJob, found: Found, *, alone: bool, forms: Rows | None = None) -> Page:
@@ -80,10 +90,10 @@ def job_page(job: ReadJob, found: Found, *, alone: bool, forms: Rows | None = No
 
 
 def _layout(blocks: Mapping[str, Rows]) -> Markup:
-    heads = ("#", "when", "what", "cause", "culprit", "ndctl did", "cost")
+    heads = [element("th", head, scope="col") for head in INCIDENT_COLUMNS.values()]
     incidents = element(
         "table",
-        element("thead", element("tr", [element("th", head, scope="col") for head in heads])),
+        element("thead", element("tr", heads)),
         block("tbody", "incidents", blocks["incidents"]),
         class_="incidents",
     )
@@ -241,16 +251,17 @@ def _incident_line(one: Incident, job: ReadJob, *, alone: bool) -> Markup:
     cost = "; ".join(filter(None, (recovery_text(one, standing.state), lost_work(one))))
     drill = f", drill {one.drill}" if one.drill else ""
     number = element("a", f"#{one.id}", href=job_path(job.path, alone=alone, incident=one.id))
-    texts = (
-        format.date_time(one.at, None),
-        f"{one.kind}{drill}",
-        format.shorten(one.cause, 240),
-        format.shorten(format.culprit_text(one.culprit).removeprefix("culprit "), 240),
-        format.shorten(action_taken(one, ""), 240),
-        cost,
-    )
+    contents: dict[str, Markup | str] = {
+        "number": number,
+        "when": format.date_time(one.at, None),
+        "what": f"{one.kind}{drill}",
+        "cause": format.shorten(one.cause, 240),
+        "culprit": format.shorten(format.culprit_text(one.culprit).removeprefix("culprit "), 240),
+        "did": format.shorten(action_taken(one, ""), 240),
+        "cost": cost,
+    }
     hot = is_open(one, standing.state)
-    cells = [element("td", number), *(element("td", text) for text in texts)]
+    cells = [element("td", contents[name], class_=f"c-{name}") for name in INCIDENT_COLUMNS]
     return row("tr", f"i{one.id}", cells, class_="hot" if hot else None)
 
 

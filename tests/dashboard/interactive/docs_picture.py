@@ -1,9 +1,7 @@
-"""Writes the picture of the dashboard in docs from a real job, for example that of `make demo`:
-`python -m tests.dashboard.interactive.docs_picture ndctl-runs/quickstart`. Open it and look."""
+"""The picture of the dashboard in docs. `tests.web.pictures` writes it with the others."""
 
 import asyncio
 import os
-import sys
 from datetime import UTC
 from pathlib import Path
 
@@ -27,7 +25,3 @@ async def take(run_dir: Path) -> str:
     async with app.run_test(size=SIZE) as pilot:
         await until(pilot, lambda: "tokens/s" in text_of(app))
         return without_fonts(app.export_screenshot(title="ndctl dashboard", simplify=True))
-
-
-if __name__ == "__main__":
-    PICTURE.write_text(asyncio.run(take(Path(sys.argv[1]).absolute())))
