@@ -166,6 +166,8 @@ function marks(chart) {
   ctx.restore();
 }
 
+const WHOLE = Array.from({ length: 10 }, (_, digits) => [1, 2, 5].map((n) => n * 10 ** digits)).flat();
+
 function options(box, title, label, stroke) {
   const axis = { stroke: () => colour("--soft"), grid: { stroke: () => colour("--faint"), width: 1 }, ticks: { show: false }, font: "11px ui-monospace, monospace" };
   return {
@@ -177,7 +179,8 @@ function options(box, title, label, stroke) {
       { label, stroke: () => colour(stroke), width: 1.5, points: { show: false }, value: (_, value) => (value == null ? "–" : short(value)) },
     ],
     axes: [
-      { ...axis, size: 28, values: (_, steps) => steps.map(short) },
+      // No step has a fraction.
+      { ...axis, size: 28, incrs: WHOLE, values: (_, steps) => steps.map(short) },
       { ...axis, size: 52, values: (_, values) => values.map(short) },
     ],
     hooks: { draw: [marks] },

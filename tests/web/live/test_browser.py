@@ -68,6 +68,7 @@ def test_a_running_job_changes_on_the_open_page(devtools: str, tmp_path: Path) -
             file.write(json.dumps(line(step, attempt=2)) + "\n")
 
     async def use(page: Tab, base: str) -> None:
+        await page.look(1280, 900)
         await page.open(f"{base}/job/quickstart")
         assert await page.value("document.title") == "quickstart: RUNNING"
         await page.live()
@@ -75,6 +76,9 @@ def test_a_running_job_changes_on_the_open_page(devtools: str, tmp_path: Path) -
         assert "rank 1 was killed by SIGKILL" in await page.text("#incidents")
         await page.until("document.querySelectorAll('.chart canvas').length === 2")
         assert "red line: restart" in await page.text("#chart-loss")
+        ticks = await page.value("charts['chart-loss'].plot.axes[0]._splits")
+        assert len(ticks) > 3
+        assert all(float(step).is_integer() for step in ticks)
         mark = "document.querySelector('#facts').dataset.mine = 'kept'"
         await page.value(mark)
         append(run_dir, CheckpointSaved(at=START + 41, attempt=2, step=40))
