@@ -321,13 +321,29 @@ class _Reader:
 def spec_error(
     source: str, problems: Sequence[tuple[str, Problem]], also: Sequence[NdctlError] = ()
 ) -> SpecError:
-    """All problems in one, each with its place; those in `also` have none."""
+    """All problems in one, each with its place, from top to bottom; those in `also` have none."""
+    problems = _by_line(problems)
     lines = _lines(problems, also)
     if len(lines) > 1:
         lines = [f"{source} has {len(lines)} problems", *lines]
     error = SpecError("\n".join(lines), placed=problems, also=also)
     error.__cause__ = Invalid(problem for _, problem in problems)
     return error
+
+
+LINE = re.compile(r"(?P<file>.*?):(?P<line>\d+)(:\d+)?")
+
+
+def _by_line(problems: Sequence[tuple[str, Problem]]) -> list[tuple[str, Problem]]:
+    """In the order of the lines of each file. The codec reports a mapping's values by kind."""
+    files: dict[str, int] = {}
+
+    def key(one: tuple[str, Problem]) -> tuple[int, int]:
+        found = LINE.fullmatch(one[0])
+        file, line = (found["file"], int(found["line"])) if found else ("", 0)
+        return files.setdefault(file, len(files)), line
+
+    return sorted(problems, key=key)
 
 
 def texts_of(error: NdctlError) -> list[str]:

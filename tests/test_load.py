@@ -642,3 +642,20 @@ def test_a_pattern_that_re2_cannot_match_is_refused_with_its_line_and_a_fix() ->
     fine = broken.replace("'(?=x)y'", "x").replace("'(x)\\1'", "y").replace("['(']", "[z]")
     (rule,) = load_spec(fine, "own.yaml").resilience.failure_classes
     assert (rule.patterns, rule.unless) == (("(a+)+$", "x", "y"), ("z",))
+
+
+def test_problems_are_in_the_order_of_the_lines() -> None:
+    text = (
+        "cluster: {hosts: two}\n"
+        "name: bad job\n"
+        "resilience: {max_restarts: -3}\n"
+        "model: {preset: lama-tiny}\n"
+        'train: {steps: "60"}\n'
+        "data: {files: x, sequence_length: 256k}\n"
+    )
+    with pytest.raises(SpecError) as failed:
+        load_spec(text, "job.yaml", ["train.stpes=1"])
+    places = [place for place, _ in failed.value.placed]
+    lines = [int(place.rpartition(":")[2]) for place in places if not place.startswith("--set")]
+    assert lines == sorted(lines)
+    assert len(set(lines)) >= 5

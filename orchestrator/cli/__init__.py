@@ -100,7 +100,8 @@ def main() -> None:
         if isinstance(exc, PermissionError) and exc.filename is not None:
             exc = denied(exc)
         if isinstance(exc, OSError) and exc.errno == ENOSPC and exc.filename is None:
-            exc = NdctlError(f"cannot write: {exc.strerror}", fix="free space there")
+            said = f"cannot write standard output: {exc.strerror}"
+            exc = NdctlError(said, fix="write it to a file on a disk with free space")
             # Python would try to write the rest when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(exc, NdctlError):

@@ -109,11 +109,16 @@ def diagnose(target: str, run_root: str | None, attempt: int | None, as_json: bo
         job_text,
     )
     from orchestrator.diagnosis.hang.report import diagnosis_text
+    from orchestrator.errors import JobError
     from orchestrator.system import SystemClock
 
     if Path(target).exists() and not Path(target, "journal.jsonl").exists():
         scene, verdict = diagnose_folder(Path(target))
         body, text = diagnosis_json(scene, verdict), diagnosis_text(verdict, scene)
+    elif "/" in target and not Path(target).exists():  # no name of a job has a slash
+        raise JobError(
+            f"there is no folder {target}", fix="give a folder with dumps, or the name of a job"
+        )
     else:
         run_dir = find(target, run_root, None).run_dir
         found = diagnose_job(run_dir, attempt, SystemClock().now())

@@ -75,6 +75,9 @@ def serve(  # noqa: PLR0913 - click hands over one argument for each option
         allow_cancel=allow_cancel,
     )
     server.check(wanted)
+    for root in run_roots:
+        if not root.is_dir():
+            warn(f"there is no folder {root}; its jobs are shown once it exists")
     if token is not None and tls is None and not is_loopback(bind):
         warn("token and pages cross the network unencrypted; --tls encrypts them")
     server.serve(wanted, os.environ, SystemClock(), lambda address: say(f"serving at {address}"))

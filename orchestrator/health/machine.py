@@ -106,16 +106,16 @@ def _cores(plan: Plan | None) -> Finding:
 def _memory(plan: Plan | None) -> Finding:
     available = _meminfo("MemAvailable")
     if plan is None:
-        return Finding(what="memory", verdict="ok", found=f"{_gib(available)} available")
+        return Finding(what="memory", verdict="ok", found=f"{_size(available)} available")
     if plan.memory is None:
         ranks = f"{plan.world_size} ranks of your program need an unknown amount"
-        return Finding(what="memory", verdict="ok", found=f"{_gib(available)} available, {ranks}")
+        return Finding(what="memory", verdict="ok", found=f"{_size(available)} available, {ranks}")
     of_rank = plan.memory.peak_bytes + sum(plan.memory.host.values())
     need = plan.world_size * (of_rank + RANK_BYTES)
-    found = f"{_gib(available)} available, {plan.world_size} ranks need about {_gib(need)}"
+    found = f"{_size(available)} available, {plan.world_size} ranks need about {_size(need)}"
     kept = plan.world_size * plan.memory.host.get(IN_MEMORY, 0)
     if kept:
-        found += f", {_gib(kept)} of that for checkpoints in memory"
+        found += f", {_size(kept)} of that for checkpoints in memory"
     if need <= available or not kept:
         verdict: Verdict = "ok" if need <= available else "stops"
         fix = "lower train.micro_batch_size, use a smaller model, or fewer ranks"
@@ -136,8 +136,9 @@ def _meminfo(key: str) -> int:
     return 0
 
 
-def _gib(count: int) -> str:
-    return f"{count / (1 << 30):.1f} GiB"
+def _size(count: int) -> str:
+    mib = count / (1 << 20)
+    return f"{mib / 1024:.1f} GiB" if mib >= 100 else f"{mib:.0f} MiB"
 
 
 def _run_root(run_root: Path, plan: Plan | None) -> Iterator[Finding]:
@@ -159,7 +160,7 @@ def _run_root(run_root: Path, plan: Plan | None) -> Iterator[Finding]:
         need += 3 * state * plan.world_size  # two kept checkpoints and one being written
     verdict: Verdict = "ok" if free >= need else "stops"
     fix = "free some space, or set --run-root to a larger file system"
-    found = f"{_gib(free)} free in {place}, {_gib(need)} needed"
+    found = f"{_size(free)} free in {place}, {_size(need)} needed"
     yield Finding(what="disk", verdict=verdict, found=found, fix=fix)
     yield _locks(place)
 

@@ -241,6 +241,18 @@ def test_an_impossible_drill_is_refused(tmp_path: Path, cluster: NoCluster, text
     submit(tmp_path, drills=(drill("kill:rank=3@step=24"),))
 
 
+def test_all_impossible_drills_are_named_at_once_and_before_a_dry_run(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    drills = tuple(map(drill, ("kill:rank=4@step=5", "kill:rank=0@step=2", "kill:host=2@step=5")))
+    with pytest.raises(DrillError) as refused:
+        submit_job.dry_run(submission(tmp_path, drills=drills), {}, TurnedClock())
+    assert [line.split()[1] for line in refused.value.message.splitlines()] == [
+        "kill:rank=4@step=5",
+        "kill:host=2@step=5",
+    ]
+
+
 def test_an_unsupported_model_is_refused_before_anything_is_written(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
@@ -399,7 +411,7 @@ def leader(run_dir: RunDir, secret: str, launch: int = 1) -> Iterator[list[str]]
 
     async def no_profile(wish: ProfileWish) -> RankProfiles:
         assert wish == WISH
-        raise JobError("it has 2 ranks, and none is number 5")
+        raise JobError("it has no rank 5: its ranks are 0 to 1")
 
     async def serve() -> None:
         questions = Questions(stacks=no_ranks, profiles=no_profile)
@@ -594,7 +606,7 @@ def test_a_leader_without_ranks_and_a_leader_that_is_gone_are_told(
         rank_stacks(Found(run_dir), {})
     with (
         leader(run_dir, run_dir.token.read_text()),
-        pytest.raises(JobError, match="job e2e: it has 2 ranks, and none is number 5"),
+        pytest.raises(JobError, match="job e2e: it has no rank 5: its ranks are 0 to 1"),
     ):
         rank_profiles(Found(run_dir), {}, WISH)
     with pytest.raises(BackendError, match="could not be reached from here; the job is SUBMITTED"):

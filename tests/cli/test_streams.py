@@ -28,7 +28,10 @@ def test_a_closed_stream_is_as_good_as_dev_null(closed: str) -> None:
 def test_output_that_cannot_be_written_is_an_error_in_one_sentence() -> None:
     code, err = shell("policy > /dev/full")
     assert code == exit_codes.FAILED
-    assert err == "error: cannot write: No space left on device\n  fix: free space there\n"
+    assert err == (
+        "error: cannot write standard output: No space left on device\n"
+        "  fix: write it to a file on a disk with free space\n"
+    )
 
 
 def test_a_name_that_is_too_long_for_a_file_is_unknown() -> None:

@@ -123,5 +123,5 @@ def test_two_ranks_are_profiled_and_the_job_goes_on(running: Ndctl) -> None:
     assert "https://ui.perfetto.dev" in done.out
     done = ndctl("profile", "e2e", "--ranks", "4")
     assert done.code == 5
-    assert "it has 4 ranks, and none is number 4" in done.err
+    assert "it has no rank 4: its ranks are 0 to 3" in done.err
     assert ndctl("profile", "e2e", "--ranks", "first").code == 2

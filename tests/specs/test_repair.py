@@ -155,4 +155,4 @@ def test_a_key_of_the_bundled_trainer_in_a_spec_with_run_brings_no_further_error
 ) -> None:
     """`lr` means train.optimizer.lr, but there is no train beside run."""
     error = refused(tmp_path, "name: demo\nrun: {script: train.py}\nlr: 3e-4\n")
-    assert keys(error) == ["lr", "run.script"]
+    assert keys(error) == ["run.script", "lr"]

@@ -63,8 +63,8 @@ def make_report(
 def _no_such(name: str, only: int, known: tuple[Incident, ...]) -> JobError:
     if not known:
         return JobError(f"{name} had no incident", fix="leave out --incident")
-    there = "; ".join(f"{one.id}: {one.kind}, {one_line(one.cause)[:60]}" for one in known)
-    return JobError(f"{name} has no incident {only}", fix=f"it has {there}")
+    there = "; ".join(f"{one.id} ({one.kind}: {one_line(one.cause)[:60]})" for one in known)
+    return JobError(f"{name} has no incident {only}", fix=f"its incidents: {there}")
 
 
 def _price(said: float | None, planned: float | None, environ: Mapping[str, str]) -> Price | None:

@@ -24,7 +24,7 @@ class Question(Struct, frozen=True, kw_only=True):
     """For a job whose run directory only its pods have: runs the same command of ndctl there. None:
     no pod could be asked."""
     if_over: str
-    """What to do if the job is not running."""
+    """What to do if the job is not running. JOB stands for its name."""
     if_refused: str = ""
     """What to do if the leader cannot answer now."""
 
@@ -38,7 +38,9 @@ def ask(found: Found, environ: Mapping[str, str], question: Question, kind: type
     """
     run, name = replay(found.run_dir), found.run_dir.path.name
     if run.job is None or run.ending is not None:
-        raise JobError(f"job {name} is not running: {run.state}", fix=question.if_over)
+        raise JobError(
+            f"job {name} is not running: {run.state}", fix=question.if_over.replace("JOB", name)
+        )
     if found.copy is not None:
         return _decoded(_from_a_pod(found.copy, name, question), name, kind)
     answer = ask_leader(found.run_dir, run.job.launch.launch, environ, question.request)

@@ -52,7 +52,9 @@ def _host(run: Run, name: str, host: str | None) -> str:
     if host is None:
         if len(hosts) == 1:
             return hosts[0]
-        raise JobError(f"job {name} has {len(hosts):,} hosts", fix=f"choose one: --host {listed}")
+        raise JobError(
+            f"job {name} has {len(hosts):,} hosts", fix=f"choose one with --host: {listed}"
+        )
     near = nearest(host, hosts)
     fix = f"did you mean {near}?" if near else f"its hosts: {listed}"
     raise JobError(f"job {name} does not use host {host}", fix=fix)

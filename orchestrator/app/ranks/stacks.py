@@ -29,7 +29,7 @@ def rank_stacks(found: Found, environ: Mapping[str, str]) -> RankStacks:
     question = Question(
         request=Request(path=STACKS_PATH, purpose="stacks", body={}, timeout_s=ASK_S),
         in_a_pod=lambda copy: copy.snapshot(),
-        if_over="`ndctl logs` has its output",
+        if_over="`ndctl logs JOB` has its output",
         if_refused="try again when its ranks run",
     )
     return ask(found, environ, question, RankStacks)

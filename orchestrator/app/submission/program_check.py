@@ -105,7 +105,7 @@ def _script_fix(script: str, path: Path, environ: Mapping[str, str]) -> str:
         return fix
     similar = sorted(one.name for one in path.parent.glob("*.py"))[:5]
     there = f"in {path.parent.absolute()} there are {', '.join(similar)}"
-    return there if similar else "correct it"
+    return there if similar else "give its path: absolute, or from run.workdir"
 
 
 def _command(name: str, environ: Mapping[str, str]) -> str | None:

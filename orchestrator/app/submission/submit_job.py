@@ -27,7 +27,7 @@ from orchestrator.app.submission.submission_lock import submission_lock
 from orchestrator.app.submission.submission_rollback import look, restore
 from orchestrator.contract.check_results import Finding, troubles, words_of_finding
 from orchestrator.contract.codec import Problem
-from orchestrator.contract.drills import faults_of
+from orchestrator.contract.drills import Drill, faults_of
 from orchestrator.contract.files.access import access_of, access_umask
 from orchestrator.contract.files.last_metric import last_reached
 from orchestrator.contract.files.run_dir import RunDir
@@ -110,9 +110,12 @@ def dry_run(
 ) -> DryRun:
     """What `submit` would write and start. With `asks`, the scheduler checks it.
 
-    Raises the errors of `submit` for missing inputs and for jobs without steps left.
+    Raises the errors of `submit` for what does not depend on other jobs: missing inputs, drills
+    that can never happen, jobs without steps left.
     """
     _check_inputs(submission, environ)
+    _check_trainable(submission)
+    _check_drills(submission)
     if submission.resume:
         _check_resume(submission, snapshot.replay(submission.run_dir))
     backend = submitter_of(submission.planned.spec.cluster.backend, environ, clock)
@@ -408,26 +411,31 @@ def _check_trainable(submission: Submission) -> None:
 
 
 def _check_drills(submission: Submission) -> None:
-    """Raises DrillError for a drill that can never happen."""
-    plan, steps = submission.planned.plan, steps_of(submission.planned.spec)
-    run = run_of(submission.planned.spec)
-    for drill in submission.drills:
-        of_rank = drill.target == "rank"
-        if run is not None and of_rank and drill.fault not in faults_of(run):
-            can = ", ".join(faults_of(run))
-            raise DrillError(
-                f"drill {drill} needs the bundled trainer: ndctl injects it inside a step",
-                fix=f"use one of {can}, for example --drill kill:rank=0@step=2",
-            )
-        count = plan.world_size if drill.target == "rank" else len(plan.hosts)
-        if drill.index >= count or (steps and drill.step > steps):
-            of = f", and {steps} steps" if steps else ""
-            raise DrillError(
-                f"drill {drill} can never happen: the job has {count} {drill.target}s, numbered"
-                f" from 0{of}",
-                fix=f"use for example --drill {drill.fault}:{drill.target}=0"
-                f"@step={min(2, steps or 2)}",
-            )
+    """Raises DrillError with each drill that can never happen."""
+    refused = [why for one in submission.drills if (why := _impossible(one, submission.planned))]
+    if refused:
+        told, fixes = zip(*refused, strict=True)
+        raise DrillError("\n".join(told), fix=fixes[0])
+
+
+def _impossible(drill: Drill, planned: Planned) -> tuple[str, str] | None:
+    """Why the drill can never happen, and a drill that can; None: it can happen."""
+    plan, steps, run = planned.plan, steps_of(planned.spec), run_of(planned.spec)
+    of_rank = drill.target == "rank"
+    if run is not None and of_rank and drill.fault not in faults_of(run):
+        can = ", ".join(faults_of(run))
+        return (
+            f"drill {drill} needs the bundled trainer: ndctl injects it inside a step",
+            f"use one of {can}, for example --drill kill:rank=0@step=2",
+        )
+    count = plan.world_size if of_rank else len(plan.hosts)
+    if drill.index < count and not (steps and drill.step > steps):
+        return None
+    of = f", and {steps} steps" if steps else ""
+    return (
+        f"drill {drill} can never happen: the job has {count} {drill.target}s, numbered from 0{of}",
+        f"use for example --drill {drill.fault}:{drill.target}=0@step={min(2, steps or 2)}",
+    )
 
 
 def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Path | None:

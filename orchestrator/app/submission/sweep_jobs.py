@@ -6,6 +6,7 @@ submitted.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import join, quote
@@ -74,6 +75,10 @@ def elements_of(sweep: Sweep, environ: Mapping[str, str], clock: Clock) -> list[
         raise JobError(
             f"the sweep has {len(found):,} combinations; at most {MOST:,} are allowed",
             fix="use fewer values, or split the sweep",
+        )
+    if twice := [" ".join(values) for values, times in Counter(found).items() if times > 1]:
+        raise JobError(
+            f"the sweep has {twice[0]} more than once", fix="give each value of a key once"
         )
     group, names = _named(sweep, found, environ)
     elements: list[Element] = []

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.dashboard import format
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.console import VisibleConsole, print_report
 from orchestrator.dashboard.follow.follow import Follower, summary_text
@@ -30,6 +31,8 @@ from orchestrator.journal.snapshot import recall
 from orchestrator.seams import Clock, LaunchStatus
 
 FOLLOW_POLL_S = 0.2
+MOST_NAMED = 8
+"""Hosts that an error lists."""
 EXIT_CODES = {
     "SUCCEEDED": exit_codes.OK,
     "FAILED": exit_codes.FAILED,
@@ -173,7 +176,18 @@ def log_lines(  # noqa: PLR0913 - one argument per option of `ndctl logs`
         of_hosts = f", host {', '.join(hosts)}" if hosts else ""
         raise JobError(
             f"no log of attempt {lines_needed}{of_rank}{of_hosts}",
-            fix=f"attempts with logs: {known}; ranks count from 0;"
-            " `ndctl describe JOB` lists the hosts",
+            fix=f"attempts with logs: {known}{_log_owners(run_dir, lines_needed)}",
         )
     yield from read_logs(files, tail)
+
+
+def _log_owners(run_dir: RunDir, attempt: int) -> str:
+    """The ranks and hosts with a log of that attempt; empty: there is none."""
+    files = log_files(run_dir, attempt)
+    ranks = tuple(sorted(file.rank for file in files if file.rank is not None))
+    hosts = sorted({file.host for file in files})
+    if not ranks:
+        return ""
+    more = f" and {len(hosts) - MOST_NAMED:,} more" if len(hosts) > MOST_NAMED else ""
+    named = f"{', '.join(hosts[:MOST_NAMED])}{more}"
+    return f"; attempt {attempt} has those of {format.rank_list(ranks)} on {named}"

@@ -163,7 +163,7 @@ def left_inside(case: EvidenceIndex) -> Diagnosis | None:
         if len(stuck.entered) < len(stuck.out) or len(stuck.entered) == 1:
             ranks = tuple(sorted(stuck.entered))
             what = f"{ranks_words(ranks)} did not complete {named(stuck)}"
-            signs = (f"it is complete on the {len(stuck.out)} other members",)
+            signs = (f"it is complete on {_others(len(stuck.out))}",)
             sure = SURE if len(ranks) == 1 and len(stuck.out) > 1 else 0.6
             return case.blame("left-inside", ranks, sure, what, signs, [stuck])
     # All members called the operation, but on a minority the device did not start it: the device is
@@ -174,12 +174,16 @@ def left_inside(case: EvidenceIndex) -> Diagnosis | None:
             continue
         ranks = tuple(sorted(late))
         what = f"the device of {ranks_words(ranks)} did not start {named(stuck)}"
-        signs = (f"it runs on the {len(stuck.entered) - len(late)} other members",)
+        signs = (f"it runs on {_others(len(stuck.entered) - len(late))}",)
         # A device runs the operations of several groups one after another. One that runs another
         # group's operation starts this one later, and is not at fault.
         if all(not _waits_elsewhere(case, rank, stuck) for rank in ranks):
             return case.blame("left-inside", ranks, 0.8, what, signs, [stuck])
     return None
+
+
+def _others(members: int) -> str:
+    return f"the {members} other members" if members > 1 else "the other member"
 
 
 def _waits_elsewhere(case: EvidenceIndex, rank: int, stuck: Stuck) -> bool:

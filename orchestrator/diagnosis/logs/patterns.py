@@ -232,7 +232,9 @@ def problem_of(pattern: str) -> tuple[str, str] | None:
         if not fix and BACKREFERENCE.search(pattern):
             fix = "a back-reference is not supported: match the words themselves"
         fix = fix or "see github.com/google/re2/wiki/Syntax; put \\ before ( ) [ ] { } . * + ? |"
-        return f"a regular expression of RE2 ({exc})", fix
+        # RE2 quotes the pattern as it was compiled, not as the user wrote it.
+        why = str(exc).partition(": (?m)")[0]
+        return f"a regular expression of RE2 ({why})", fix
     return TOO_LARGE if size > LARGEST else None
 
 

@@ -75,7 +75,7 @@ class ProfileRequests:
             )
         if absent := sorted(set(wish.ranks) - {*range(run.plan.world_size)}):
             raise JobError(
-                f"it has {run.plan.world_size} ranks, and none is number {_listed(absent)}"
+                f"it has no rank {_listed(absent)}: its ranks are 0 to {run.plan.world_size - 1}"
             )
         if self.request:
             raise JobError(

@@ -45,7 +45,7 @@ def test_a_signal_and_a_missing_program_are_exit_codes_as_in_a_shell(
 def test_one_of_several_hosts_must_be_chosen(found: Found) -> None:
     with pytest.raises(JobError, match="has 2 hosts") as refused:
         exec_on_host(found, None, ["true"], ENVIRON)
-    assert refused.value.fix == "choose one: --host host-0, host-1"
+    assert refused.value.fix == "choose one with --host: host-0, host-1"
     with pytest.raises(JobError, match="does not use host hots-1") as refused:
         exec_on_host(found, "hots-1", ["true"], ENVIRON)
     assert refused.value.fix == "did you mean host-1?"

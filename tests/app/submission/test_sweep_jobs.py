@@ -240,3 +240,8 @@ def _on_slurm(element: Element, args: tuple[str, ...]) -> Element:
     spec = replace(spec, cluster=replace(spec.cluster, backend="slurm", slurm=slurm))
     planned = replace(submission.planned, spec=spec)
     return replace(element, submission=replace(submission, planned=planned))
+
+
+def test_a_value_that_is_given_twice_is_refused(tmp_path: Path, cluster: NoCluster) -> None:
+    with pytest.raises(JobError, match=r"the sweep has train\.seed=1 more than once"):
+        elements_of(a_sweep(tmp_path, "train.seed=1,2,1"), {}, TurnedClock())

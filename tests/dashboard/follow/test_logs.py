@@ -217,3 +217,6 @@ def test_without_an_attempt_the_logs_of_agents_are_shown(run_dir: RunDir) -> Non
         lines(0, follow=False)
     write(run_dir, 0, "step 1\n")
     assert lines(None, follow=False) == lines(None, follow=True) == ["[host-0 rank 0] step 1"]
+    with pytest.raises(JobError, match="no log of attempt 1, rank 7") as absent:
+        lines(7, follow=False)
+    assert absent.value.fix == "attempts with logs: 1; attempt 1 has those of rank 0 on host-0"

@@ -64,7 +64,9 @@ def test_a_sentence_about_ndctl_is_wrapped_and_a_command_is_not() -> None:
     shown = ["".join(piece.text for piece in line) for line in report_lines(told, 60)]
     assert all(len(line) <= 60 for line in shown)
     assert all(line.startswith(" " * 25) for line in shown[1:])
-    assert len(list(report_lines(f"{at}failed; type `ndctl submit a.yaml --resume --new`", 60))) == 1
+    assert (
+        len(list(report_lines(f"{at}failed; type `ndctl submit a.yaml --resume --new`", 60))) == 1
+    )
 
 
 def test_the_state_and_the_labels_have_colours() -> None:

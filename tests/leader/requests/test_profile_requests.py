@@ -58,9 +58,9 @@ def test_what_cannot_be_profiled_is_said(tmp_path: Path) -> None:
         await job.start_both()
         status, words = await ask(job, ranks=[1, 900])
         assert status == 409
-        assert words.endswith("and none is number 900")
+        assert words.endswith("it has no rank 900: its ranks are 0 to 1")
         status, words = await ask(job, ranks=[700, 0, 900])
-        assert words.endswith("and none is number 700 or 900")
+        assert words.endswith("it has no rank 700 or 900: its ranks are 0 to 1")
         assert (await ask(job, launch=99))[0] == 409
         for wrong in ({"steps": 0}, {"ranks": [-1]}, {"ranks": "all"}, {"wait_s": "long"}):
             status, words = await ask(job, **wrong)

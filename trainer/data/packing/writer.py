@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from typing import BinaryIO
 
@@ -84,11 +85,15 @@ def writing(out: Path, kind: Kind) -> Iterator[TokenWriter]:
     except OSError as exc:
         raise TrainingError(
             f"failed to write {out}: {exc.strerror or exc}",
-            fix="give a folder with free space and write permission",
+            fix=f"{_remedy(exc)} {out.parent}, or give another folder (of a job: --run-root)",
         ) from exc
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def _remedy(exc: OSError) -> str:
+    return "free space in" if exc.errno in (ENOSPC, EDQUOT, EFBIG) else "make it possible to write"
 
 
 def remove_partials(out: Path) -> None:

@@ -107,10 +107,13 @@ def test_a_write_error_is_reported_and_the_old_file_kept(tmp_path: Path) -> None
     out = tmp_path / "x.tokens"
     out.write_text("old")
     with (
-        pytest.raises(TrainingError, match=r"failed to write .*x\.tokens: No space left on device"),
+        pytest.raises(
+            TrainingError, match=r"failed to write .*x\.tokens: No space left on device"
+        ) as full,
         writing(out, "uint8"),
     ):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert full.value.fix.startswith(f"free space in {tmp_path}, or ")
     assert [path.name for path in tmp_path.iterdir()] == ["x.tokens"]
     assert out.read_text() == "old"
     (tmp_path / "file").write_text("")
