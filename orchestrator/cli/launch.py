@@ -254,9 +254,10 @@ def submit_one(submission: "Submission", *, follow: bool) -> None:
 def _rank_map(planned: "Planned") -> str:
     """The mesh, and the host and local rank of each mesh coordinate."""
     from orchestrator.plan.show.grid import grid
+    from orchestrator.plan.show.tables import labelled
 
     plan = planned.plan
-    lines = [*([] if plan.is_own else [f"mesh       {plan.mesh}"]), *grid(plan)]
+    lines = [*([] if plan.is_own else labelled("mesh", str(plan.mesh))), *grid(plan)]
     if planned.spec.cluster.backend != "local":
         # The leader places ranks again on the hosts that the scheduler grants (`ndctl describe`).
         lines.append("  planned hosts; the scheduler may grant others")

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from orchestrator.dashboard import format
+from orchestrator.dashboard.console import text_of
 from orchestrator.dashboard.fleet.row import ROW_STATES, JobRow, is_trouble
 from orchestrator.dashboard.fleet.summary import eta_s
 from orchestrator.dashboard.fleet.table import table
 from orchestrator.dashboard.interactive.content import FleetContent
-from orchestrator.dashboard.console import text_of
 from orchestrator.dashboard.interactive.page import Page
 from orchestrator.dashboard.screen.rows import Frame, Row
 from orchestrator.dashboard.theme import BOLD, DIM

@@ -3,9 +3,9 @@
 from rich.text import Text
 
 from orchestrator.dashboard import format
+from orchestrator.dashboard.console import text_of
 from orchestrator.dashboard.describe import incident_rows
 from orchestrator.dashboard.interactive.content import JobContent
-from orchestrator.dashboard.console import text_of
 from orchestrator.dashboard.interactive.page import Page
 from orchestrator.dashboard.interactive.places import CONFIRMS
 from orchestrator.dashboard.job_view.view import View

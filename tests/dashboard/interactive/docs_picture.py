@@ -1,6 +1,5 @@
 """The picture of the dashboard in docs. `tests.web.pictures` writes it with the others."""
 
-import asyncio
 import os
 from datetime import UTC
 from pathlib import Path
