@@ -93,8 +93,8 @@ def read_document(
 ) -> Document:
     """The values of the spec in the file `path`, which `written_in` checks."""
     text = read_text(path, "examples/ has specs")
-    if path.suffix in OF_OTHERS or text.startswith("#!"):
-        from orchestrator.specs.foreign import foreign_text
+    if path.suffix in OF_OTHERS or text.startswith("#") or "\napiVersion:" in f"\n{text}":
+        from orchestrator.specs.foreign.recognised import foreign_text
 
         if (told := foreign_text(text, path)) is not None:
             raise SpecError(f"{path}: {told[0]}", fix=told[1])
@@ -157,7 +157,7 @@ def _document(
         )
         raise spec_error(source, [(Place(source, 1), problem)])
     if not document.data.keys() <= TOP:
-        from orchestrator.specs.foreign import foreign_file
+        from orchestrator.specs.foreign.recognised import foreign_file
 
         if (foreign := foreign_file(document)) is not None:
             raise spec_error(source, [(document.place_of(foreign.path), foreign)])
@@ -209,7 +209,7 @@ def _class_of(document: Document) -> type[CommonSpec]:
     """Which kind of spec it is. Reports keys of the other kind."""
     data = document.data
     for key in filter(data.__contains__, OFTEN_FOR_RUN):
-        from orchestrator.specs.foreign import run_of
+        from orchestrator.specs.foreign.command_lines import run_of
 
         limit = "inside run, which names your own program"
         fix = f"write {run_of(data[key])}"

@@ -83,14 +83,21 @@ def _refuse_launcher(words: tuple[str, ...]) -> None:
     from pathlib import Path
 
     from orchestrator.errors import SpecError
-    from orchestrator.specs.foreign import without_launcher
+    from orchestrator.specs.foreign.command_lines import (
+        SET_IN_SCRIPT,
+        settings_in,
+        without_launcher,
+    )
 
     found = without_launcher(words)
     # A script in the working directory may have such a name; /usr/bin/python is the launcher.
     if found is None or ("/" not in words[0] and Path(words[0]).is_file()):
         return
     launcher, typed = found
+    settings = settings_in(words)
+    also = f". {SET_IN_SCRIPT.format(', '.join(settings))}" if settings else ""
     raise SpecError(
-        f"leave {launcher} out: ndctl starts torchrun on each host, and your program on each rank",
+        f"leave {launcher} out: ndctl starts torchrun on each host, and your program on each rank"
+        f"{also}",
         fix=typed,
     )

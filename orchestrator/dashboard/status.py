@@ -144,7 +144,7 @@ def status_rows(
         *scheduler(snapshot, zone),
         *(row("excluded", f"{host} {why}") for host, why in snapshot.excluded.items()),
         row("progress", _progress(shown)),
-        *_effective(time),
+        *_effective(time, shown),
         *(row(*said) for said in measured_rows(snapshot.seen.run.plan, snapshot.steady)),
         row("where", where(snapshot)),
         *_group(snapshot),
@@ -218,10 +218,12 @@ def _progress(shown: View) -> str:
     return ", ".join(parts)
 
 
-def _effective(time: TimeSpent) -> Iterator[Row]:
+def _effective(time: TimeSpent, shown: View) -> Iterator[Row]:
     """The share of time that is training, and the causes of lost time, the largest first."""
     if time.ratio is None or not time.effective_s:
         return
+    if shown.state == "FAILED" and not shown.step:
+        return  # ranks of the user's own program were alive, but nothing shows that they trained
     named = format.lost_time(time.lost_s.items())
     lost = f"; lost: {named}" if named else ""
     yield row("effective", f"{time.ratio:.1%} of {format.duration(time.elapsed_s)}{lost}")

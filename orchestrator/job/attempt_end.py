@@ -313,9 +313,20 @@ def all_done(run: Run) -> bool:
 # Conclude and recover
 
 
+def _may_have_obeyed(run: Run) -> bool:
+    """Whether exit code 0 may mean that the ranks did as they were told, and left early.
+
+    The bundled trainer and `ndctl.should_stop` have another exit code for that. A program of the
+    user may have a handler of SIGTERM that ends it with 0, such as Lightning's.
+    """
+    told = run.interruption.cancelled_by is not None or run.interruption.leaving is not None
+    return told and run.job is not None and run.job.run is not None
+
+
 def conclude(run: Run, at: float) -> Result:
     """No process of the attempt is left on any host: decide what follows."""
-    if all(run.attempt.done.values()):  # even if a hang was suspected: the last step was only slow
+    # Even if a hang was suspected: the last step was only slow.
+    if all(run.attempt.done.values()) and not _may_have_obeyed(run):
         return end(run, at, "SUCCEEDED", f"all ranks finished in attempt {run.attempt.number}")
     interruption = run.interruption
     if interruption.cancelled_by is not None:

@@ -126,7 +126,7 @@ def _model(value: Any) -> str | None:
 def _run(value: Any) -> str | None:
     if not isinstance(value, str):
         return None
-    from orchestrator.specs.foreign import run_of
+    from orchestrator.specs.foreign.command_lines import run_of
 
     return f"write {run_of(value)}; ndctl starts it on each rank, without torchrun"
 

@@ -11,7 +11,8 @@ from orchestrator.app.submission.inputs import Looked, sees_other_files
 from orchestrator.contract.codec import Problem
 from orchestrator.contract.spec.job_spec import ScriptSpec
 from orchestrator.contract.spec.run_spec import RunSpec
-from orchestrator.specs.foreign import COMMANDS, run_of
+from orchestrator.specs.foreign.command_lines import COMMANDS, run_of
+from orchestrator.specs.foreign.recognised import foreign_text
 from orchestrator.specs.other_values import straight_quotes
 
 
@@ -71,6 +72,11 @@ def _script(script: str, workdir: Path, environ: Mapping[str, str]) -> Iterator[
         limit = f"{limit} ({path}: {exc.strerror})"
         fix = _script_fix(script, path, environ)
         yield Problem(path="run.script", value=script, limit=limit, fix=fix)
+        return
+    # Some manifests are also Python code: `kind: Job` is an annotation.
+    told = None if path.suffix == ".py" else foreign_text(source.decode(errors="replace"), path)
+    if told is not None:
+        yield Problem(path="run.script", value=script, limit=f"{limit} ({told[0]})", fix=told[1])
         return
     try:
         compile(source, str(path), "exec", dont_inherit=True)

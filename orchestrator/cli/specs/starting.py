@@ -2,17 +2,26 @@
 
 import shlex
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from orchestrator.cli.options import BACKENDS, say
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 @click.command(
     epilog="Example: ndctl init --train train.py --args '--lr 3e-4' --hosts 2 --gpus-per-host 8"
 )
-@click.argument("file", default="job.yaml")
+@click.argument("file", default="job.yaml", metavar="[SPEC]")
+@click.option(
+    "--from",
+    "source",
+    metavar="FILE",
+    help="A batch script of Slurm, or a Kubernetes manifest, whose job becomes a spec.",
+)
 @click.option("--train", metavar="WHAT", help="A script such as train.py, a preset, or a model.")
 @click.option("--data", metavar="GLOB", help="Files that a model trains on.")
 @click.option("--args", metavar="WORDS", help="Arguments of the script.")
@@ -25,6 +34,7 @@ from orchestrator.cli.options import BACKENDS, say
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 def init(  # noqa: PLR0913 - click hands over one argument for each option
     file: str,
+    source: str | None,
     train: str | None,
     data: str | None,
     args: str | None,
@@ -36,7 +46,8 @@ def init(  # noqa: PLR0913 - click hands over one argument for each option
 ) -> None:
     """Write a first job spec with comments.
 
-    On a terminal it asks for what the options leave open: what to train, on what, and where.
+    On a terminal it asks for what the options leave open: what to train, on what, and where. With
+    --from it takes over what a file of another tool says, and names what it does not take.
     """
     from pathlib import Path
 
@@ -46,10 +57,35 @@ def init(  # noqa: PLR0913 - click hands over one argument for each option
 
     path = Path(file)
     if path.exists() and not force:
-        raise SpecError(f"{path} exists", fix="give another FILE, or --force to replace it")
+        raise SpecError(f"{path} exists", fix="give another SPEC, or --force to replace it")
+    if source is not None:
+        others = (train, data, args, backend, hosts, gpus_per_host, name)
+        if any(one is not None for one in others):
+            raise click.UsageError("--from cannot be combined with options about the job")
+        _take_over(Path(source), path, force=force)
+        return
     given = _asked(train, data, args, backend, hosts, gpus_per_host)
     text = spec_text(Answers(name=name or "", **given))
     load_spec(text, file)  # so that a wrong --name is refused before anything is written
+    _write(path, text, force=force)
+    say(f"wrote {path}; check it with `ndctl validate {path}`")
+
+
+def _take_over(source: "Path", path: "Path", *, force: bool) -> None:
+    """Write the spec of a file of another tool, and print what a person has to do."""
+    from orchestrator.specs.foreign.taking_over import taken_over
+    from orchestrator.yaml_document import read_text
+
+    carried = taken_over(read_text(source, "examples/ has specs"), source)
+    _write(path, carried.text(source.name), force=force)
+    for note in carried.notes():
+        say(note)
+    say(f"wrote {path}; check it with `ndctl validate {path}`")
+
+
+def _write(path: "Path", text: str, *, force: bool) -> None:
+    from orchestrator.errors import SpecError
+
     try:
         with path.open("w" if force else "x") as written:
             written.write(text)
@@ -57,7 +93,6 @@ def init(  # noqa: PLR0913 - click hands over one argument for each option
         raise SpecError(
             f"{path} cannot be written: {exc.strerror}", fix="name a file in a folder of yours"
         ) from exc
-    say(f"wrote {path}; check it with `ndctl validate {path}`")
 
 
 def _asked(

@@ -73,6 +73,9 @@ def summary_of(snapshot: Snapshot, spent: TimeSpent | None = None) -> JobSummary
     spent = time_spent(snapshot) if spent is None else spent
     over = standing.state in ENDED
     names = run.attempt.placement or run.plan.hosts
+    done = last_step(run, snapshot.progress)
+    # Ranks of the user's own program were alive, but nothing shows that they trained.
+    trained = bool(done) or standing.state != "FAILED"
     return JobSummary(
         name=job.launch.job,
         state=standing.state,
@@ -84,13 +87,13 @@ def summary_of(snapshot: Snapshot, spent: TimeSpent | None = None) -> JobSummary
         scheduler=snapshot.scheduler,
         attempt=snapshot.seen.attempt,
         restarts=run.history.restarts,
-        step=last_step(run, snapshot.progress),
+        step=done,
         steps=job.steps,
         loss=last.loss if last else None,
         tokens_per_second=last.tokens_per_second if last else None,
         step_s=snapshot.progress.step_s,
         stepped_at=last.time if last else None,
-        effective_ratio=spent.ratio if spent.effective_s else None,
+        effective_ratio=spent.ratio if spent.effective_s and trained else None,
         hosts=len(names),
         gpus=run.plan.world_size,
         placement=() if over else tuple(names),

@@ -9,6 +9,7 @@ from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.messages.actions import EndJob, JudgeHang, StartAttempt, StopAttempt
 from orchestrator.contract.messages.events import LeaderStarted, LeaveAsked
+from orchestrator.contract.spec.run_spec import RunSpec
 from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.job.failures.policy import strike_weight
 from orchestrator.job.stage import Starting, Waiting
@@ -375,3 +376,22 @@ def test_a_job_submitted_without_resume_has_no_history() -> None:
     fresh, actions = step(job.run, submitted())
     assert actions == ()
     assert fresh == step(Run(), submitted())[0]
+
+
+def test_exit_code_0_of_a_cancelled_script_is_no_success() -> None:
+    """A program may have a handler of SIGTERM that ends it with 0, as Lightning has."""
+    job = Job(run=RunSpec(script="train.py")).running()
+    job.cancelled()
+    job.stops("host-1", finished=True)
+    (end,) = job.stops("host-0", finished=True)
+    assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
+
+
+def test_a_cancelled_job_of_the_trainer_may_have_finished() -> None:
+    """Ranks of the bundled trainer that stop early have another exit code."""
+    job = Job().running()
+    job.cancelled()
+    job.stops("host-1", finished=True)
+    (end,) = job.stops("host-0", finished=True)
+    assert isinstance(end, EndJob)
+    assert end.state == "SUCCEEDED"

@@ -57,12 +57,15 @@ class Calls:
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         # Without checkpoints nothing is gained, and SIGTERM ends the rank as without ndctl.
-        if stage == "fit" and _saver(trainer) is not None:
+        # A ModelCheckpoint without `dirpath` chooses its folder after this call.
+        if stage == "fit" and trainer.checkpoint_callbacks:
             should_stop()
             self.handler = signal.getsignal(signal.SIGTERM)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.steps.begin(trainer.global_step)
+        if _saver(trainer) is None:
+            self.handler = None
         if self.handler is not None:
             # Lightning's handler calls a collective, wherever the rank is at that time.
             signal.signal(signal.SIGTERM, self.handler)

@@ -13,13 +13,30 @@ from hypothesis import strategies as st
 from orchestrator.cli import cli
 from orchestrator.errors import SpecError
 from orchestrator.load import load_spec, read_spec
-from orchestrator.specs.foreign import LAUNCHERS, foreign_text, program_in, without_launcher
+from orchestrator.specs.foreign.command_lines import LAUNCHERS, program_in, without_launcher
 
 FILES = {
     "pytorchjob.yaml": (
         "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: a}\nspec: {}\n",
-        "pytorchjob.yaml:2: kind: this is a Kubernetes manifest (PyTorchJob), not a job spec",
-        "`kubectl apply -f pytorchjob.yaml` starts it",
+        "pytorchjob.yaml: this is a Kubernetes manifest (PyTorchJob), not a job spec",
+        "`ndctl init --from pytorchjob.yaml` writes a job spec from it",
+    ),
+    "service-first.yaml": (
+        "# a comment\napiVersion: v1\nkind: Service\nmetadata: {name: b}\n---\n"
+        "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: a}\nspec: {}\n",
+        "service-first.yaml: this is a Kubernetes manifest (PyTorchJob), not a job spec",
+        "`ndctl init --from service-first.yaml` writes a job spec from it",
+    ),
+    "claim.yaml": (
+        "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: b}\n",
+        "no job that trains is in this manifest (PersistentVolumeClaim)",
+        "`kubectl apply -f claim.yaml` creates it",
+    ),
+    "templates.yaml": (
+        "apiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\n"
+        "metadata:\n  name: {{ .Values.name }}\n",
+        "this is a template of Helm, not a manifest",
+        "helm template CHART > manifest.yaml, then ndctl init --from manifest.yaml",
     ),
     "task.yaml": (
         "num_nodes: 2\nresources: {accelerators: 'H100:8'}\nrun: |\n  cd src\n"
@@ -45,7 +62,7 @@ FILES = {
     "job.sh": (
         "#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py --lr 1e-4\n",
         "this is a batch script of Slurm, not a job spec",
-        "`ndctl init --backend slurm --hosts 2 --train train.py` writes",
+        "`ndctl init --from job.sh` writes a job spec from it",
     ),
 }
 
@@ -64,6 +81,17 @@ def test_one_sentence_says_what_the_file_is(
     assert said.startswith(name)
     assert f"fix: {fix}" in said
     assert len(said.splitlines()) == 2, said
+
+
+@pytest.mark.parametrize("name", ["job.sh", "pytorchjob.yaml"])
+def test_a_file_in_place_of_a_program_is_named_too(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(FILES[name][0])
+    done = CliRunner().invoke(cli, ["run", "--run-root", "runs", "--", name])
+    assert isinstance(done.exception, SpecError)
+    assert FILES[name][2] in str(done.exception)
 
 
 def test_a_job_spec_with_a_key_of_another_tool_is_a_job_spec() -> None:
@@ -156,28 +184,6 @@ def test_a_launcher_is_left_out(line: str, typed: str) -> None:
 )
 def test_variables_before_a_command_are_options(line: str, left_out: str, typed: str) -> None:
     assert without_launcher(shlex.split(line)) == (left_out, f"ndctl run {typed}")
-
-
-@pytest.mark.parametrize(
-    ("lines", "options"),
-    [
-        ("#SBATCH --nodes=3                    # nodes\n#SBATCH --gres=gpu:8  # number", (3, 8)),
-        ("#SBATCH -N 4\n#SBATCH --gres=gpu:hgx:8", (4, 8)),
-        ("#SBATCH --exclusive --nodes=2 --gpus-per-node h100:4", (2, 4)),
-        ("#SBATCH -N2\n#SBATCH --gpus-per-node=8", (2, 8)),
-        ("#SBATCH -N2\n#SBATCH --gres=gpu:A100-SXM4-80GB:8(S:0-1)", (2, 8)),
-    ],
-)
-def test_the_sizes_of_a_batch_script_are_options_of_init(
-    lines: str, options: tuple[int, int]
-) -> None:
-    text = f"#!/bin/bash\n{lines}\nsrun bash -c 'torchrun \\\n --nnodes $N train.py --lr 1'\n"
-    said = foreign_text(text, PurePath("job.sh"))
-    assert said is not None
-    hosts, gpus = options
-    assert said[1].startswith(
-        f"`ndctl init --backend slurm --hosts {hosts} --gpus-per-host {gpus} --train train.py`"
-    )
 
 
 def test_a_launcher_that_exists_is_left_out_too() -> None:

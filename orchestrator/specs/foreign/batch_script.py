@@ -1,0 +1,286 @@
+"""A batch script of Slurm, or another script of a shell, as a job spec."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from orchestrator.contract.spec.slurm_spec import OURS_BEGIN, bad_variable
+from orchestrator.specs.foreign.carried import Carried, braced, job_name, number_of
+from orchestrator.specs.foreign.command_lines import (
+    SET_IN_SCRIPT,
+    executable_of,
+    is_launcher,
+    program_of,
+    settings_in,
+    sizes_of,
+)
+from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell, variables
+from orchestrator.specs.foreign.shell_words import Values
+from orchestrator.specs.slurm_options import SBATCH, SENTENCES, SRUN
+
+SHORT: Mapping[str, str] = {
+    "N": "nodes", "n": "ntasks", "J": "job-name", "p": "partition", "A": "account", "q": "qos",
+    "t": "time", "o": "output", "e": "error", "c": "cpus-per-task", "G": "gpus", "C": "constraint",
+    "w": "nodelist", "x": "exclude", "D": "chdir", "L": "licenses", "d": "dependency",
+    "a": "array", "M": "clusters", "s": "oversubscribe", "H": "hold", "b": "begin", "k": "no-kill",
+}  # fmt: skip
+SAME = (
+    *("partition", "account", "qos", "time", "constraint", "nodelist", "exclude", "reservation"),
+    *("licenses", "switches", "comment", "mail_type", "mail_user", "mem", "segment"),
+)
+"""Options that `cluster.slurm` has under the same name."""
+BY_NDCTL = frozenset(
+    [
+        "requeue",
+        "no_requeue",
+        "no_kill",
+        "signal",
+        "open_mode",
+        "output",
+        "error",
+        "nodes",
+        "ntasks",
+        "ntasks_per_node",
+        "gpus",
+        "gpus_per_node",
+        "gpus_per_task",
+        "gres",
+        "cpus_per_task",
+        "job_name",
+        "exclusive",
+        "chdir",
+        "export",
+    ]
+)
+"""Options that are read on their own, or that ndctl sets itself."""
+INSTEAD: Mapping[str, str] = {
+    "array": "submit with --sweep KEY=A,B",
+    "dependency": "submit with --after JOB",
+}
+GPUS = re.compile(r"(?:gres[/:])?gpu(?::([A-Za-z][\w.-]*))?(?::(\$?\{?\w+\}?))?(?:\([^)]*\))?")
+ONLY_A_SHELL_KNOWS = re.compile(r"\$\(|`|\$\{(?:SLURM|RANDOM|HOSTNAME|!)")
+
+
+def from_script(text: str, stem: str) -> Carried:
+    """The spec that the script `text` describes. `stem`: its file name, for a name of the job."""
+    carried = Carried()
+    given = options_in(text)
+    hosts = number_of(given.get("nodes")) or 1
+    shell = read_shell(text, _of_slurm(given, hosts))
+    start = shell.training()
+    carried.name = job_name(given.get("job_name") or stem)
+    _run(carried, shell, start, given)
+    words = list(start.words) if start is not None else []
+    typed = {**given, **_options(words)}
+    sizes = dict(zip(*[iter(sizes_of(words))] * 2, strict=True))
+    each, how = _gpus(typed, hosts, sizes.get("--gpus-per-host"))
+    if "nodes" not in given and "--hosts" in sizes:
+        hosts = number_of(sizes["--hosts"])
+    if each is None:
+        carried.before.append("set cluster.gpus_per_host: the script does not say how many GPUs")
+    carried.cluster = {"backend": "slurm", "hosts": hosts, "gpus_per_host": each or 1}
+    carried.cluster["slurm"] = {**_slurm(carried, given, how), **_around(shell)}
+    _container(carried, typed)
+    _rest(carried, shell, start)
+    return carried
+
+
+def options_in(text: str) -> dict[str, str]:
+    """The options of the `#SBATCH` lines, with underscores. Slurm uses the last of each."""
+    words: list[str] = []
+    for line in re.findall(r"^#SBATCH[ \t]+(.*)", text, re.MULTILINE):
+        try:
+            words += shlex.split(line, comments=True)
+        except ValueError:
+            words += line.partition(" #")[0].split()
+    return _options(words)
+
+
+def _options(words: list[str]) -> dict[str, str]:
+    """The options at the start of a command line or of `#SBATCH` lines."""
+    found: dict[str, str] = {}
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if joined := re.fullmatch(r"-([A-Za-z])(.+)", word):
+            name, equals, value = joined[1], "=", joined[2]
+        elif not re.fullmatch(r"--?[A-Za-z][\w-]*", name):
+            continue
+        if not equals and at + 1 < len(words) and not words[at + 1].startswith("-"):
+            value = words[at + 1]
+        name = name.lstrip("-")
+        found[SHORT.get(name, name).replace("-", "_")] = braced(value)
+    return found
+
+
+def _of_slurm(given: Mapping[str, str], hosts: Any) -> Values:
+    """Variables that Slurm sets and whose value follows from the options."""
+    tasks = given.get("ntasks_per_node", "1")
+    gpus = GPUS.fullmatch(given.get("gres", ""))
+    each = given.get("gpus_per_node") or (gpus[2] if gpus else "")
+    known = {
+        "SLURM_NNODES": str(hosts),
+        "SLURM_JOB_NUM_NODES": str(hosts),
+        "SLURM_NTASKS_PER_NODE": tasks,
+        "SLURM_GPUS_PER_NODE": each.rpartition(":")[2],
+        "SLURM_GPUS_ON_NODE": each.rpartition(":")[2],
+        "SLURM_CPUS_PER_TASK": given.get("cpus_per_task", ""),
+        "SLURM_JOB_NAME": given.get("job_name", ""),
+        "SLURM_SUBMIT_DIR": "${PWD}",
+    }
+    values: Values = {name: value for name, value in known.items() if value}
+    return values
+
+
+def _gpus(
+    given: Mapping[str, str], hosts: Any, by_launcher: str | None
+) -> tuple[Any, dict[str, str]]:
+    """Devices of a host, and how Slurm is asked for them."""
+    tasks = number_of(given.get("ntasks_per_node"))
+    total = number_of(given.get("ntasks"))
+    if tasks is None and isinstance(total, int) and isinstance(hosts, int) and total % hosts == 0:
+        tasks = total // hosts
+    for name, how in (("gpus_per_node", "per-node"), ("gres", "gres"), ("gpus", "per-node")):
+        for one in given.get(name, "").split(","):
+            found = GPUS.fullmatch(one if name == "gres" else f"gpu:{one}")
+            if found is None:
+                continue
+            count = number_of(found[2] or "1")
+            if name == "gpus" and isinstance(count, int) and isinstance(hosts, int):
+                count = max(1, count // hosts)
+            return count, {"gpus": how, **({"gpu_type": found[1]} if found[1] else {})}
+    each = number_of(given.get("gpus_per_task", "").rpartition(":")[2])
+    if each is not None:
+        several = isinstance(each, int) and isinstance(tasks, int)
+        return each * tasks if several else each, {}
+    # Some sites give whole hosts with all their GPUs, and refuse requests for GPUs.
+    if by_launcher is not None:
+        return number_of(by_launcher), {"gpus": "none"}
+    return (tasks if tasks != 1 else None), {"gpus": "none"}
+
+
+def _slurm(carried: Carried, given: Mapping[str, str], how: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {name: given[name] for name in SAME if given.get(name)}
+    found.update(how)
+    found["exclusive"] = "exclusive" in given
+    tasks, cpus = number_of(given.get("ntasks_per_node", 1)), number_of(given.get("cpus_per_task"))
+    if isinstance(cpus, int) and isinstance(tasks, int):
+        found["cpus_per_task"] = cpus * tasks  # ndctl has one task for each host
+    elif cpus is not None:
+        found["cpus_per_task"] = cpus
+    gres = [one for one in given.get("gres", "").split(",") if one and not GPUS.fullmatch(one)]
+    if gres:
+        found["gres"] = ",".join(gres)
+    args = [_flag(name, given[name]) for name in given if name in SBATCH]
+    steps = [_flag(name, given[name]) for name in given if name in SRUN]
+    found.update({"sbatch_args": args} if args else {}, **({"srun_args": steps} if steps else {}))
+    for name in given:
+        if name not in SBATCH | SRUN | BY_NDCTL and name not in SAME:
+            instead = INSTEAD.get(name) or SENTENCES.get(name) or "ndctl does not know it"
+            carried.leave(f"#SBATCH --{name.replace('_', '-')}: {instead}")
+    return found
+
+
+def _flag(name: str, value: str) -> str:
+    return f"--{name.replace('_', '-')}" + (f"={value}" if value else "")
+
+
+def _around(shell: Shell) -> dict[str, Any]:
+    modules = {"modules": shell.modules} if shell.modules else {}
+    return {**modules, **({"setup": shell.setup} if shell.setup else {})}
+
+
+def _run(carried: Carried, shell: Shell, start: Start | None, given: Mapping[str, str]) -> None:
+    set_program(carried, start)
+    folder = given.get("chdir") or shell.folder
+    if folder not in (None, ".", "${PWD}"):
+        carried.run["workdir"] = folder
+    set_variables(carried, shell)
+    if shell.setup:
+        carried.before.append(
+            "install ndctl in the environment that cluster.slurm.setup activates, and submit from"
+            " it: ranks run with the interpreter of `ndctl submit`"
+        )
+
+
+def set_program(carried: Carried, start: Start | None) -> None:
+    """The key `run`, for the program that a command line starts."""
+    words = start.words if start is not None else ()
+    found = program_of(words) or executable_of(words)
+    if found is None:
+        carried.run = {"script": "train.py", "args": []}
+        carried.before.append("set run: no program was found that runs on each rank")
+        return
+    carried.run = {found.key: found.name, "args": [*found.args]}
+    if found.key == "program" and start is not None:
+        carried.before.append(
+            f"check run: {found.name} starts on each rank, with the variables of torchrun; it must"
+            " not start a launcher itself"
+        )
+    if settings := settings_in(words):
+        carried.before.append(SET_IN_SCRIPT.format(", ".join(settings)))
+    unclear = [one for one in (found.name, *found.args) if ONLY_A_SHELL_KNOWS.search(one)]
+    for one in unclear:
+        carried.before.append(f"replace {one} in run, which only the script's shell knows")
+    if '"$@"' in found.args or "${@}" in found.args or "$@" in found.args:
+        carried.run["args"] = [one for one in found.args if one not in ('"$@"', "${@}", "$@")]
+
+
+def set_variables(carried: Carried, shell: Shell) -> None:
+    """The key `run.env`, for what the script exports."""
+    kept: dict[str, str] = {}
+    start = shell.training()
+    for name, value in variables(shell):
+        if start is not None and re.search(rf"\$\{{?{name}\b", start.text):
+            continue  # a part of the command line, such as CMD
+        if any(is_launcher(word) for word in value.split()):
+            continue
+        if ONLY_A_SHELL_KNOWS.search(value):
+            carried.leave(f"export {name}: only the script's shell knows {_short(value)}")
+        elif bad_variable(name) is None and not name.startswith(OURS_BEGIN):
+            # A part such as ${LD_LIBRARY_PATH} may be unset where the job is submitted.
+            kept[name] = re.sub(r"\$\{(\w+)\}", r"${\1:-}", value)
+    if kept:
+        carried.run["env"] = kept
+
+
+def _short(text: str) -> str:
+    plain = " ".join(text.split())
+    return plain if len(plain) <= 60 else f"{plain[:57]}…"
+
+
+def _container(carried: Carried, typed: Mapping[str, str]) -> None:
+    if not typed.get("container_image"):
+        return
+    mounts = [one for one in typed.get("container_mounts", "").split(",") if one]
+    found: dict[str, Any] = {"image": typed["container_image"], "mounts": mounts}
+    if workdir := typed.get("container_workdir"):
+        found["workdir"] = workdir
+    carried.cluster["slurm"]["container"] = found
+    carried.before += [
+        "install ndctl in the image of cluster.slurm.container (manifests/image/ has the recipe)",
+        "add the run root to cluster.slurm.container.mounts",
+    ]
+    for name in typed:
+        if name.startswith(("container_", "no_container")) and name not in (
+            *("container_image", "container_mounts", "container_workdir"),
+        ):
+            carried.leave(f"--{name.replace('_', '-')}: write it to cluster.slurm.srun_args")
+
+
+def _rest(carried: Carried, shell: Shell, start: Start | None) -> None:
+    """Lines that do something else than to start the training."""
+    lines = sorted([*shell.others, *((one.line, one.text) for one in _not_training(shell, start))])
+    for line, text in lines:
+        carried.leave(f"line {line}: {_short(text)}")
+    if lines:
+        carried.leave(
+            "what these lines do belongs into cluster.slurm.setup (first host, before the ranks)"
+            " or cluster.slurm.hooks (each host)"
+        )
+
+
+def _not_training(shell: Shell, start: Start | None) -> Iterator[Start]:
+    for one in shell.starts:
+        if one != start and (one.rank == 0 or start is None or one.words != start.words):
+            yield one

@@ -1,0 +1,178 @@
+"""Command lines of other tools: their launchers, the program, and the number of ranks."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from itertools import pairwise, takewhile
+from pathlib import PurePath
+
+from msgspec import Struct
+
+
+class Program(Struct, frozen=True):
+    """A program and its arguments, found in a command line."""
+
+    key: str
+    """script, module or program."""
+    name: str
+    args: tuple[str, ...]
+
+    @property
+    def spec(self) -> str:
+        """As the key `run` of a spec, in YAML."""
+        args = "" if not self.args else f", args: {json.dumps(self.args, ensure_ascii=False)}"
+        return f"run: {{{self.key}: {self.name}{args}}}"
+
+
+def program_in(text: str) -> Program | None:
+    """The Python program that a command line or a script of a shell starts; None: none is seen."""
+    for line in text.replace("\\\n", " ").splitlines():
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            continue
+        if (found := program_of(words)) is not None:
+            return found
+    return None
+
+
+def program_of(words: Sequence[str]) -> Program | None:
+    """The Python program that the words of a command line start; None: none is seen."""
+    for at, word in enumerate(words):
+        if " " in word and ".py" in word and words[max(at - 1, 0)] == "-c":  # bash -c '...'
+            return program_in(word)
+        # Not SCRIPT=train.py and --config=a.py, which are a variable and an option.
+        if word.endswith(".py") and "=" not in word:
+            return Program("script", word, tuple(words[at + 1 :]))
+        if word == "-m" and at + 1 < len(words) and words[at + 1] not in LAUNCHERS:
+            return Program("module", words[at + 1], tuple(words[at + 2 :]))
+    return None
+
+
+def executable_of(words: Sequence[str]) -> Program | None:
+    """The executable that a launcher starts, as in `mpirun -n 2 ./solver`; None: none is seen."""
+    at = 0
+    while at < len(words):
+        word = words[at]
+        if not (word.startswith("-") or is_launcher(word) or word in PREFIXES):
+            return Program("program", word, tuple(words[at + 1 :]))
+        at += (
+            2
+            if word.startswith("-") and words[at + 1 : at + 2] and words[at + 1].isdecimal()
+            else 1
+        )
+    return None
+
+
+def is_launcher(word: str) -> bool:
+    """Whether it starts another program on each rank."""
+    return PurePath(word).name in COMMANDS or word in LAUNCHERS
+
+
+def without_launcher(words: Sequence[str]) -> tuple[str, str] | None:
+    """The launcher at the start of a command line, and the same as `ndctl run`; None: it starts
+    with no launcher that is known."""
+    prefix = [*takewhile(lambda word: word in PREFIXES or VARIABLE.fullmatch(word), words)]
+    words = words[len(prefix) :]
+    launcher = PurePath(words[0]).name if words else ""
+    if launcher == "-m" and words[1:2] and words[1] in LAUNCHERS:
+        launcher = words[1]
+    if not is_launcher(launcher) and not PYTHON.fullmatch(launcher):
+        if not prefix:
+            return None
+        launcher = prefix[0]
+    found = program_in(shlex.join(words))
+    if found is None:
+        return launcher, "ndctl run -- train.py"
+    typed = ["--", found.name] if found.key == "script" else ["--", "-m", found.name]
+    # After `bash -c` the program is a part of one word.
+    before = " ".join(words).partition(found.name)[0].split()
+    if found.name in words:
+        before = list(words[: words.index(found.name)])
+    sizes = sizes_of(before, of_mpi=launcher == "mpirun")
+    return launcher, shlex.join(["ndctl", "run", *_env(prefix), *sizes, *typed, *found.args])
+
+
+def settings_in(words: Sequence[str]) -> list[str]:
+    """Options of `accelerate launch` that it hands to the script as variables, and which ranks
+    would miss without it."""
+    names = [PurePath(word).name for word in words]
+    start = next((at for at, one in enumerate(names) if one in ACCELERATE), None)
+    found = program_of(words[start + 1 :]) if start is not None else None
+    if start is None or found is None:
+        return []
+    own = words[start + 1 : len(words) - len(found.args)]
+    return [
+        f"{one} {value}" if "=" not in one and not value.startswith("-") else one
+        for one, value in pairwise(own)
+        if one.startswith("--") and not OF_THE_LAUNCH.match(one.lstrip("-").replace("-", "_"))
+    ]
+
+
+def _env(prefix: Sequence[str]) -> Iterator[str]:
+    """Options of `ndctl run` for the variables before a command."""
+    for word in prefix:
+        name, is_variable, value = word.partition("=")
+        if is_variable:
+            yield from ("--set", f"run.env.{name}={json.dumps(value)}")
+
+
+def sizes_of(words: Sequence[str], *, of_mpi: bool = False) -> Iterator[str]:
+    """The options of `ndctl run` for those of a launcher."""
+    hosts = _number(words, HOSTS if of_mpi else (*HOSTS, "-N"))
+    each = _number(words, (*RANKS_OF_A_HOST, "-N") if of_mpi else RANKS_OF_A_HOST)
+    total = _number(words, ALL_RANKS)
+    if each is None and total is not None and total % (hosts or 1) == 0:
+        each = total // (hosts or 1)
+    elif hosts is None and each is not None and total is not None and total % each == 0:
+        hosts = total // each
+    yield from () if hosts is None else ("--hosts", str(hosts))
+    yield from () if each is None else ("--gpus-per-host", str(each))
+
+
+def _number(words: Sequence[str], names: Sequence[str]) -> int | None:
+    """The value of the first of these options, if it is a number or, as 2:4, a range."""
+    for at, word in enumerate(words):
+        joined = re.fullmatch(r"(-[A-Za-z])(\d+)", word)  # -N2
+        name, _, value = (joined[1], "", joined[2]) if joined else word.partition("=")
+        if name.replace("_", "-") in names:
+            value = value or (words[at + 1] if at + 1 < len(words) else "")
+            if (found := re.fullmatch(r"(?:\d+:)?([1-9]\d{0,5})", value)) is not None:
+                return int(found[1])
+    return None
+
+
+def run_of(text: object) -> str:
+    """The key `run` of a spec for a command line, or an example of it."""
+    found = program_in(text) if isinstance(text, str) else None
+    return "run: {script: train.py, args: [...]}" if found is None else found.spec
+
+
+COMMANDS = (
+    *("torchrun", "accelerate", "deepspeed", "torchx", "srun", "mpirun", "mpiexec", "composer"),
+    *("ft_launcher", "uv"),
+)
+"""Programs that start another one on each rank, as ndctl does itself; and uv, which starts one in
+the environment of a project."""
+PYTHON = re.compile(r"python(3(\.\d+)?)?")
+SHELLS = ("bash", "sh", "zsh")
+PREFIXES = ("env", "nohup", "time", "exec")
+"""What people write before a command."""
+VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")
+# Options of launchers, with hyphens for underscores. -N is the number of hosts for srun, and the
+# number of ranks on each host for mpirun.
+HOSTS = ("--nnodes", "--num-nodes", "--num-machines", "--nodes")
+RANKS_OF_A_HOST = ("--nproc-per-node", "--num-gpus", "--ntasks-per-node", "--nproc")
+ALL_RANKS = ("--num-processes", "--ntasks", "-np", "-n")
+LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+ACCELERATE = ("accelerate", "accelerate-launch", "accelerate.commands.launch")
+OF_THE_LAUNCH = re.compile(
+    r"num_(processes|machines|cpu)|machine_rank|main_(process|training)|rdzv|same_network|multi_gpu"
+    r"|role|tee|log_dir|max_restarts|monitor_interval|gpu_ids|module|no_python|cpu$|debug|quiet"
+)
+"""Options of `accelerate launch` about where and how ranks start."""
+SET_IN_SCRIPT = (
+    "accelerate launch hands {} to the script as variables, and ndctl does not: set them in"
+    " Accelerator(…) or TrainingArguments, or as ACCELERATE_… in run.env"
+)

@@ -1,0 +1,268 @@
+"""Manifests of Kubernetes that create pods which train together, as groups of pods."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import yaml
+from msgspec import Struct, field
+
+MOST_VALUES = 20_000
+"""Aliases may make a short text very large."""
+
+
+class Pods(Struct, kw_only=True):
+    """Pods with one template, which run the same program."""
+
+    hosts: Any = 1
+    """A number, or text with a variable."""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    ranks: Any = None
+    """Ranks in each pod; None: not said."""
+    command: list[str] | None = None
+    """Replaces the command of the template."""
+    notes: list[str] = field(default_factory=list)
+    whole: bool = True
+    """The template is all that the pods get."""
+    kind: str = "pytorchjob"
+    """The kind that a spec of ndctl asks for."""
+
+
+def objects_in(text: str) -> list[dict[str, Any]]:
+    """The objects of a manifest; none if the text is not YAML, or is too large."""
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        found = [*yaml.load_all(text, Loader=loader)]
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return []
+    objects = [one for part in found for one in _items(part)]
+    budget = [MOST_VALUES]
+    return objects if all(_is_small(one, budget) for one in objects) else []
+
+
+def _items(part: Any) -> list[dict[str, Any]]:
+    if not isinstance(part, dict):
+        return []
+    items = part.get("items")
+    if str(part.get("kind")).endswith("List") and isinstance(items, list):
+        return [one for one in items if isinstance(one, dict)]
+    return [part]
+
+
+def _is_small(value: Any, budget: list[int]) -> bool:
+    budget[0] -= 1
+    if budget[0] < 0:
+        return False
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return all(_is_small(one, budget) for one in inside)
+
+
+def looks_like_manifest(text: str) -> bool:
+    """Whether a text is for Kubernetes, also if it is a template or has several objects."""
+    return all(re.search(rf"^{key}:", text, re.MULTILINE) for key in ("apiVersion", "kind"))
+
+
+def pods_of(one: Mapping[str, Any], others: list[dict[str, Any]]) -> Pods | None:
+    """The pods that the object `one` creates; None: ndctl does not know the kind.
+
+    Args:
+        others: all objects of the file; a TrainJob may name one of them.
+    """
+    group = str(one.get("apiVersion", "")).partition("/")[0]
+    read = KINDS.get((group, str(one.get("kind"))))
+    spec = one.get("spec")
+    if read is None or not isinstance(spec, dict):
+        return None
+    if read is _trainjob:
+        return _trainjob(spec, others)
+    return read(spec)
+
+
+def at(value: Any, *keys: str) -> Any:
+    """The value inside mappings, or None."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _pytorchjob(spec: dict[str, Any]) -> Pods:
+    replicas = at(spec, "pytorchReplicaSpecs") or {}
+    given = [
+        replicas[name]
+        for name in ("Master", "Worker")
+        if isinstance(replicas, dict) and replicas.get(name)
+    ]
+    counts = [at(one, "replicas") if at(one, "replicas") is not None else 1 for one in given]
+    notes = []
+    if len({repr(at(one, "template", "spec")) for one in given}) > 1:
+        notes.append("where the Master's pods differ from the Worker's: all hosts are alike")
+    if at(spec, "elasticPolicy"):
+        notes.append("elasticPolicy: with resilience.shrink the job continues on fewer hosts")
+    ranks = at(spec, "nprocPerNode")
+    template = at(given[-1], "template") if given else {}
+    return Pods(
+        hosts=_total(counts, notes),
+        template=template or {},
+        ranks=ranks if ranks not in ("auto", "gpu", "cpu") else None,
+        notes=notes,
+    )
+
+
+def _total(counts: list[Any], notes: list[str]) -> Any:
+    if all(isinstance(one, int) for one in counts):
+        return sum(counts) or 1
+    if len(counts) == 1:
+        return counts[0]
+    notes.append(f"the number of hosts, {' + '.join(map(str, counts))}: set cluster.hosts")
+    return 1
+
+
+def _jobset(spec: dict[str, Any]) -> Pods:
+    groups = [one for one in at(spec, "replicatedJobs") or [] if isinstance(one, dict)]
+    sized = [(_times(one), one) for one in groups]
+    if not sized:
+        return Pods(kind="jobset")
+    # The one that trains has the most pods; a launcher or a parameter server has one.
+    hosts, most = max(sized, key=lambda pair: pair[0] if isinstance(pair[0], int) else MOST_VALUES)
+    notes = [f"replicatedJob {one.get('name')}" for one in groups if one is not most]
+    template = at(most, "template", "spec", "template") or {}
+    return Pods(hosts=hosts, template=template, notes=notes, kind="jobset")
+
+
+def _times(one: Mapping[str, Any]) -> Any:
+    counts = [at(one, "replicas"), at(one, "template", "spec", "parallelism")]
+    known = [count for count in counts if count not in (None, 1)]
+    if all(isinstance(count, int) for count in known):
+        product = 1
+        for count in known:
+            product *= count
+        return product
+    return known[0]
+
+
+def _runtime(spec: dict[str, Any]) -> Pods:
+    found = _jobset(at(spec, "template", "spec") or {})
+    policy = at(spec, "mlPolicy") or {}
+    ranks = next(
+        (at(policy, key, "numProcPerNode") for key in ("torch", "mpi", "jax") if at(policy, key)),
+        None,
+    )
+    found.hosts = at(policy, "numNodes") or found.hosts
+    found.ranks = ranks if ranks not in ("auto", "gpu", "cpu") else None
+    found.kind = "trainjob"
+    return found
+
+
+def _trainjob(spec: dict[str, Any], others: list[dict[str, Any]]) -> Pods:
+    name = at(spec, "runtimeRef", "name")
+    runtime = next(
+        (
+            one
+            for one in others
+            if "TrainingRuntime" in str(one.get("kind")) and at(one, "metadata", "name") == name
+        ),
+        None,
+    )
+    found = Pods(kind="trainjob") if runtime is None else _runtime(at(runtime, "spec") or {})
+    if runtime is None:
+        found.whole = False
+        found.notes.append(
+            f"what the runtime {name} adds, such as volumes and tolerations: it is not in this"
+            " file. Put its manifest into the same file, after ---"
+        )
+    trainer = at(spec, "trainer") or {}
+    container = dict(_container(found.template))
+    container.update({key: trainer[key] for key in ("image", "command", "args") if key in trainer})
+    container["env"] = [*(container.get("env") or []), *(trainer.get("env") or [])]
+    if "resourcesPerNode" in trainer:
+        container["resources"] = trainer["resourcesPerNode"]
+    pod = {**(at(found.template, "spec") or {}), "containers": [container]}
+    found.template = {**found.template, "spec": pod}
+    found.hosts = trainer.get("numNodes") or found.hosts
+    ranks = trainer.get("numProcPerNode")
+    found.ranks = found.ranks if ranks in (None, "auto", "gpu", "cpu") else ranks
+    more = ("initializer", "podTemplateOverrides", "podSpecOverrides", "runtimePatches")
+    found.notes += [key for key in more if spec.get(key)]
+    return found
+
+
+def _container(template: Mapping[str, Any]) -> dict[str, Any]:
+    found = at(template, "spec", "containers") or [{}]
+    return found[0] if isinstance(found[0], dict) else {}
+
+
+def _mpijob(spec: dict[str, Any]) -> Pods:
+    replicas = at(spec, "mpiReplicaSpecs")
+    command = _container(at(replicas, "Launcher", "template") or {})
+    return Pods(
+        hosts=at(replicas, "Worker", "replicas") or 1,
+        template=at(replicas, "Worker", "template") or {},
+        ranks=at(spec, "slotsPerWorker"),
+        command=[*(command.get("command") or []), *(command.get("args") or [])],
+        notes=["the Launcher and ssh: ndctl starts the ranks itself, and mpirun's options"],
+    )
+
+
+def _rayjob(spec: dict[str, Any]) -> Pods:
+    cluster = at(spec, "rayClusterSpec") or {}
+    workers = [one for one in at(cluster, "workerGroupSpecs") or [] if isinstance(one, dict)]
+    one = workers[0] if workers else at(cluster, "headGroupSpec") or {}
+    notes = ["the Ray cluster: ndctl starts the program itself on each rank, without Ray"]
+    if at(spec, "runtimeEnvYAML"):
+        notes.append("runtimeEnvYAML: packages and files belong into the image")
+    return Pods(
+        hosts=one.get("replicas") or one.get("minReplicas") or 1,
+        template=one.get("template") or {},
+        command=str(at(spec, "entrypoint") or "").split(),
+        notes=notes,
+    )
+
+
+def _job(spec: dict[str, Any]) -> Pods:
+    return Pods(hosts=at(spec, "parallelism") or 1, template=at(spec, "template") or {})
+
+
+def _volcano(spec: dict[str, Any]) -> Pods:
+    tasks = [one for one in at(spec, "tasks") or [] if isinstance(one, dict)]
+    notes = (
+        ["plugins of Volcano: ndctl brings the ranks together itself"]
+        if at(spec, "plugins")
+        else []
+    )
+    hosts = _total([one.get("replicas", 1) for one in tasks], notes)
+    return Pods(hosts=hosts, template=tasks[-1].get("template") or {} if tasks else {}, notes=notes)
+
+
+def _leaderworkerset(spec: dict[str, Any]) -> Pods:
+    group = at(spec, "leaderWorkerTemplate") or {}
+    notes = []
+    if at(spec, "replicas") not in (None, 1):
+        notes.append("replicas: a job is one group; submit one job for each")
+    if at(group, "leaderTemplate"):
+        notes.append("leaderTemplate: all hosts are alike")
+    return Pods(
+        hosts=at(group, "size") or 1, template=at(group, "workerTemplate") or {}, notes=notes
+    )
+
+
+KINDS: Mapping[tuple[str, str], Callable[..., Pods]] = {
+    ("kubeflow.org", "PyTorchJob"): _pytorchjob,
+    ("jobset.x-k8s.io", "JobSet"): _jobset,
+    ("trainer.kubeflow.org", "TrainJob"): _trainjob,
+    ("trainer.kubeflow.org", "ClusterTrainingRuntime"): _runtime,
+    ("trainer.kubeflow.org", "TrainingRuntime"): _runtime,
+    ("kubeflow.org", "MPIJob"): _mpijob,
+    ("ray.io", "RayJob"): _rayjob,
+    ("batch", "Job"): _job,
+    ("batch.volcano.sh", "Job"): _volcano,
+    ("leaderworkerset.x-k8s.io", "LeaderWorkerSet"): _leaderworkerset,
+}
+"""Group and kind of a manifest -> how its pods are found."""
+
+
+def training_in(text: str) -> Iterator[tuple[dict[str, Any], Pods]]:
+    """Each object of a manifest that trains, and its pods; those that run before those that only
+    describe."""
+    objects = objects_in(text)
+    found = [(one, pods) for one in objects if (pods := pods_of(one, objects)) is not None]
+    yield from sorted(found, key=lambda pair: "Runtime" in str(pair[0].get("kind")))

@@ -1,0 +1,372 @@
+"""The pods of another tool's manifest as a job spec."""
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.contract.spec.job_spec import kubernetes_name
+from orchestrator.contract.spec.slurm_spec import bad_variable
+from orchestrator.specs.foreign.batch_script import set_program, set_variables
+from orchestrator.specs.foreign.carried import Carried, braced, job_name, number_of
+from orchestrator.specs.foreign.command_lines import sizes_of
+from orchestrator.specs.foreign.manifests import Pods, at
+from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell
+
+CONTAINER: Mapping[str, str] = {"pytorchjob": "pytorch", "jobset": "pytorch", "trainjob": "node"}
+"""The container of ndctl's agent in the pods of each kind, as the renderer names it."""
+QUEUE = "kueue.x-k8s.io/queue-name"
+OF_TOOLS = re.compile(r"(trainer\.kubeflow\.org|training\.kubeflow\.org|jobset\.sigs\.k8s\.io)/.*")
+"""Labels that operators read."""
+GPU = re.compile(r".+/(gpu|mig-.+)|\$\{GPU_RESOURCE\}|gpu", re.IGNORECASE)
+RDMA = re.compile(r"rdma/.+|.*/(efa|hostdev|rdma.*|hca.*|ib.*|roce.*)", re.IGNORECASE)
+BY_NDCTL = frozenset(
+    [
+        "containers",
+        "volumes",
+        "nodeSelector",
+        "tolerations",
+        "priorityClassName",
+        "serviceAccountName",
+        "serviceAccount",
+        "imagePullSecrets",
+        "hostNetwork",
+        "dnsPolicy",
+        "restartPolicy",
+        "terminationGracePeriodSeconds",
+        "hostname",
+        "subdomain",
+        "setHostnameAsFQDN",
+        "schedulerName",
+        "enableServiceLinks",
+    ]
+)
+"""Fields of a pod that are read on their own, or that ndctl sets itself."""
+OF_CONTAINER = frozenset(
+    [
+        "name",
+        "image",
+        "imagePullPolicy",
+        "command",
+        "args",
+        "env",
+        "envFrom",
+        "resources",
+        "volumeMounts",
+        "workingDir",
+        "ports",
+        "tty",
+        "stdin",
+        "terminationMessagePath",
+        "terminationMessagePolicy",
+    ]
+)
+PROBES = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
+
+
+def from_pods(one: Mapping[str, Any], pods: Pods, stem: str) -> Carried:
+    """The spec for `pods`, which the object `one` of a manifest creates."""
+    carried = Carried(left=[*pods.notes])
+    meta = at(one, "metadata") or {}
+    name = str(meta.get("name") or meta.get("generateName") or stem)
+    carried.name = kubernetes_name(job_name(name))
+    pod = at(pods.template, "spec") or {}
+    container = _trainer(carried, pod)
+    kubernetes: dict[str, Any] = {"kind": pods.kind}
+    if (namespace := meta.get("namespace")) is not None:
+        kubernetes["namespace"] = braced(str(namespace))
+    shell, start = _started(pods, container)
+    set_program(carried, start)
+    folder = shell.folder or container.get("workingDir")
+    if folder:
+        carried.run["workdir"] = braced(str(folder))
+    set_variables(carried, shell)
+    for _, text in shell.others:
+        carried.leave(f"in its command: {text[:60]}")
+    if shell.others:
+        carried.leave("what these lines do belongs into the image or an init container")
+    hosts = number_of(pods.hosts) or 1
+    each = _resources(carried, kubernetes, container, pods, start)
+    carried.cluster = {"backend": "kubernetes", "hosts": hosts, "gpus_per_host": each}
+    _image(carried, kubernetes, container, pod)
+    _variables(carried, kubernetes, container)
+    _places(kubernetes, pod)
+    _labels(carried, kubernetes, one, pods)
+    _volumes(carried, kubernetes, pod, container)
+    _other_fields(carried, kubernetes, pod, container)
+    _policies(carried, kubernetes, one)
+    carried.cluster["kubernetes"] = kubernetes
+    return carried
+
+
+def _trainer(carried: Carried, pod: Mapping[str, Any]) -> dict[str, Any]:
+    containers = [one for one in pod.get("containers") or [] if isinstance(one, dict)]
+    for extra in containers[1:]:
+        carried.leave(f"container {extra.get('name')}: add it to cluster.kubernetes.pod_template")
+    return containers[0] if containers else {}
+
+
+def _started(pods: Pods, container: Mapping[str, Any]) -> tuple[Shell, Start | None]:
+    """What the command of the pods starts; it may be a script of a shell."""
+    words = pods.command
+    if words is None:
+        words = [*_list(container.get("command")), *_list(container.get("args"))]
+    words = [braced(str(one)) for one in words]
+    # Kubernetes itself replaces $(NAME) by a variable of the container.
+    words = [re.sub(r"\$\((\w+)\)", r"${\1}", one) for one in words]
+    shell = read_shell(shlex.join(words), {}) if words else Shell()
+    start = shell.training()
+    if start is None and words:
+        # Words in `${…}` were quoted, so the line is a single command.
+        start = Start(1, tuple(words), shlex.join(words))
+        shell = Shell()
+    if start is not None and not any(re.match(r"[^-]", word) for word in start.words):
+        start = None
+    return shell, start
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value] if isinstance(value, str) else []
+
+
+def _resources(
+    carried: Carried,
+    kubernetes: dict[str, Any],
+    container: Mapping[str, Any],
+    pods: Pods,
+    start: Start | None,
+) -> Any:
+    """The ranks of a pod. Sets the resources that it asks for."""
+    limits = at(container, "resources", "limits") or {}
+    asked = {**limits, **(at(container, "resources", "requests") or {})}
+    gpus = {name: asked[name] for name in asked if GPU.fullmatch(braced(name))}
+    typed = [*start.words] if start is not None else []
+    sizes = dict(zip(*[iter(sizes_of(typed))] * 2, strict=True))
+    each = number_of(next(iter(gpus.values()), None))
+    if not gpus and pods.whole:
+        kubernetes["gpu_resource"] = None
+    elif not gpus:
+        pass  # the runtime, which is not in the file, says it
+    elif (resource := braced(next(iter(gpus)))) != "nvidia.com/gpu":
+        kubernetes["gpu_resource"] = resource
+    for name, count in asked.items():
+        if RDMA.fullmatch(name) and name not in gpus:
+            kubernetes.update({"rdma_resource": name, "rdma_count": number_of(count) or 1})
+        elif name in ("cpu", "memory"):
+            kubernetes[name] = braced(str(count))
+        elif name not in gpus:
+            carried.leave(f"resource {name}: add it to cluster.kubernetes.pod_template")
+    return each or number_of(pods.ranks) or number_of(sizes.get("--gpus-per-host")) or 1
+
+
+def _image(
+    carried: Carried,
+    kubernetes: dict[str, Any],
+    container: Mapping[str, Any],
+    pod: Mapping[str, Any],
+) -> None:
+    if image := container.get("image"):
+        kubernetes["image"] = braced(str(image))
+        carried.before.append(
+            f"build an image with ndctl on top of {kubernetes['image']}, and name it as"
+            " cluster.kubernetes.image (manifests/image/ has the recipe)"
+        )
+    else:
+        carried.before.append("name an image with ndctl as cluster.kubernetes.image")
+    if policy := container.get("imagePullPolicy"):
+        kubernetes["image_pull_policy"] = policy
+    if secrets := [at(one, "name") for one in pod.get("imagePullSecrets") or []]:
+        kubernetes["image_pull_secrets"] = secrets
+
+
+def _variables(carried: Carried, kubernetes: dict[str, Any], container: Mapping[str, Any]) -> None:
+    env: dict[str, Any] = {}
+    for one in container.get("env") or []:
+        name = str(at(one, "name"))
+        if bad_variable(name) is not None:
+            continue
+        if (value := _variable(one)) is not None:
+            env[name] = value
+        else:
+            carried.leave(f"variable {name}: add its valueFrom to cluster.kubernetes.pod_template")
+    if env:
+        kubernetes["env"] = env
+    sources = [
+        {here: named, **({"prefix": one["prefix"]} if one.get("prefix") else {})}
+        for one in container.get("envFrom") or []
+        for key, here in (("secretRef", "secret"), ("configMapRef", "config_map"))
+        if (named := at(one, key, "name")) is not None
+    ]
+    if sources:
+        kubernetes["env_from"] = sources
+
+
+def _variable(one: Mapping[str, Any]) -> Any:
+    """The value of a variable, as a spec has it; None: a spec has no such source."""
+    for key, here in (("secretKeyRef", "secret"), ("configMapKeyRef", "config_map")):
+        if (source := at(one, "valueFrom", key)) is not None:
+            return {here: at(source, "name"), "key": at(source, "key")}
+    return None if "valueFrom" in one else braced(str(one.get("value") or ""))
+
+
+def _places(kubernetes: dict[str, Any], pod: Mapping[str, Any]) -> None:
+    """Which nodes the pods may use."""
+    if selector := pod.get("nodeSelector"):
+        kubernetes["node_selector"] = {key: braced(str(value)) for key, value in selector.items()}
+    if given := pod.get("tolerations"):
+        names = {"tolerationSeconds": "toleration_seconds"}
+        kubernetes["tolerations"] = [
+            _with_operator({names.get(key, key): value for key, value in one.items()})
+            for one in given
+        ]
+    if klass := pod.get("priorityClassName"):
+        kubernetes["priority_class"] = braced(str(klass))
+    if pod.get("hostNetwork"):
+        kubernetes["host_network"] = True
+
+
+def _with_operator(one: dict[str, Any]) -> dict[str, Any]:
+    """Kubernetes' own default is Equal; that of a spec is Exists."""
+    texts = {key: braced(value) if isinstance(value, str) else value for key, value in one.items()}
+    return {**texts, "operator": "Equal"} if "value" in texts and "operator" not in texts else texts
+
+
+def _labels(
+    carried: Carried, kubernetes: dict[str, Any], one: Mapping[str, Any], pods: Pods
+) -> None:
+    for here in ("labels", "annotations"):
+        given = {
+            **(at(pods.template, "metadata", here) or {}),
+            **(at(one, "metadata", here) or {}),
+        }
+        if here == "labels" and (queue := given.pop(QUEUE, None)) is not None:
+            kubernetes["queue"] = queue
+        kept = {key: str(value) for key, value in given.items() if not OF_TOOLS.fullmatch(key)}
+        if kept:
+            kubernetes[here] = kept
+    scheduler = at(pods.template, "spec", "schedulerName") or at(one, "spec", "schedulerName")
+    if scheduler == "volcano":
+        kubernetes["gang_scheduler"] = "volcano"
+        queue = at(one, "spec", "queue")
+        if queue not in (None, "default"):
+            carried.leave(f"queue {queue} of Volcano: set its annotation in annotations")
+    elif scheduler not in (None, "default-scheduler"):
+        carried.leave(f"schedulerName {scheduler}: add it to cluster.kubernetes.pod_template")
+
+
+SOURCES = (
+    ("persistentVolumeClaim", "claimName", "claim"),
+    ("hostPath", "path", "host_path"),
+    ("secret", "secretName", "secret"),
+    ("configMap", "name", "config_map"),
+    ("emptyDir", "sizeLimit", "empty_dir"),
+)
+"""Source of a volume and its field in Kubernetes; its key in a spec."""
+
+
+def _volumes(
+    carried: Carried,
+    kubernetes: dict[str, Any],
+    pod: Mapping[str, Any],
+    container: Mapping[str, Any],
+) -> None:
+    named = {at(one, "name"): one for one in pod.get("volumes") or []}
+    found: list[dict[str, Any]] = []
+    kubernetes["runs"] = {}
+    for mount in container.get("volumeMounts") or []:
+        name, path = at(mount, "name"), str(at(mount, "mountPath"))
+        volume = named.get(name) or {}
+        if path == "/dev/shm":
+            size = at(volume, "emptyDir", "sizeLimit")
+            kubernetes.update({"shm": braced(str(size))} if size is not None else {})
+            continue
+        source = next(((key, value) for key, value in _source(volume)), None)
+        if source is None or "subPath" in mount or name in [one["name"] for one in found]:
+            carried.leave(f"mount {path} of volume {name}: add it to pod_template, with its volume")
+            continue
+        read_only = bool(mount.get("readOnly"))
+        found.append(
+            {"name": name, "mount_path": path, source[0]: source[1], "read_only": read_only}
+        )
+    if found:
+        kubernetes["volumes"] = found
+    _runs(carried, kubernetes, found)
+
+
+def _source(volume: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (here, braced(str(volume[kind][key])))
+        for kind, key, here in SOURCES
+        if isinstance(volume.get(kind), dict) and volume[kind].get(key) is not None
+    ]
+
+
+def _runs(carried: Carried, kubernetes: dict[str, Any], found: list[dict[str, Any]]) -> None:
+    """The volume of the run directories: a shared one that the pods write anyway."""
+    claims = [one["claim"] for one in found if "claim" in one and not one["read_only"]]
+    if claims:
+        kubernetes["runs"] = {"claim": claims[0]}
+        carried.before.append(
+            f"check that all pods can write to the claim {claims[0]} (ReadWriteMany); it also has"
+            " the run directories now"
+        )
+    else:
+        del kubernetes["runs"]
+        carried.before.append(
+            "name a volume that all pods can write: cluster.kubernetes.runs: {claim: NAME}"
+        )
+
+
+def _other_fields(
+    carried: Carried,
+    kubernetes: dict[str, Any],
+    pod: Mapping[str, Any],
+    container: Mapping[str, Any],
+) -> None:
+    """Fields without a key of a spec, which `pod_template` takes as they are."""
+    template = {key: value for key, value in pod.items() if key not in BY_NDCTL}
+    rest = {
+        key: value
+        for key, value in container.items()
+        if key not in OF_CONTAINER and key not in PROBES
+    }
+    for key in PROBES:
+        if key in container:
+            carried.leave(f"{key}: ndctl watches the ranks itself")
+    if rest:
+        template["containers"] = [{"name": CONTAINER[kubernetes["kind"]], **rest}]
+    if template:
+        kubernetes["pod_template"] = {"spec": template}
+    account = pod.get("serviceAccountName") or pod.get("serviceAccount")
+    if account not in (None, "default"):
+        kubernetes["service_account"] = braced(str(account))
+        carried.before.append(
+            f"give the account {account} the rights of a leader (manifests/README.md), or remove"
+            " service_account, and the job makes its own"
+        )
+
+
+def _policies(carried: Carried, kubernetes: dict[str, Any], one: Mapping[str, Any]) -> None:
+    spec = at(one, "spec") or {}
+    policy = {**spec, **(spec.get("runPolicy") or {})}
+    ttl = policy.get("ttlSecondsAfterFinished")
+    if ttl is not None:
+        kubernetes["ttl_after_finished"] = ttl
+    restarts = next(
+        (
+            count
+            for count in (
+                policy.get("backoffLimit"),
+                at(spec, "elasticPolicy", "maxRestarts"),
+                at(spec, "failurePolicy", "maxRestarts"),
+            )
+            if isinstance(count, int)
+        ),
+        None,
+    )
+    if restarts:
+        carried.resilience["max_restarts"] = restarts
+    if policy.get("activeDeadlineSeconds"):
+        carried.leave("activeDeadlineSeconds: a job of ndctl has no deadline")
+    if queue := at(policy, "schedulingPolicy", "queue"):
+        carried.leave(f"schedulingPolicy.queue {queue}: set cluster.kubernetes.queue for Kueue")

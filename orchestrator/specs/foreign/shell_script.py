@@ -1,0 +1,287 @@
+"""Reads a script of a shell for what a job needs: its program, variables and folder.
+
+It follows the script from top to bottom without running it. A branch whose condition only a shell
+knows is not entered.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from msgspec import Struct, field
+
+from orchestrator.specs.foreign.carried import OF_NDCTL
+from orchestrator.specs.foreign.command_lines import COMMANDS, SHELLS, is_launcher, program_of
+from orchestrator.specs.foreign.shell_words import (
+    NAME,
+    Command,
+    Values,
+    commands_in,
+    expanded,
+    joined,
+    redirected,
+)
+
+MOST_DEPTH = 4
+"""Scripts inside `bash -c` of scripts."""
+QUIET = frozenset(
+    [
+        "echo",
+        "set",
+        "printf",
+        "true",
+        ":",
+        "date",
+        "hostname",
+        "scontrol",
+        "sleep",
+        "wait",
+        "exit",
+        "clear",
+        "ulimit",
+        "trap",
+        "shift",
+        "local",
+        "unset",
+        "nvidia-smi",
+        "module",
+        "ml",
+        "cd",
+        "pushd",
+        "popd",
+        "export",
+        "declare",
+        "typeset",
+        "readonly",
+        "exec",
+        "eval",
+        "return",
+        "break",
+        "continue",
+        "ifconfig",
+        "tee",
+        "head",
+        "tail",
+        "awk",
+        "grep",
+        "cut",
+        "tr",
+        "cat",
+        "ls",
+        "which",
+        "pwd",
+        "df",
+        "free",
+        "printenv",
+        "nproc",
+        "sort",
+        "wc",
+    ]
+)
+"""Commands that the job does not need, or that are read on their own."""
+OPEN = frozenset(("for", "while", "until", "do", "done", "{", "}", "function", "time", "exec"))
+"""Words of a shell before a command."""
+ASSIGNMENT = re.compile(rf"({NAME})(\+?)=(.*)", re.DOTALL)
+
+
+class Start(Struct, frozen=True):
+    """A command line that starts a program on the job's hosts."""
+
+    line: int
+    words: tuple[str, ...]
+    text: str
+
+    @property
+    def rank(self) -> int:
+        """How much it looks like the training: with a launcher, with srun, or alone."""
+        return max((2 if is_launcher(word) else 0 for word in self.words), default=0)
+
+
+class Shell(Struct, kw_only=True):
+    """What a script says."""
+
+    values: Values = field(default_factory=dict)
+    exported: dict[str, str] = field(default_factory=dict)
+    folder: str | None = None
+    modules: list[str] = field(default_factory=list)
+    setup: list[str] = field(default_factory=list)
+    """Lines that prepare the environment, such as `conda activate`."""
+    starts: list[Start] = field(default_factory=list)
+    others: list[tuple[int, str]] = field(default_factory=list)
+    """Lines and commands that do something else."""
+
+    def training(self) -> Start | None:
+        """The last start of those that look most like a training."""
+        best = max((one.rank for one in self.starts), default=0)
+        return next((one for one in reversed(self.starts) if one.rank == best), None)
+
+
+def read_shell(text: str, values: Values) -> Shell:
+    """What the script `text` says. `values`: variables that are known before."""
+    shell = Shell(values=values)
+    _read(shell, text, 0, None)
+    return shell
+
+
+def _read(shell: Shell, text: str, depth: int, at_line: int | None) -> None:
+    entered: list[str] = []
+    for command in commands_in(text):
+        words = list(command.words)
+        if (inner := _branch(words, entered, shell.values)) is None:
+            continue
+        while inner and (inner[0] in OPEN or inner[0].endswith("()")):
+            inner = [] if inner[0] in ("for", "while", "until", "function") else inner[1:]
+        if inner and (not entered or set(entered) == {"yes"}):
+            line = command.line if at_line is None else at_line
+            _command(shell, Command(line, tuple(inner)), depth)
+
+
+def _branch(words: list[str], entered: list[str], values: Values) -> list[str] | None:
+    """The command that follows on words of `if`; None: the words are its condition.
+
+    entered: for each open `if`, `yes` while its branch runs, `no` before, `done` after that.
+    """
+    first = words[0]
+    if first in ("if", "elif"):
+        if first == "if":
+            entered.append("no")
+        elif entered:
+            entered[-1] = "done" if entered[-1] in ("yes", "done") else "no"
+        if entered and entered[-1] == "no" and _holds(words[1:], values):
+            entered[-1] = "yes"
+        return None
+    if first == "else" and entered:
+        entered[-1] = "yes" if entered[-1] == "no" else "done"
+    elif first == "fi" and entered:
+        entered.pop()
+    elif first == "case":
+        entered.append("no")
+        return None
+    elif first == "esac" and entered:
+        entered.pop()
+    return words[1:] if first in ("then", "else", "fi", "esac") else words
+
+
+TESTS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
+
+
+def _holds(words: list[str], values: Values) -> bool:
+    """Whether `[ … ]` holds. False if only a shell knows."""
+    given = [joined(word, values) for word in words if word not in ("[", "[[", "]", "]]", "test")]
+    # A variable that nothing sets is empty in a shell.
+    given = [re.sub(r"\$\{\w+\}", "", word) for word in given]
+    if given[:1] == ["!"]:
+        return len(given) > 1 and not _holds(words_after_not(words), values)
+    match given:
+        case ["-z", *text]:
+            return not any(text)
+        case ["-n", *text]:
+            return any(text)
+        case [left, sign, right] if sign in TESTS and left.isdecimal() and right.isdecimal():
+            small, same = int(left) < int(right), int(left) == int(right)
+            return {
+                "-eq": same, "-ne": not same, "-lt": small, "-le": small or same,
+                "-gt": not (small or same), "-ge": not small,
+            }[sign]  # fmt: skip
+        case [left, "=" | "==", right]:
+            return left == right
+        case [left, "!=", right]:
+            return left != right
+    return False
+
+
+def words_after_not(words: list[str]) -> list[str]:
+    return words[words.index("!") + 1 :]
+
+
+def _command(shell: Shell, command: Command, depth: int) -> None:
+    words = list(command.words)
+    first = words[0]
+    if first in ("export", "declare", "typeset", "readonly", "local"):
+        exports = first == "export" or "-x" in words
+        for word in words[1:]:
+            _assign(shell, word, exported=exports)
+    elif first == ":":  # : "${VAR:=default}"
+        [joined(word, shell.values) for word in words[1:]]
+    elif all(ASSIGNMENT.fullmatch(word) for word in words):
+        for word in words:
+            _assign(shell, word, exported=False)
+    else:
+        _run(shell, command, depth)
+
+
+def _assign(shell: Shell, word: str, *, exported: bool) -> None:
+    found = ASSIGNMENT.fullmatch(word)
+    if found is None:
+        name = word.strip("\"'")
+        if exported and isinstance(value := shell.values.get(name), str):
+            shell.exported[name] = value
+        return
+    name, adds, raw = found.groups()
+    if raw.startswith("("):
+        parts = [one for part in commands_in(raw[1:-1]) for one in part.words]
+        items = [one for part in parts for one in expanded(part, shell.values)]
+        before = shell.values.get(name, [])
+        shell.values[name] = [*(before if adds and isinstance(before, list) else []), *items]
+        return
+    value = joined(raw, shell.values)
+    known = shell.values.get(name, "")
+    shell.values[name] = f"{known}{value}" if adds and isinstance(known, str) else value
+    if exported or name in shell.exported:
+        shell.exported[name] = value
+
+
+def _run(shell: Shell, command: Command, depth: int) -> None:
+    words = redirected([one for word in command.words for one in expanded(word, shell.values)])
+    before = []
+    while words and ASSIGNMENT.fullmatch(words[0]):
+        before.append(words.pop(0))
+    name = PurePath(words[0]).name if words else ""
+    if not name:
+        return
+    if name in ("cd", "pushd") and len(words) > 1:
+        shell.folder = _folder(shell.folder, words[1])
+    elif name in ("module", "ml"):
+        loaded = words[2:] if name == "module" and words[1:2] in (["load"], ["add"]) else []
+        shell.modules += loaded if name == "module" else words[1:]
+    elif name in ("source", ".", "conda", "micromamba", "mamba"):
+        shell.setup.append(" ".join(words))
+    elif name in QUIET or name.startswith(("[", "((")):
+        return
+    elif (inner := _inner(words)) is not None and depth < MOST_DEPTH:
+        count = len(shell.starts)
+        outer = words[: words.index(inner)]
+        _read(shell, inner, depth + 1, command.line)
+        # The words before `bash -c` have the hosts and the container.
+        shell.starts[count:] = [
+            Start(one.line, (*outer, *one.words), one.text) for one in shell.starts[count:]
+        ]
+    elif program_of(words) is not None or name in COMMANDS:
+        for word in before:
+            _assign(shell, word, exported=True)
+        shell.starts.append(Start(command.line, tuple(words), command.text))
+    else:
+        shell.others.append((command.line, command.text))
+
+
+def _folder(before: str | None, to: str) -> str:
+    return to if before is None or to.startswith(("/", "$")) else str(PurePath(before, to))
+
+
+def _inner(words: list[str]) -> str | None:
+    """The script of `bash -c SCRIPT`."""
+    for at, word in enumerate(words[:-2]):
+        if PurePath(word).name in SHELLS:
+            for flag, script in zip(words[at + 1 :], words[at + 2 :], strict=False):
+                if re.fullmatch(r"-[a-z]*c", flag):
+                    return script
+                if not flag.startswith("-"):
+                    break
+    return None
+
+
+def variables(shell: Shell) -> Iterator[tuple[str, str]]:
+    """The exported variables that ranks should have, and those that only the shell knows."""
+    for name, value in shell.exported.items():
+        if not OF_NDCTL.fullmatch(name):
+            yield name, value

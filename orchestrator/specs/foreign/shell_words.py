@@ -1,0 +1,243 @@
+"""Splits a script of a shell into commands of raw words, and expands the words.
+
+It reads what batch scripts have: assignments, arrays, quotes, defaults. It runs nothing. What only
+a shell knows, such as `$(hostname)`, stays in the text.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, MutableMapping
+from itertools import pairwise
+
+from msgspec import Struct
+
+MOST_CHARACTERS = 200_000
+"""Longer expansions are cut: variables that name each other may grow without end."""
+END_OF_COMMAND = "\n;&|"
+NAME = r"[A-Za-z_]\w*"
+BRACED = re.compile(rf"\$\{{({NAME})(?:\[[@*]\])?(?:(:?[-=])((?:[^{{}}]|\{{[^{{}}]*\}})*))?\}}")
+PLAIN = re.compile(rf"\$({NAME})")
+
+
+class Command(Struct, frozen=True):
+    """Words as they are written, with their quotes."""
+
+    line: int
+    words: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def commands_in(text: str) -> Iterator[Command]:
+    """The commands of a script, without its comments."""
+    text = text.replace("\\\r\n", " ").replace("\\\n", " \x00")  # \0 counts the joined lines
+    at, line, words = 0, 1, list[str]()
+    started = 1
+    while at < len(text):
+        sign = text[at]
+        if sign in END_OF_COMMAND or sign == ")":
+            if words:
+                yield Command(started, tuple(words))
+                words = []
+            line += sign == "\n"
+            at += 1
+        elif sign.isspace() or sign in "\x00(":
+            line += sign == "\x00"
+            at += 1
+        elif sign == "#":
+            at = end if (end := text.find("\n", at)) >= 0 else len(text)
+        else:
+            started = started if words else line
+            end = _end_of_word(text, at)
+            word = text[at:end]
+            line += word.count("\n") + word.count("\x00")
+            words.append(word.replace("\x00", ""))
+            at = end
+    if words:
+        yield Command(started, tuple(words))
+
+
+def _end_of_word(text: str, at: int) -> int:
+    while at < len(text):
+        sign = text[at]
+        if sign == "\\":
+            at += 2
+        elif sign in "'\"`":
+            at = _end_of_quote(text, at)
+        elif sign == "(" and text[at - 1] in "$=":
+            at = _end_of_brackets(text, at)
+        elif sign == ">" or text[at : at + 2] == ">&":  # 2>&1
+            at += 2
+        elif sign.isspace() or sign in END_OF_COMMAND or sign in "()\x00":
+            return at
+        else:
+            at += 1
+    return len(text)
+
+
+def _end_of_quote(text: str, at: int) -> int:
+    quote, at = text[at], at + 1
+    while at < len(text) and text[at] != quote:
+        if quote == '"' and text[at : at + 2] == "$(":
+            at = _end_of_brackets(text, at + 1)
+        else:
+            at += 2 if text[at] == "\\" and quote != "'" else 1
+    return at + 1
+
+
+def _end_of_brackets(text: str, at: int) -> int:
+    """The end of `( … )`, with quotes and brackets inside."""
+    depth = 0
+    while at < len(text):
+        if text[at] in "'\"":
+            at = _end_of_quote(text, at)
+            continue
+        if text[at] == "#" and text[at - 1].isspace():
+            at = end if (end := text.find("\n", at)) >= 0 else len(text)
+            continue
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        at += 1
+        if depth == 0:
+            return at
+    return len(text)
+
+
+Values = MutableMapping[str, "str | list[str]"]
+
+
+def expanded(word: str, values: Values) -> list[str]:
+    """The words that a raw word becomes. A variable without a value stays, as `${VAR}`."""
+    if (array := re.fullmatch(rf'"?\$\{{({NAME})\[[@*]\]\}}"?', word)) is not None:
+        value = values.get(array[1], [])
+        return list(value) if isinstance(value, list) else [value]
+    pieces = [*_pieces(word)]
+    if all(quoted for _, quoted in pieces):
+        return ["".join(_value(piece, values, quoted) for piece, quoted in pieces)]
+    found, at_end = [""], True
+    for piece, quoted in pieces:
+        text = _value(piece, values, quoted)
+        parts = [text] if quoted else _fields(text)
+        found[-1] += parts[0]
+        found += parts[1:]
+        at_end = not quoted
+    return [one for one in found if one or not at_end]
+
+
+def _fields(text: str) -> list[str]:
+    """`text` split at its spaces, except inside of `$( … )`."""
+    found, at = [""], 0
+    while at < len(text):
+        end = at + 1
+        if text.startswith("$(", at):
+            end = _end_of_brackets(text, at + 1)
+        if text[at].isspace():
+            if not text[at - 1].isspace() or at == 0:
+                found.append("")
+        else:
+            found[-1] += text[at:end]
+        at = end
+    return found
+
+
+def joined(word: str, values: Values) -> str:
+    """The one text that a word becomes on the right side of an assignment."""
+    return "".join(_value(piece, values, quoted) for piece, quoted in _pieces(word))
+
+
+SINGLE, DOUBLE = "'", '"'
+
+
+def _pieces(word: str) -> Iterator[tuple[str, str]]:
+    """Parts of a word, and the quote around each."""
+    at = 0
+    while at < len(word):
+        if word[at] in "'\"":
+            end = _end_of_quote(word, at)
+            yield word[at + 1 : end - 1], word[at]
+        else:
+            end = at
+            while end < len(word) and word[end] not in "'\"":
+                end = (
+                    _end_of_brackets(word, end + 1)
+                    if word[end : end + 2] == "$("
+                    else end + (2 if word[end] == "\\" else 1)
+                )
+            yield word[at:end], ""
+        at = max(end, at + 1)
+
+
+def _value(piece: str, values: Values, quoted: str) -> str:
+    if quoted == SINGLE:
+        return piece
+    text = BRACED.sub(lambda found: _braced(found, values), piece)
+    text = PLAIN.sub(lambda found: _of(found[1], values), text)
+    text = re.sub(r"\$\(\((.*?)\)\)", lambda found: _sum(found[1], values) or found[0], text)
+    text = re.sub(r"\$\(pwd\)|`pwd`", "${PWD}", text)
+    return re.sub(r"\\([$\"\\`\s])" if quoted else r"\\(.)", r"\1", text)[:MOST_CHARACTERS]
+
+
+def _of(name: str, values: Mapping[str, str | list[str]]) -> str:
+    value = values.get(name, f"${{{name}}}")
+    return value if isinstance(value, str) else " ".join(value)
+
+
+def _braced(found: re.Match[str], values: Values) -> str:
+    name, sign, default = found[1], found[2], found[3]
+    if name in values or sign is None:
+        return _of(name, values)
+    value = joined(default, values)
+    if "=" in sign:
+        values[name] = value
+    return value
+
+
+def _sum(text: str, values: Values) -> str | None:
+    """The number that `a * (b + 1)` is, from left to right with the usual priorities."""
+    words = re.findall(rf"\d+|{NAME}|\$\{{{NAME}\}}|[-+*/%()]|\S", text)
+    known = [
+        _of(re.sub(r"\W", "", one), values) if re.search(r"[A-Za-z_]", one) else one
+        for one in words
+    ]
+    if not known or not all(re.fullmatch(r"\d{1,9}|[-+*/%()]", one) for one in known):
+        return None
+    try:
+        return str(_Sum(known).value())
+    except (IndexError, ValueError, ZeroDivisionError):
+        return None
+
+
+class _Sum:
+    def __init__(self, words: list[str]) -> None:
+        self.words = words[::-1]
+
+    def value(self) -> int:
+        found = self._product()
+        while self.words and self.words[-1] in "+-":
+            found += self._product() if self.words.pop() == "+" else -self._product()
+        return found
+
+    def _product(self) -> int:
+        found = self._one()
+        while self.words and self.words[-1] in "*/%":
+            sign, other = self.words.pop(), self._one()
+            found = (
+                found * other if sign == "*" else found // other if sign == "/" else found % other
+            )
+        return found
+
+    def _one(self) -> int:
+        word = self.words.pop()
+        if word != "(":
+            return int(word)
+        found = self.value()
+        self.words.pop()
+        return found
+
+
+def redirected(words: list[str]) -> list[str]:
+    """`words` up to the first redirection of output or input."""
+    for at, (word, following) in enumerate(pairwise([*words, ""])):
+        if re.match(r"\d?[<>]|&>", word) and (following or word not in "<>"):
+            return words[:at]
+    return words

@@ -1,0 +1,66 @@
+"""Takes a file of another tool over as a job spec: `ndctl init --from`."""
+
+import re
+import shlex
+from pathlib import PurePath
+
+from orchestrator.errors import SpecError
+from orchestrator.specs.foreign.batch_script import from_script
+from orchestrator.specs.foreign.carried import Carried
+from orchestrator.specs.foreign.manifests import looks_like_manifest, training_in
+from orchestrator.specs.foreign.pods import from_pods
+
+SHELL = re.compile(r"#!.*\b(ba|z|da|k)?sh\b")
+HELM = re.compile(r"\{\{-?\s*(\.|if |range |include |with |toYaml )")
+
+
+def taken_over(text: str, path: PurePath) -> Carried:
+    """The spec that a batch script or a manifest describes.
+
+    Raises:
+        SpecError: it is neither, or nothing in it trains.
+    """
+    if is_script(text):
+        return from_script(text, path.stem)
+    if not looks_like_manifest(text):
+        raise SpecError(
+            f"{path}: neither a script of a shell nor a manifest of Kubernetes",
+            fix="write a first spec with `ndctl init`, or give such a file",
+        )
+    found = [*training_in(text)]
+    if not found:
+        raise SpecError(f"{path}: {why_nothing(text)}", fix=fix_of_nothing(text, path))
+    one, pods = found[0]
+    carried = from_pods(one, pods, path.stem)
+    for other, _ in found[1:]:
+        if "Runtime" not in str(other.get("kind")):
+            name = other.get("metadata", {}).get("name")
+            carried.leave(f"{other['kind']} {name}: a spec is one job; give it a file of its own")
+    return carried
+
+
+def is_script(text: str) -> bool:
+    """Whether a shell reads it."""
+    if text.startswith("#!"):
+        return SHELL.match(text) is not None
+    return re.search(r"^#SBATCH ", text, re.MULTILINE) is not None
+
+
+def why_nothing(text: str) -> str:
+    """Why a manifest has no job that can be taken over."""
+    if HELM.search(text):
+        return "this is a template of Helm, not a manifest"
+    kinds = ", ".join(dict.fromkeys(re.findall(r"^kind: *[\"']?(\w+)", text, re.MULTILINE)))
+    return f"no job that trains is in this manifest ({kinds})"
+
+
+def fix_of_nothing(text: str, path: PurePath) -> str:
+    """What to do with such a manifest."""
+    if HELM.search(text):
+        return "helm template CHART > manifest.yaml, then ndctl init --from manifest.yaml"
+    return f"`kubectl apply -f {shlex.quote(str(path))}` creates it"
+
+
+def command_for(path: PurePath) -> str:
+    """What to type for a file that can be taken over."""
+    return f"ndctl init --from {shlex.quote(str(path))}"

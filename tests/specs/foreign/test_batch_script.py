@@ -1,0 +1,199 @@
+"""Batch scripts as people write them: arrays, defaults, `bash -c`, launchers in variables."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.cli import cli
+from orchestrator.load import load_spec
+from orchestrator.specs.foreign.batch_script import from_script, options_in
+from orchestrator.specs.foreign.carried import Carried
+from orchestrator.specs.foreign.shell_script import read_shell
+
+ARRAYS = """#!/bin/bash
+#SBATCH --nodes=3 # how many
+#SBATCH --job-name=big_FSDP
+#SBATCH --output=logs/%x_%j.out
+#SBATCH --exclusive
+set -ex;
+GPUS=8   # on each
+: "${STEPS:=50}"
+export NCCL_DEBUG=INFO
+export RUNNER=torchrun
+if [ ! -z $IMAGE_FILE ]; then
+    export WHAT=./inside.py
+    declare -a BOX=( --container-image $IMAGE_FILE )
+fi
+declare -a RUN_ARGS=(
+    --nproc_per_node=$GPUS   # as above
+    --nnodes=$SLURM_JOB_NUM_NODES
+    --rdzv_endpoint=$(hostname)
+)
+export WHAT=${WHAT:=../src/train.py}
+declare -a MORE=( --steps=$STEPS --name "a b" )
+srun -l "${BOX[@]}" ${RUNNER} "${RUN_ARGS[@]}" $WHAT "${MORE[@]}"
+"""
+IN_A_STRING = r"""#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1
+#SBATCH --gres=gpu:h100:4,nvme:1
+#SBATCH -c 38
+#SBATCH -p big -t 1-00:00:00
+#SBATCH --dependency=singleton
+module load cuda/12 && conda activate lab
+pushd /data/code
+python prepare.py
+WEIGHTS=/data/weights
+ARGS="\
+    --layers 24 \
+    --save $WEIGHTS \
+"
+CMD=" /data/code/pretrain.py \
+    $ARGS --load $WEIGHTS "
+export LAUNCHER="python -u -m torch.distributed.run \
+    --nproc_per_node 4 --nnodes $SLURM_NNODES \
+    --rdzv_endpoint $MASTER_ADDR:$MASTER_PORT "
+echo $CMD
+export OMP_NUM_THREADS=$((38 / 2))
+clear; srun --wait=60 bash -c "$LAUNCHER --node_rank \$SLURM_PROCID: $CMD" 2>&1 | tee log
+"""
+ONE_TASK_PER_GPU = """#!/bin/bash
+#SBATCH -N2
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=8
+export WORLD_SIZE=$(($SLURM_NNODES * $SLURM_NTASKS_PER_NODE))
+export LD_LIBRARY_PATH=/opt/efa/lib:$LD_LIBRARY_PATH
+export TMP_OF_JOB=/scratch/$SLURM_JOB_ID
+srun --container-image /img/a.sqsh --container-mounts /d:/d,/e:/e \\
+  --container-writable python -u fit.py fit
+"""
+
+
+def taken(text: str) -> Carried:
+    return from_script(text, "script")
+
+
+def spec_of(carried: Carried) -> Any:
+    text = carried.text("script.sbatch")
+    return load_spec(text, "job.yaml", environ=dict.fromkeys(re.findall(r"\$\{(\w+)", text), "2"))
+
+
+def test_arrays_defaults_and_branches_are_followed() -> None:
+    carried = taken(ARRAYS)
+    spec = spec_of(carried)
+    assert spec.run.words == ("../src/train.py", "--steps=50", "--name", "a b")
+    assert spec.run.env == {"NCCL_DEBUG": "INFO"}
+    assert (spec.name, spec.cluster.hosts, spec.cluster.gpus_per_host) == ("big_FSDP", 3, 8)
+    # The script asks Slurm for whole hosts alone.
+    assert (spec.cluster.slurm.gpus, spec.cluster.slurm.exclusive) == ("none", True)
+    assert carried.notes() == []
+
+
+def test_a_command_line_in_a_string_is_read() -> None:
+    carried = taken(IN_A_STRING)
+    spec = spec_of(carried)
+    slurm = spec.cluster.slurm
+    assert spec.run.script == "/data/code/pretrain.py"
+    assert spec.run.args == ("--layers", "24", "--save", "/data/weights", "--load", "/data/weights")
+    assert spec.run.workdir == "/data/code"
+    assert spec.run.env == {"OMP_NUM_THREADS": "19"}
+    assert (spec.cluster.hosts, spec.cluster.gpus_per_host) == (2, 4)
+    assert (slurm.gpus, slurm.gpu_type, slurm.gres) == ("gres", "h100", "nvme:1")
+    assert (slurm.partition, slurm.time, slurm.cpus_per_task) == ("big", "1-00:00:00", 38)
+    assert slurm.modules == ("cuda/12",)
+    assert slurm.setup == ("conda activate lab",)
+    said = "\n".join(carried.notes())
+    assert "not taken over: #SBATCH --dependency: submit with --after JOB" in said
+    assert "not taken over: line 9: python prepare.py" in said
+    assert "echo" not in said
+    assert "install ndctl in the environment that cluster.slurm.setup activates" in said
+
+
+def test_one_task_per_gpu_becomes_one_per_host() -> None:
+    carried = taken(ONE_TASK_PER_GPU)
+    spec = spec_of(carried)
+    assert spec.run.words == ("fit.py", "fit")
+    assert (spec.cluster.hosts, spec.cluster.gpus_per_host) == (2, 4)
+    assert spec.cluster.slurm.cpus_per_task == 32
+    assert spec.cluster.slurm.container.image == "/img/a.sqsh"
+    assert spec.cluster.slurm.container.mounts == ("/d:/d", "/e:/e")
+    # WORLD_SIZE is what ndctl sets; the folder of the job is known to the shell alone.
+    assert spec.run.env == {"LD_LIBRARY_PATH": "/opt/efa/lib:2"}
+    said = "\n".join(carried.notes())
+    assert "export TMP_OF_JOB: only the script's shell knows" in said
+    assert "--container-writable" in said
+
+
+@pytest.mark.parametrize(
+    ("lines", "sizes"),
+    [
+        ("#SBATCH --gres=gpu:8  # number", (1, 8)),
+        ("#SBATCH -N 4\n#SBATCH --gres=gpu:hgx:8", (4, 8)),
+        ("#SBATCH --nodes=2 --gpus-per-node h100:4", (2, 4)),
+        ("#SBATCH -N2\n#SBATCH --gres=gpu:A100-SXM4-80GB:8(S:0-1)", (2, 8)),
+        ("#SBATCH -N 4 --ntasks=4 --gpus-per-task=8", (4, 8)),
+        ("#SBATCH -N 2 --ntasks=8 --gpus-per-task=1", (2, 4)),
+        ("#SBATCH -N 2 -G 16", (2, 8)),
+        ("#SBATCH --nodes=$HOSTS --gpus-per-node=8", ("${HOSTS}", 8)),
+        ("#SBATCH -N 2", (2, 1)),
+    ],
+)
+def test_hosts_and_gpus(lines: str, sizes: tuple[Any, int]) -> None:
+    carried = taken(f"#!/bin/bash\n{lines}\nsrun python train.py\n")
+    assert (carried.cluster["hosts"], carried.cluster["gpus_per_host"]) == sizes
+    unsaid = any("does not say how many GPUs" in one for one in carried.before)
+    assert unsaid == (lines == "#SBATCH -N 2")
+
+
+def test_settings_of_accelerate_that_ranks_would_miss_are_named() -> None:
+    line = "accelerate launch --config_file f.yaml --num_machines 2 --mixed_precision bf16 t.py --x"
+    said = "\n".join(taken(f"#!/bin/bash\n#SBATCH -N2 -G 2\nsrun {line}\n").notes())
+    assert "hands --config_file f.yaml, --mixed_precision bf16 to the script" in said
+    done = CliRunner().invoke(cli, ["run", "--", *line.split()])
+    assert "hands --config_file f.yaml, --mixed_precision bf16 to the script" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("#SBATCH -J a --exclusive -p b", {"job_name": "a", "exclusive": "", "partition": "b"}),
+        ("#SBATCH --mail-type=begin\n#SBATCH --mail-type=end", {"mail_type": "end"}),
+        ("##SBATCH -N 4", {}),
+        ("#SBATCH --comment='it''s' # x", {"comment": "its"}),
+        ("#SBATCH --comment=it's", {"comment": "it's"}),
+    ],
+)
+def test_options_of_sbatch(words: str, options: dict[str, str]) -> None:
+    assert options_in(words) == options
+
+
+def test_init_writes_the_spec_and_says_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.sbatch").write_text(IN_A_STRING)
+    done = CliRunner().invoke(cli, ["init", "--from", "job.sbatch"])
+    assert done.exit_code == 0, done.output
+    assert "not taken over: line 9: python prepare.py" in done.output
+    assert "wrote job.yaml; check it with `ndctl validate job.yaml`" in done.output
+    text = Path("job.yaml").read_text()
+    assert "# not taken over: line 9: python prepare.py" in text
+    assert load_spec(text, "job.yaml").name == "script" or "name: job" in text
+    again = CliRunner().invoke(cli, ["init", "--from", "job.sbatch"])
+    assert "job.yaml exists" in str(again.exception)
+
+
+PIECES = ["if", "then", "fi", "else", "for x in a", "do", "done", "$(", ")", "((", "))", '"', "'",
+          "\\", "\n", ";", "&&", "|", "${A:-", "}", "$A", "A=", "A=(", "A+=(b", "srun", "bash -c",
+          "torchrun", "t.py", "#", "`", "case", "esac", ">", "2>&1", "export", " ", "${A[@]}",
+          "$((1/0))", "$((", "cd", "#SBATCH -N", "\0", "<<EOF", "export A=$A$A$A"]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=40).map(" ".join))
+def test_any_script_gets_an_answer(text: str) -> None:
+    read_shell(text, {})
+    assert taken(text).text("x").startswith("# A job of ndctl")

@@ -1,0 +1,260 @@
+"""Manifests that create pods which train together, with the parts that public examples have."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.cli import cli
+from orchestrator.errors import SpecError
+from orchestrator.load import load_spec
+from orchestrator.specs.foreign.carried import Carried
+from orchestrator.specs.foreign.manifests import MOST_VALUES
+from orchestrator.specs.foreign.taking_over import taken_over
+
+POD = """
+          nodeSelector: {{kind: $NODE_KIND}}
+          tolerations: [{{key: dedicated, value: train, effect: NoSchedule}}, {{operator: Exists}}]
+          affinity: {{podAntiAffinity: {{}}}}
+          priorityClassName: high
+          hostNetwork: true
+          restartPolicy: OnFailure
+          volumes:
+          - {{name: data, persistentVolumeClaim: {{claimName: lake}}}}
+          - {{name: shm, emptyDir: {{medium: Memory, sizeLimit: 32Gi}}}}
+          - {{name: odd, nfs: {{server: a, path: /b}}}}
+          containers:
+          - name: pytorch
+            image: ${{IMAGE}}
+            imagePullPolicy: Always
+            command: {command}
+            env:
+            - {{name: NCCL_DEBUG, value: INFO}}
+            - {{name: MASTER_PORT, value: "29500"}}
+            - name: HF_TOKEN
+              valueFrom: {{secretKeyRef: {{name: hub, key: token}}}}
+            - name: POD_IP
+              valueFrom: {{fieldRef: {{fieldPath: status.podIP}}}}
+            envFrom: [{{configMapRef: {{name: common}}}}]
+            resources:
+              limits: {{nvidia.com/gpu: 8, vpc.amazonaws.com/efa: 4, memory: 100Gi}}
+            securityContext: {{privileged: true}}
+            volumeMounts:
+            - {{name: data, mountPath: /data}}
+            - {{name: shm, mountPath: /dev/shm}}
+            - {{name: odd, mountPath: /odd}}
+"""
+WORDS = '["torchrun", "--nproc_per_node=8", "/app/train.py", "--data=/data"]'
+SCRIPT = """
+            - bash
+            - -c
+            - |
+              set -e
+              apt-get install -y libx
+              cd /app
+              export LEVEL=2
+              exec torchrun --nproc_per_node=8 train.py \\
+                --data=/data"""
+HEADS = {
+    "PyTorchJob": "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\n{meta}\nspec:\n"
+    "  pytorchReplicaSpecs:\n    Worker:\n      replicas: 4\n      template:\n        spec:{pod}",
+    "JobSet": "apiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\n{meta}\nspec:\n"
+    "  replicatedJobs:\n  - name: workers\n    replicas: 2\n    template:\n      spec:\n"
+    "       parallelism: 2\n       template:\n        spec:{pod}",
+    "Job": "apiVersion: batch/v1\nkind: Job\n{meta}\nspec:\n  parallelism: 4\n  template:\n"
+    "        spec:{pod}",
+    "volcano": "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\n{meta}\nspec:\n"
+    "  schedulerName: volcano\n  tasks:\n  - replicas: 4\n    template:\n        spec:{pod}",
+    "LeaderWorkerSet": "apiVersion: leaderworkerset.x-k8s.io/v1\nkind: LeaderWorkerSet\n{meta}\n"
+    "spec:\n  leaderWorkerTemplate:\n    size: 4\n    workerTemplate:\n        spec:{pod}",
+    "runtime": "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainingRuntime\n{meta}\nspec:\n"
+    "  mlPolicy: {{numNodes: 4, torch: {{numProcPerNode: 8}}}}\n  template:\n   spec:\n"
+    "    replicatedJobs:\n    - name: node\n      template:\n       spec:\n        template:\n"
+    "         spec:{pod}",
+}
+META = "metadata: {name: big.run, namespace: lab, labels: {kueue.x-k8s.io/queue-name: q, team: a}}"
+
+
+def manifest(kind: str, command: str = WORDS) -> str:
+    return HEADS[kind].format(meta=META, pod=POD.format(command=command))
+
+
+def taken(text: str) -> Carried:
+    return taken_over(text, Path("manifest.yaml"))
+
+
+def spec_of(carried: Carried) -> Any:
+    text = carried.text("manifest.yaml")
+    return load_spec(text, "job.yaml", environ=dict.fromkeys(re.findall(r"\$\{(\w+)", text), "2"))
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_what_a_manifest_says_is_in_the_spec(kind: str) -> None:
+    carried = taken(manifest(kind))
+    spec, said = spec_of(carried), "\n".join(carried.notes())
+    here = spec.cluster.kubernetes
+    assert spec.name == "big-run"
+    assert spec.run.words == ("/app/train.py", "--data=/data")
+    assert (spec.cluster.hosts, spec.cluster.gpus_per_host) == (4, 8)
+    assert (here.namespace, here.queue, here.labels) == ("lab", "q", {"team": "a"})
+    assert (here.rdma_resource, here.rdma_count) == ("vpc.amazonaws.com/efa", 4)
+    assert (here.memory, here.shm, here.gpu_resource) == ("100Gi", "32Gi", "nvidia.com/gpu")
+    assert (here.host_network, here.priority_class) == (True, "high")
+    assert here.node_selector == {"kind": "2"}
+    operators = [(one.key, one.operator, one.value) for one in here.tolerations]
+    assert operators == [("dedicated", "Equal", "train"), ("", "Exists", "")]
+    assert here.env["NCCL_DEBUG"] == "INFO"
+    assert here.env["HF_TOKEN"].secret == "hub"
+    assert here.env_from[0].config_map == "common"
+    assert "MASTER_PORT" not in here.env
+    assert [(one.mount_path, one.claim, one.read_only) for one in here.volumes] == [
+        ("/data", "lake", False)
+    ]
+    assert here.runs.claim == "lake"
+    assert here.pod_template["spec"]["affinity"] == {"podAntiAffinity": {}}
+    assert here.pod_template["spec"]["containers"][0]["securityContext"] == {"privileged": True}
+    assert "to set before you submit, or to replace here: " in said
+    assert "build an image with ndctl on top of ${IMAGE}" in said
+    assert "variable POD_IP: add its valueFrom" in said
+    assert "mount /odd of volume odd: add it to pod_template" in said
+    assert here.gang_scheduler == ("volcano" if kind == "volcano" else "auto")
+
+
+@pytest.mark.parametrize("kind", ["PyTorchJob", "JobSet"])
+def test_a_command_that_is_a_script_is_read(kind: str) -> None:
+    carried = taken(manifest(kind, SCRIPT))
+    spec = spec_of(carried)
+    assert spec.run.words == ("train.py", "--data=/data")
+    assert spec.run.workdir == "/app"
+    assert spec.run.env == {"LEVEL": "2"}
+    assert any("apt-get install" in one for one in carried.left)
+
+
+def test_master_and_worker_are_hosts_that_are_alike() -> None:
+    text = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: a}
+spec:
+  nprocPerNode: auto
+  elasticPolicy: {maxRestarts: 9}
+  runPolicy: {ttlSecondsAfterFinished: 60}
+  pytorchReplicaSpecs:
+    Master: {replicas: 1, template: {spec: {containers: [{image: a, args: [/t.py]}]}}}
+    Worker: {replicas: 2, template: {spec: {containers: [{image: b, args: [/t.py]}]}}}
+"""
+    carried = taken(text)
+    spec = spec_of(carried)
+    assert (spec.cluster.hosts, spec.cluster.gpus_per_host) == (3, 1)
+    assert spec.cluster.kubernetes.gpu_resource is None
+    assert spec.cluster.kubernetes.ttl_after_finished == 60
+    assert spec.resilience.max_restarts == 9
+    assert any("where the Master's pods differ" in one for one in carried.left)
+
+
+TRAINJOB = """
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: a}
+spec:
+  runtimeRef: {name: big.run}
+  trainer: {image: mine, numNodes: 2, numProcPerNode: 8, command: [torchrun, /mine.py]}
+"""
+
+
+def test_a_trainjob_with_its_runtime_is_whole() -> None:
+    carried = taken(f"{TRAINJOB}---\n{manifest('runtime')}")
+    spec = spec_of(carried)
+    assert (spec.run.script, spec.cluster.hosts) == ("/mine.py", 2)
+    assert spec.cluster.kubernetes.image == "mine"
+    assert spec.cluster.kubernetes.kind == "trainjob"
+    assert spec.cluster.kubernetes.rdma_count == 4
+    assert not any("runtime" in one for one in carried.left)
+
+
+def test_a_trainjob_alone_says_what_is_missing() -> None:
+    carried = taken(TRAINJOB)
+    spec = spec_of(carried)
+    assert any("what the runtime big.run adds" in one for one in carried.left)
+    # The runtime may ask for the GPUs.
+    assert spec.cluster.kubernetes.gpu_resource == "nvidia.com/gpu"
+    assert spec.cluster.gpus_per_host == 8
+
+
+def test_the_launcher_of_mpi_and_the_cluster_of_ray_are_left_out() -> None:
+    mpi = """
+apiVersion: kubeflow.org/v2beta1
+kind: MPIJob
+metadata: {name: a}
+spec:
+  slotsPerWorker: 2
+  mpiReplicaSpecs:
+    Launcher: {template: {spec: {containers: [{command: [mpirun, -n, "4", python, t.py]}]}}}
+    Worker: {replicas: 2, template: {spec: {containers: [{image: b, command: [/usr/sbin/sshd]}]}}}
+"""
+    carried = taken(mpi)
+    spec = spec_of(carried)
+    assert (spec.run.words, spec.cluster.hosts, spec.cluster.gpus_per_host) == (("t.py",), 2, 2)
+    ray = """
+apiVersion: ray.io/v1
+kind: RayJob
+metadata: {generateName: a-}
+spec:
+  entrypoint: python t.py --x
+  rayClusterSpec:
+    workerGroupSpecs:
+    - replicas: 3
+      template: {spec: {containers: [{image: c, resources: {limits: {nvidia.com/gpu: "4"}}}]}}
+"""
+    carried = taken(ray)
+    spec = spec_of(carried)
+    assert (spec.run.words, spec.cluster.hosts, spec.cluster.gpus_per_host) == (
+        ("t.py", "--x"),
+        3,
+        4,
+    )
+    assert any("without Ray" in one for one in carried.left)
+
+
+def test_a_program_that_is_not_found_is_asked_for() -> None:
+    carried = taken(manifest("Job", '["python3", "-c", "print(1)"]'))
+    assert any("set run" in one or "check run" in one for one in carried.before)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "apiVersion: v1\nkind: Pod\nspec: []\n",
+        "apiVersion: batch/v1\nkind: Job\nspec: [1]\n",
+        "apiVersion: batch/v1\nkind: Job\n  spec\n: [",
+        # Aliases of aliases: ten lines that stand for a billion values.
+        "apiVersion: batch/v1\nkind: Job\nspec:\n  a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+        + "".join(
+            f"  {new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
+            for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+        ),
+    ],
+)
+def test_what_is_no_manifest_is_refused(text: str) -> None:
+    assert len(text) < MOST_VALUES
+    with pytest.raises(SpecError, match="no job that trains is in this manifest"):
+        taken(text)
+
+
+def test_init_writes_the_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.yaml").write_text(manifest("PyTorchJob"))
+    done = CliRunner().invoke(cli, ["init", "--from", "m.yaml", "mine.yaml"])
+    assert done.exit_code == 0, done.output
+    assert "wrote mine.yaml; check it with `ndctl validate mine.yaml`" in done.output
+    environ = {"IMAGE": "img", "NODE_KIND": "gpu"}
+    done = CliRunner().invoke(
+        cli, ["render", "mine.yaml", "--set", "cluster.gpu=h100-sxm-80gb"], env=environ
+    )
+    assert done.exit_code == 0, (done.output, done.exception)
+    for words in ("image: img", "claimName: lake", "vpc.amazonaws.com/efa: '4'", "replicas: 3"):
+        assert words in done.output
+    refused = CliRunner().invoke(cli, ["init", "--from", "m.yaml", "--hosts", "2", "b.yaml"])
+    assert "--from cannot be combined" in refused.output
