@@ -165,7 +165,7 @@ class AllocationBackend(Protocol):
 
     @property
     def fixed_hosts(self) -> "FixedHosts | None":
-        """Set if the job keeps its hosts until the run ends (Slurm)."""
+        """Set if the job keeps its hosts until the run ends (Slurm, one machine)."""
 
     @property
     def successors(self) -> "SuccessorHosts | None":
@@ -236,7 +236,7 @@ class GrantingScheduler(Protocol):
 
 
 class FixedHosts(Protocol):
-    """An allocation whose hosts stay the same until the run ends."""
+    """Hosts that stay the same until the run ends."""
 
     def rival(self, launch: LaunchPlan) -> str | None:
         """Another allocation of this same launch, in words; None: there is none. Each agent asks

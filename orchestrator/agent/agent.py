@@ -94,6 +94,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     term: Term
     devices: int
     agent_timeout: float
+    scheduled: bool = False
+    """A scheduler started this agent, and sends it signals. Else a person does, to end it."""
     findings: tuple[Finding, ...] = ()
     """Problems of this host that were found before the agent registered."""
     find_leader_s: float = FIND_LEADER_S

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.dashboard.scheduler_status import needs_no_scheduler
 from orchestrator.job.hosts.host_pool import is_short
 from orchestrator.job.state import Run
 from orchestrator.seams import Clock, LaunchStatus, Scheduler, SubmittingScheduler
@@ -58,7 +59,7 @@ def statuses_at_schedulers(
     said: dict[int, LaunchStatus] = {}
     doubtful: dict[str, list[tuple[int, LaunchPlan]]] = {}
     for at, (run, led, quiet) in enumerate(jobs):
-        if run.job is None or run.job.backend == "local":
+        if run.job is None or needs_no_scheduler(run, led):
             continue
         if run.ending is not None or (led and not quiet and not is_short(run)):
             backend = scheduler_of(run.job.backend, environ, clock)

@@ -24,7 +24,7 @@ from orchestrator.contract.files import env
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.dashboard.fleet.row import OLD_S, JobRow
 from orchestrator.dashboard.reading.job_reader import ReadJob
-from orchestrator.dashboard.scheduler_status import POLL_INTERVAL_S, is_quiet
+from orchestrator.dashboard.scheduler_status import POLL_INTERVAL_S, is_quiet, needs_no_scheduler
 from orchestrator.errors import BackendError, JobError, NdctlError
 from orchestrator.job.stage import ENDED
 from orchestrator.journal.journal import has_writer
@@ -331,6 +331,7 @@ class ServedJobs:
 def _needs_scheduler(job: ReadJob) -> bool:
     """As in `dashboard/scheduler_status.py`: the journal alone does not tell the state."""
     snapshot = job.snapshot
-    if snapshot.is_local or snapshot.seen.run.state in ENDED:
+    run = snapshot.seen.run
+    if needs_no_scheduler(run, snapshot.leader_alive) or run.state in ENDED:
         return False
     return not snapshot.leader_alive or is_quiet(snapshot.heard_at, snapshot.now)

@@ -8,7 +8,7 @@ from orchestrator.app.commands import commands_for
 from orchestrator.app.planning.copied_speeds import remember_speed
 from orchestrator.app.remote import Found
 from orchestrator.dashboard.measured.steady import attempts_of_plan, read_steady
-from orchestrator.dashboard.scheduler_status import Ask, is_quiet
+from orchestrator.dashboard.scheduler_status import Ask, is_quiet, needs_no_scheduler
 from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
 from orchestrator.errors import JobError
 from orchestrator.seams import Clock
@@ -57,7 +57,7 @@ def with_scheduler(
     snapshots: Sequence[tuple[Found, Snapshot]], environ: Mapping[str, str], clock: Clock
 ) -> list[Snapshot]:
     """The snapshots with the state of each job at its scheduler."""
-    if all(one.is_local for _, one in snapshots):
+    if all(needs_no_scheduler(one.seen.run, one.leader_alive) for _, one in snapshots):
         return [one for _, one in snapshots]
     from orchestrator.app.excluded_hosts import excluded_while_queued
     from orchestrator.app.launch_statuses import launch_statuses

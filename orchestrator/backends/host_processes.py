@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.errors import BackendError
 from orchestrator.posix.locks import is_free, is_held_alone
 from orchestrator.seams import Clock
@@ -12,6 +13,23 @@ from orchestrator.seams import Clock
 LEAVE_S = 15.0
 """Seconds between SIGTERM and SIGKILL, and between SIGKILL and an error."""
 POLL_S = 0.05
+
+
+def clear_host(run_dir: RunDir, host: str, clock: Clock) -> str:
+    """End what is left of the agent of `host`. Returns what was left, as text.
+
+    Raises:
+        BackendError: a process does not exit.
+        OSError: its locks cannot be read.
+    """
+    lock = run_dir.agent_lock(host)
+    pid = pid_in(lock)
+    state = state_of(pid)
+    ended = end_holder(lock, clock, leave_s=0.0)
+    await_free(run_dir.ranks_lock(host), clock)
+    if ended is None:
+        return f"its process on {host} had exited, and {host} is healthy"
+    return f"its process {ended} on {host} still existed ({state}) and was killed"
 
 
 def end_holder(lock: Path, clock: Clock, leave_s: float) -> int | None:

@@ -4,19 +4,23 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
 from msgspec import Struct
 
-from orchestrator.backends.host_processes import LEAVE_S, await_free, end_holder
+from orchestrator.backends.host_processes import LEAVE_S, await_free, clear_host, end_holder
 from orchestrator.contract.check_results import Finding
+from orchestrator.contract.files import env
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError
 from orchestrator.host_strikes import LOCAL
 from orchestrator.inventory.local import visible_gpus
+from orchestrator.posix.locks import is_held_alone
 from orchestrator.run_module import command
 from orchestrator.seams import Clock, LaunchStatus
 
@@ -33,10 +37,15 @@ class AgentProcess(Struct, frozen=True, kw_only=True):
 
 def render(launch: LaunchPlan, gpus: Sequence[str]) -> tuple[AgentProcess, ...]:
     """One agent per host, the leader first. `gpus`: devices that the job may use."""
-    return tuple(_agent(launch, node, host, gpus) for node, host in enumerate(launch.hosts))
+    return tuple(
+        _agent(launch, node, host, gpus, lead=host == launch.leader)
+        for node, host in enumerate(launch.hosts)
+    )
 
 
-def _agent(launch: LaunchPlan, node: int, host: str, gpus: Sequence[str]) -> AgentProcess:
+def _agent(
+    launch: LaunchPlan, node: int, host: str, gpus: Sequence[str], *, lead: bool
+) -> AgentProcess:
     run_dir = RunDir(Path(launch.run_dir))
     argv = (
         *command(sys.executable, "orchestrator.backends.entry.agent"),
@@ -47,7 +56,7 @@ def _agent(launch: LaunchPlan, node: int, host: str, gpus: Sequence[str]) -> Age
         f"--launch={launch.launch}",
         f"--devices={launch.devices_per_host}",
         f"--agent-timeout={launch.agent_timeout}",
-        *(("--lead",) if host == launch.leader else ()),
+        *(("--lead",) if lead else ()),
     )
     devices = launch.devices_per_host
     mine = gpus[node * devices : (node + 1) * devices]
@@ -58,6 +67,7 @@ def _agent(launch: LaunchPlan, node: int, host: str, gpus: Sequence[str]) -> Age
         "CUDA_VISIBLE_DEVICES": visible,
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
+        **({env.LOCAL_GPUS: ",".join(gpus)} if gpus else {}),
     }
     return AgentProcess(host=host, argv=argv, environ=environ, log=run_dir.agent_log(host))
 
@@ -78,10 +88,9 @@ def render_queue(launch: LaunchPlan) -> AgentProcess:
 
 
 class LocalBackend:
-    """No scheduler grants these hosts, so only `replace` has something to do."""
+    """No scheduler grants these hosts, and they stay until the last agent exits."""
 
     granted = None
-    fixed_hosts = None
     successors = None
     unattended = None
 
@@ -89,6 +98,10 @@ class LocalBackend:
         self.environ = environ
         self.clock = clock
         self.started: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def fixed_hosts(self) -> "LocalBackend":
+        return self
 
     def describe(self, handover: Handover) -> str:
         lines = []
@@ -135,7 +148,13 @@ class LocalBackend:
         return None
 
     def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[LaunchStatus]:
-        return [LaunchStatus("this machine has no queue", held=False) for _ in launches]
+        return [self._glimpse(launch) for launch in launches]
+
+    def _glimpse(self, launch: LaunchPlan) -> LaunchStatus:
+        """Asked about jobs without a leader only."""
+        if _held(RunDir(Path(launch.run_dir))):
+            return LaunchStatus("the leader is gone; an agent takes over", held=True, running=True)
+        return LaunchStatus(None, held=False)
 
     def name_of(self, launch: LaunchPlan) -> str | None:
         return None
@@ -160,17 +179,31 @@ class LocalBackend:
             former.kill()
             former.wait()
         end_holder(RunDir(Path(launch.run_dir)).agent_lock(host), self.clock, leave_s=0.0)
-        agent = next(
-            (a for a in render(launch, visible_gpus(self.environ)) if a.host == host), None
-        )
-        if agent is None:
+        if host not in launch.hosts:
             raise BackendError(f"{host} is not a host of this launch", fix="report this bug")
-        self._start(agent)
+        # A leader calls this, also one that was an agent when the agent of this host led.
+        gpus, node = _gpus_of_job(self.environ), launch.hosts.index(host)
+        self._start(_agent(launch, node, host, gpus, lead=False))
+
+    def rival(self, launch: LaunchPlan) -> str | None:
+        """Always None: the lock of a host keeps agents of another launch out."""
+        return None
+
+    def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
+        """Always empty: `submit` fails if an agent cannot start."""
+        return {}
+
+    def clear_host(self, launch: LaunchPlan, host: str) -> str:
+        return clear_host(RunDir(Path(launch.run_dir)), host, self.clock)
 
     def clear(self, launch: LaunchPlan) -> None:
         run_dir = RunDir(Path(launch.run_dir))
-        for lock in sorted(run_dir.logs.glob("agent-*.lock")):
-            end_holder(lock, self.clock, leave_s=LEAVE_S)
+        # An agent that loses its leader becomes the leader and starts another agent. So none may be
+        # left, and all are told at once.
+        while held := _held(run_dir):
+            with ThreadPoolExecutor(len(held)) as pool:
+                ended = partial(end_holder, clock=self.clock, leave_s=LEAVE_S)
+                tuple(pool.map(ended, held))  # raises what one of them raised
         for lock in sorted(run_dir.logs.glob("ranks-*.lock")):
             await_free(lock, self.clock)
 
@@ -189,6 +222,16 @@ class LocalBackend:
         except OSError as exc:
             raise BackendError(f"failed to start the agent of {agent.host}: {exc}") from exc
         self.started[agent.host] = process
+
+
+def _gpus_of_job(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The devices of all hosts, as an agent knows them, which sees only those of its own."""
+    return tuple(name for name in environ.get(env.LOCAL_GPUS, "").split(",") if name)
+
+
+def _held(run_dir: RunDir) -> list[Path]:
+    """The locks of the agents that live."""
+    return [*filter(is_held_alone, sorted(run_dir.logs.glob("agent-*.lock")))]
 
 
 def _reap(processes: Sequence[subprocess.Popen[bytes]]) -> None:

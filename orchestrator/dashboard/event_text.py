@@ -289,6 +289,8 @@ def _leader(event: LeaderStarted) -> str:
     if event.unable:
         return f"{event.host} cannot run the leader: {event.unable}"
     line = f"leader started on {event.host} (pid {event.pid})"
+    if event.former:
+        line += f"; it takes over: {event.former}"
     if event.allocation is None:
         return line
     given = event.allocation

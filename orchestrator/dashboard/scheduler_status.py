@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from orchestrator.job.stage import Submitted
 from orchestrator.job.state import Run
 from orchestrator.seams import Clock, LaunchStatus
 
@@ -22,6 +23,14 @@ Ask = Callable[[Run], LaunchStatus | None]
 def is_quiet(heard_at: float, now: float) -> bool:
     """True if a job with a live leader may have been suspended by its scheduler."""
     return now - heard_at > QUIET_S
+
+
+def needs_no_scheduler(run: Run, led: bool) -> bool:
+    """Whether the journal says all about a job. On one machine only the processes of a job that had
+    a leader and has none may say more."""
+    if run.job is None:
+        return True
+    return run.job.backend == "local" and (led or isinstance(run.stage, Submitted))
 
 
 class SchedulerPoll:
@@ -41,12 +50,7 @@ class SchedulerPoll:
             heard_at: time of the last step or journal line. None: do not check for quiet jobs.
         """
         quiet = heard_at is not None and is_quiet(heard_at, self.clock.now())
-        if (
-            (led and not quiet)
-            or run.ending is not None
-            or run.job is None
-            or run.job.backend == "local"
-        ):
+        if (led and not quiet) or run.ending is not None or needs_no_scheduler(run, led):
             self.asked_at = None
             return None
         now = self.clock.monotonic()

@@ -49,12 +49,6 @@ class Snapshot(Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def is_local(self) -> bool:
-        """The job has no scheduler."""
-        job = self.seen.run.job
-        return job is None or job.backend == "local"
-
-    @property
     def view(self) -> View:
         return view(
             self.seen,

@@ -27,7 +27,13 @@ class Asking:
         """Ask once for a requeue without these hosts. Returns whether asking again is useless."""
         assert run.job is not None
         launch, granted = run.job.launch, self.backend_named(run.job.backend).granted
-        assert granted is not None, "only agents of a granted allocation ask"
+        if granted is None:
+            log.error(
+                "leaving: %s, and no scheduler can start the job again: read its agents' logs, then"
+                " resume with `ndctl submit SPEC --resume`",
+                why,
+            )
+            return True
         try:
             await self.worker(granted.requeue, launch, without)
         except Ended as exc:

@@ -150,5 +150,8 @@ def is_stranger(seen: Seen, term: Term, host: str) -> bool:
 def runs_without_leader(run: Run, term: Term) -> int:
     """Number of runs of the scheduler since the last one in which a leader started, this one
     included."""
-    led = -1 if run.scheduler.allocation is None else run.scheduler.allocation.restarts
-    return term.restarts - led
+    allocation = run.scheduler.allocation
+    if allocation is None:
+        # Processes of one machine have no allocation, and their leader has started in this run.
+        return 0 if run.scheduler.leader else term.restarts + 1
+    return term.restarts - allocation.restarts

@@ -1,7 +1,7 @@
 """What agents do when their leader is gone.
 
-If the job keeps its hosts for as long as it runs (Slurm), the agents act one after the other: one
-of them becomes the leader or has the job requeued, and the others follow the new leader
+If the job keeps its hosts for as long as it runs (Slurm, one machine), the agents act one after the
+other: one of them becomes the leader or has the job requeued, and the others follow the new leader
 (`takeover.py`). If the scheduler replaces lost hosts (Kubernetes), agents ask it for a new leader.
 """
 
@@ -46,7 +46,7 @@ from orchestrator.failover.storage import AnyTurn, FailoverStorage, Follows
 from orchestrator.job.state import Run, hosts_given
 from orchestrator.journal.supervisor import OpenJournal
 from orchestrator.posix.retry_io import LASTING, TAKE_OVER_S, retry_io_in
-from orchestrator.seams import AllocationBackend, Clock, Worker
+from orchestrator.seams import AllocationBackend, Clock, CurrentRun, Worker
 
 if TYPE_CHECKING:
     from orchestrator.agent.agent import Agent
@@ -60,6 +60,8 @@ NEVER_HEARD = (
 
 T = TypeVar("T")
 
+ONE_MACHINE = CurrentRun(phase="running", words="without a scheduler", hosts=())
+"""A job without a scheduler keeps its hosts until its last process exits."""
 SEE_S = 30.0
 """Longer than a leader needs to restart on a live host. Also how long each host waits for the host
 before it to act."""
@@ -250,10 +252,11 @@ class Leaderless:
         assert run.job is not None
         launch, backend = run.job.launch, self.backend_named(run.job.backend)
         granted, fixed_hosts = backend.granted, backend.fixed_hosts
-        assert granted is not None
         assert fixed_hosts is not None, "elsewhere the cluster replaces a lost leader"
+        own = ONE_MACHINE
         try:
-            own = await self.worker(granted.own_run, launch, hosts_given(run))
+            if granted is not None:
+                own = await self.worker(granted.own_run, launch, hosts_given(run))
         # Without the answer it is not known whether the allocation lasts, so nothing is taken over.
         except BackendError as exc:
             return "leave" if self.asking.is_hopeless(launch.job, exc) else None

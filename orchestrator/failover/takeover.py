@@ -35,7 +35,7 @@ class FollowingSeams(Struct, frozen=True, kw_only=True):
     lead: Lead
 
 
-async def run_follower(agent: Agent, seams: FollowingSeams, *, scheduled: bool, turn: int) -> int:
+async def run_follower(agent: Agent, seams: FollowingSeams, *, turn: int) -> int:
     """Run an agent that does not lead; return the exit code. SIGTERM ends it and its ranks.
 
     If the scheduler sends SIGTERM, the leader also gets it or is told, and decides: ranks have
@@ -53,11 +53,7 @@ async def run_follower(agent: Agent, seams: FollowingSeams, *, scheduled: bool, 
             return await agent.run()
         finally:
             seeing.cancel()
-    # Without a scheduler SIGTERM comes from a person and ends this agent.
-    if not scheduled:
-        loop.add_signal_handler(signal.SIGTERM, agent.leave, exit_codes.LEADER_LOST)
-        return await agent.run()
-    leave_to_the_leader(agent)
+    handle_signals(agent)
     return await follow(agent, seams.backend_named, seams.clock, seams.lead, seams.storage)
 
 
@@ -84,10 +80,14 @@ async def follow(
     return await following
 
 
-def leave_to_the_leader(agent: Agent) -> None:
+def handle_signals(agent: Agent) -> None:
     """Let the leader react to signals of the scheduler, because it gets them as well. The agent
     only remembers the last one, in case the leader was gone and this agent becomes the leader."""
     loop = asyncio.get_running_loop()
+    if not agent.config.scheduled:
+        # Without a scheduler SIGTERM comes from a person and ends this agent.
+        loop.add_signal_handler(signal.SIGTERM, agent.leave, exit_codes.LEADER_LOST)
+        return
     for number in WARNINGS:
         loop.add_signal_handler(number, _hears, agent, number.name)
 

@@ -102,18 +102,26 @@ def _left_behind(
     return replace(
         run.interruption.findings or Findings(opened_at=at),
         leader_lost=lived_until,
-        leader_host=run.scheduler.leader if run.scheduler.allocation is not None else None,
+        # On one machine a leader that is lost and not replaced is no fault of a host.
+        leader_host=run.scheduler.leader if ended or run.scheduler.allocation is not None else None,
         leader_ended=ended,
         broke=granted.broke_before if granted else None,
         noticed_at=at,
     )
 
 
-def takes_over(run: Run, allocation: Allocation | None) -> bool:
-    """The new leader was an agent of the former one, in the same allocation."""
+def takes_over(run: Run, allocation: Allocation | None, ended: str) -> bool:
+    """The new leader was an agent of the former one, on the same hosts.
+
+    Args:
+        ended: how the former leader ended; empty if that is not known.
+    """
     former = run.scheduler.allocation
-    if isinstance(run.stage, OUTSIDE) or former is None or allocation is None:
+    if isinstance(run.stage, OUTSIDE):
         return False
+    if former is None or allocation is None:
+        # On one machine only an agent of the former leader knows how that ended.
+        return former is allocation and bool(ended)
     same = (former.id, former.restarts) == (allocation.id, allocation.restarts)
     return same and allocation.successor_s is None
 
@@ -154,7 +162,7 @@ def _asked_by_followers(run: Run, event: LeaderStarted) -> tuple[str, ...]:
         and run.scheduler.allocation is not None
         and event.allocation is not None
     )
-    if takes_over(run, event.allocation):
+    if takes_over(run, event.allocation, event.former):
         return run.scheduler.left_out
     return (
         tuple(sorted({*run.scheduler.left_out, run.scheduler.leader}))
@@ -170,7 +178,7 @@ def _still_shut(run: Run, event: LeaderStarted) -> Mapping[str, str]:
     allocation without them.
     """
     moves = event.allocation is not None and event.allocation.successor_s is not None
-    stays = moves or takes_over(run, event.allocation)
+    stays = moves or takes_over(run, event.allocation, event.former)
     return {
         host: why for host, why in run.hosts.exclude.items() if stays and host in run.hosts.shut
     }
@@ -212,7 +220,7 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
     if event.unable:
         return end(run, event.at, "FAILED", event.unable)
     # After a takeover the hosts are the same ones, so their agents are expected to come back.
-    same = takes_over(run, event.allocation)
+    same = takes_over(run, event.allocation, event.former)
     findings = _left_behind(run, event.at, event.reached, event.former, event.allocation)
     run = _as_far_as(run, event.reached)
     # Each new allocation counts: a job that makes no progress must not be queued for ever.

@@ -274,7 +274,8 @@ class Leader:
         self.backend_calls.host, self.backend_calls.address = host, address
         # The new leader was an agent of the former one. Except for the agent of the former leader,
         # the agents still run and look for it.
-        if takes_over(run := self.supervisor.run, self.granted.allocation):
+        run, granted = self.supervisor.run, self.granted
+        if takes_over(run, granted.allocation, granted.former):
             followers = expected_back(run, host)
             known = run.hosts.by_name
             self.sessions.await_agents({name: known[name].incarnation for name in followers})

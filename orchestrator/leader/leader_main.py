@@ -29,7 +29,7 @@ from orchestrator.failover.ask_scheduler import RETRY_S
 from orchestrator.failover.leader_lost import Claim
 from orchestrator.failover.stale_launch import later_launch
 from orchestrator.failover.storage import FailoverStorage
-from orchestrator.failover.takeover import leave_to_the_leader
+from orchestrator.failover.takeover import handle_signals
 from orchestrator.job.state import Run
 from orchestrator.journal.journal import LOCK_PATIENCE_S
 from orchestrator.journal.supervisor import OpenJournal, Supervisor
@@ -93,7 +93,6 @@ async def lead(
     seams: LeadingSeams,
     new_agent: Callable[[], Agent],
     *,
-    scheduled: bool,
     prepare: Callable[[], Awaitable[None]],
 ) -> int:
     """Run the leader and the agent of its host; return the exit code.
@@ -109,7 +108,7 @@ async def lead(
     taking = partial(storage.take_over, name)
     await retry_io_in(worker, taking, "failed to take the fence", asyncio.sleep)
     # A leader that was replaced needs time to see the fence and to close the journal.
-    patience_s = TAKE_OVER_S if scheduled else LOCK_PATIENCE_S
+    patience_s = TAKE_OVER_S if config.scheduled else LOCK_PATIENCE_S
     opening = partial(storage.open_journal, name, patience_s)
     what = "failed to open the journal"
     with await retry_io_in(worker, opening, what, asyncio.sleep) as journal:
@@ -125,7 +124,7 @@ async def lead(
         if leader is None:
             return exit_codes.FAILED
         agent = new_agent()
-        _handle_signals(leader, scheduled)
+        _handle_signals(leader, config.scheduled)
         async with seams.while_leading(leader):
             serving = _serve(leader, config, listening)
             return await _run_both(serving, agent, asyncio.create_task(agent.run()))
@@ -152,7 +151,7 @@ async def lead_on(
         if leader is None:
             agent.leave(exit_codes.FAILED)
             return await following
-        _handle_signals(leader, scheduled=True)
+        _handle_signals(leader, config.scheduled)
         letting_go = asyncio.create_task(_begun(leader, claim, agent.unheeded))
         try:
             async with seams.while_leading(leader):
@@ -160,7 +159,7 @@ async def lead_on(
                 lost = partial(_has_lost, journal, begun)
                 return await _run_both(serving, agent, following, lost)
         except _LostRace:
-            leave_to_the_leader(agent)
+            handle_signals(agent)
             return None
         finally:
             letting_go.cancel()
@@ -297,7 +296,7 @@ async def _granted(
     assert run.job is not None
     launch, reached = run.job.launch, await seams.worker(seams.reached)
     if backend.granted is None:
-        return Granted(term=config.term, reached=reached)
+        return Granted(term=config.term, former=former, reached=reached)
     allocation = await seams.worker(backend.granted.allocation, launch)
     leader = run.scheduler.leader
     taken: Mapping[str, str] = {}

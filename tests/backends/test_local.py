@@ -89,6 +89,7 @@ def test_only_gpus_that_the_submitter_may_use_are_taken(visible: str, first: str
     shown = backend.describe(handover_of(launch(Path("/runs/job")))).splitlines()
     assert shown[0] == "# host-0, output to /runs/job/logs/agent-host-0.log"
     assert shown[1].startswith(f"CUDA_VISIBLE_DEVICES={first or chr(39) * 2} GLOO_SOCKET_IFNAME=lo")
+    assert (f" NDCTL_LOCAL_GPUS={visible.replace(' ', '')} " in shown[1]) == bool(visible)
     assert shown[1].endswith("--agent-timeout=10.0 --lead")
     assert len(shown) == 6
 
@@ -97,6 +98,28 @@ def test_an_unknown_backend_is_an_error() -> None:
     assert isinstance(backend_named("local", {}, TurnedClock(), run_command), LocalBackend)
     with pytest.raises(BackendError, match="unknown backend: 'nomad'"):
         backend_named("nomad", {}, TurnedClock(), run_command)
+
+
+@pytest.mark.process
+def test_an_agent_that_leads_starts_agents_of_other_hosts_with_their_gpus_and_without_the_lead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = tmp_path / "shown"
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES" "$@" > {shown}\n')
+    python.chmod(0o755)
+    first, *_, last = render(launch(tmp_path / "job"), ["0", "1", "2", "3", "4", "5"])
+    # The agent of host-2 has taken over, and starts one on the host of the former leader.
+    backend = LocalBackend({**os.environ, **last.environ}, SystemClock())
+    assert last.environ["CUDA_VISIBLE_DEVICES"] == "4,5"
+    monkeypatch.setattr(sys, "executable", str(python))
+    backend.replace(launch(tmp_path / "job"), "host-0")
+    wait_for(shown.exists, "the agent")
+    assert backend.started["host-0"].wait(WAIT_S) == 0
+    gpus, *args = shown.read_text().split()
+    assert gpus == "0,1"
+    assert args == [*first.argv[1:-1]]
+    assert first.argv[-1] == "--lead"
 
 
 def test_a_host_outside_the_launch_is_not_replaced(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from orchestrator.dashboard.job_view.standing import effective_state
 from orchestrator.dashboard.job_view.view import view
 from orchestrator.dashboard.scheduler_status import POLL_INTERVAL_S, QUIET_S, SchedulerPoll
 from orchestrator.job.reports.job_report import report_of
-from orchestrator.job.stage import Ended
+from orchestrator.job.stage import Ended, Submitted
 from orchestrator.job.state import Run
 from orchestrator.journal.journal import Journal
 from orchestrator.seams import LaunchStatus
@@ -40,7 +40,9 @@ def test_the_scheduler_is_asked_at_intervals_without_a_leader() -> None:
     holding = SchedulerPoll(ask, clock)
     assert holding(run, True) is None
     assert holding(replace(run, stage=Ended(since=0.0, reason="", ending="FAILED")), False) is None
-    assert holding(seen_of(recovered()).run, False) is None, "there is no scheduler"
+    alone = seen_of(recovered()).run
+    assert holding(alone, True) is None, "there is no scheduler"
+    assert holding(replace(alone, stage=Submitted()), False) is None, "its leader may still start"
     assert asked == []
     assert [holding(run, False), holding(run, False)] == [WAITS, WAITS]
     assert len(asked) == 1
@@ -49,6 +51,11 @@ def test_the_scheduler_is_asked_at_intervals_without_a_leader() -> None:
     assert holding(run, True) is None
     assert holding(run, False) is None
     assert len(asked) == 3, "asked again when a leader has gone"
+
+
+def test_a_local_job_without_a_leader_may_have_agents_that_take_over() -> None:
+    alone, takes_over = seen_of(recovered()).run, LaunchStatus("taken over", held=True)
+    assert SchedulerPoll(lambda run: takes_over, TurnedClock())(alone, False) == takes_over
 
 
 STOPPED = LaunchStatus("Slurm job 12 is SUSPENDED", held=True, resume="scontrol resume 12")

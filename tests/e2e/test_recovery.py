@@ -108,7 +108,7 @@ def test_a_stopped_rank_is_named_as_the_cause_of_a_hang(ndctl: Ndctl, reference:
     assert_nothing_left(ndctl.run_dir)
 
 
-def test_a_killed_leader_ends_all_processes_and_resume_works(
+def test_an_agent_takes_over_from_a_killed_leader_and_without_any_agent_resume_works(
     ndctl: Ndctl, reference: Ndctl
 ) -> None:
     """Before the kill, the terminal that follows the job is closed, and the job continues."""
@@ -121,6 +121,17 @@ def test_a_killed_leader_ends_all_processes_and_resume_works(
     wait_for(lambda: ndctl.events("CheckpointSaved"), "a checkpoint without a following terminal")
     (leader,) = ndctl.events("LeaderStarted")
     kill(leader["pid"])
+    wait_for(lambda: len(ndctl.events("TrainingResumed")) == 2, "the attempt of the next leader")
+    (lost,) = ndctl.status()["incidents"]
+    assert (lost["kind"], lost["culprit"]["host"]) == ("leader-lost", "host-0")
+    assert "it takes over" in ndctl("events", "e2e").out
+    steps = ndctl.num_steps()
+    wait_for(lambda: ndctl.num_steps() > steps, "a step under the next leader")
+
+    locks = sorted((ndctl.run_dir / "logs").glob("agent-*.lock"))
+    assert [lock.stem for lock in locks] == ["agent-host-0", "agent-host-1"]
+    for lock in locks:
+        kill(int(lock.read_text()))
     assert_nothing_left(ndctl.run_dir)
     reached = ndctl.metrics()[-1]["step"]
 
@@ -132,9 +143,9 @@ def test_a_killed_leader_ends_all_processes_and_resume_works(
     done = ndctl.submit("--resume", "--follow")
     assert done.code == 0, done.out + done.err
     assert ndctl.losses() == reference.losses()
-    resumed = ndctl.events("TrainingResumed")[1]["step"]
+    resumed = ndctl.events("TrainingResumed")[2]["step"]
     assert resumed > 0
-    (incident,) = ndctl.status()["incidents"]
+    incident = ndctl.status()["incidents"][-1]
     assert (incident["kind"], incident["lost_steps"]) == ("leader-lost", reached - resumed)
     assert_nothing_left(ndctl.run_dir)
 

@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -88,6 +88,14 @@ class FakeQueue(FakeBackend):
             raise error
 
 
+class OneMachine(FakeBackend):
+    """No scheduler granted the hosts."""
+
+    @property
+    def granted(self) -> None:  # type: ignore[override]
+        return None
+
+
 @pytest.fixture
 def run_dir(tmp_path: Path) -> RunDir:
     run_dir = RunDir(tmp_path)
@@ -134,6 +142,49 @@ def settle_lost_leader(
         storage, term, "host-1", lambda name: backend, clock, is_alone, pause=pause
     )
     return asyncio.run(leaderless.settle())
+
+
+@pytest.fixture
+def local_run_dir(tmp_path: Path) -> RunDir:
+    run_dir = RunDir(tmp_path)
+    run_dir.logs.mkdir()
+    append(run_dir, a_job(tmp_path), LeaderStarted(at=time.time(), host="host-0", pid=1))
+    return run_dir
+
+
+def test_without_a_scheduler_an_agent_takes_over_when_its_leader_has_ended(
+    local_run_dir: RunDir,
+) -> None:
+    backend, clock = OneMachine(), TurnedClock()
+    outcome = settle_lost_leader(local_run_dir, backend, clock)
+    assert isinstance(outcome, Claim)
+    with outcome.journal, closing(outcome.turn):
+        assert outcome.how == "its process on host-0 had ended, and host-0 is well"
+        assert backend.cleared == ["host-0"]
+    assert (fence := read_fence(local_run_dir.fence)) is not None
+    assert fence.leader == outcome.name
+
+
+def test_without_a_scheduler_agents_exit_if_no_leader_ever_started(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_dir = RunDir(tmp_path)
+    run_dir.logs.mkdir()
+    append(run_dir, a_job(tmp_path))
+    assert settle_lost_leader(run_dir, OneMachine(), TurnedClock()) == "leave"
+    assert "no scheduler can start the job again" in caplog.text
+
+
+def test_without_a_scheduler_agents_exit_if_the_leader_cannot_be_ended(
+    local_run_dir: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend, clock = OneMachine(), TurnedClock()
+    backend.uncleared = BackendError("agent process 7 of this job does not exit")
+    start = clock.time
+    assert settle_lost_leader(local_run_dir, backend, clock) == "leave"
+    assert clock.time - start >= VERDICT_S
+    assert "agent process 7 of this job does not exit" in caplog.text
+    assert "ndctl submit SPEC --resume" in caplog.text
 
 
 def test_a_requeue_is_requested_for_hours_if_the_scheduler_does_not_answer(run_dir: RunDir) -> None:

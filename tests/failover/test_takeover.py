@@ -203,6 +203,7 @@ def take_over(
         term=Term(LAUNCH),
         devices=1,
         agent_timeout=agent_timeout,
+        scheduled=True,
         outlives_leader=True,
     )
 

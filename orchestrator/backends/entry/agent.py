@@ -87,11 +87,12 @@ def _be_agent(
         term=Term(args.launch, args.restarts or 0),
         devices=args.devices,
         agent_timeout=args.agent_timeout,
+        scheduled=scheduled,
         findings=_look_at_host(args, environ),
         find_leader_s=args.leader_late
         + (FIND_ALLOCATED_S if scheduled and not args.patience else FIND_LEADER_S),
         patience_s=args.patience,
-        outlives_leader=scheduled and not args.patience and not args.lead,
+        outlives_leader=not args.patience and not args.lead,
         leader_at=args.leader_at,
         probe=prober(_wanted(args), environ, sight(run_command)),
         watch=HostWatch(Path("/"), run_command),
@@ -107,8 +108,8 @@ def _be_agent(
         # Imported here, because of 2,048 agents only one leads.
         from orchestrator.backends.entry.leader import lead
 
-        return asyncio.run(lead(config, args.bind, scheduled, environ, clock, args.port))
-    return asyncio.run(_follow(config, scheduled, args, environ, clock))
+        return asyncio.run(lead(config, args.bind, environ, clock, args.port))
+    return asyncio.run(_follow(config, args, environ, clock))
 
 
 def _with_program(place: HostPlace) -> HostPlace:
@@ -182,7 +183,6 @@ def _parser() -> argparse.ArgumentParser:
 
 async def _follow(
     config: AgentConfig,
-    scheduled: bool,
     args: argparse.Namespace,
     environ: Mapping[str, str],
     clock: Clock,
@@ -200,7 +200,7 @@ async def _follow(
         lead=lead,
     )
     agent = Agent(config, environ, clock)
-    return await run_follower(agent, seams, scheduled=scheduled, turn=args.turn)
+    return await run_follower(agent, seams, turn=args.turn)
 
 
 def _named(environ: Mapping[str, str], clock: Clock) -> Callable[[str], AllocationBackend]:

@@ -41,7 +41,6 @@ LATE_IMPORTS = ("orchestrator.app.planning.replan", "orchestrator.leader.records
 async def lead(
     config: AgentConfig,
     bind: str,
-    scheduled: bool,
     environ: Mapping[str, str],
     clock: Clock,
     port: int = 0,
@@ -55,7 +54,6 @@ async def lead(
             Listening(bind=bind, folder=place.socket.parent, port=port),
             _seams(config, environ, clock),
             partial(Agent, config, environ, clock, standby),
-            scheduled=scheduled,
             # Prepared before the scheduler is asked, because it imports torch meanwhile.
             prepare=standby.prepare,
         )

@@ -56,6 +56,8 @@ SLURM_GPUS = "NDCTL_SLURM_GPUS"
 """File with a site's own names of GPUs in Slurm's gres types; tried before ndctl's table."""
 KUBERNETES_GPUS = "NDCTL_KUBERNETES_GPUS"
 """File with a site's own names of GPUs in node labels; tried before ndctl's table."""
+LOCAL_GPUS = "NDCTL_LOCAL_GPUS"
+"""Devices of all hosts of a local job, by comma. An agent sees only those of its own host."""
 SUBMISSION = "NDCTL_SUBMISSION"
 """Folder in a pod with the files of the submission."""
 SLURM_OPTIONS = (

@@ -100,7 +100,9 @@ def _scheduler_state(
     if launch_status.over is not None:
         return Standing(state=launch_status.over, reason=words, since=launch_status.at or now)
     if launch_status.held:
-        return Standing(state="PENDING", reason=words, since=run.last_at)
+        begun = launch_status.running and not isinstance(run.stage, Submitted)
+        state: State = "RECOVERING" if begun else "PENDING"
+        return Standing(state=state, reason=words, since=run.last_at)
     if words and isinstance(run.stage, Submitted):
         reason = f"no leader started: {words}"
         return Standing(state="FAILED", reason=reason, since=run.last_at)

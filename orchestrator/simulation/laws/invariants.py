@@ -139,14 +139,17 @@ class Laws:
         require(known, f"ranks of attempt {ranks.attempt} start, but the fence does not name it")
 
     def check_exit_without_leader(self, agent: "AgentProcess") -> None:
-        """An agent of a Slurm run exits because it does not hear the leader. If the run still has
-        its hosts and the job has not ended, another process must be left that can continue the
-        job. If the leader's host was lost, the scheduler notices it."""
+        """An agent whose job keeps its hosts exits because it does not hear the leader. If the run
+        still has its hosts and the job has not ended, another process must be left that can
+        continue the job. If the leader's host was lost, a scheduler notices it."""
         world, run, scheduler = self.world, self.world.storage.fold(), self.world.scheduler
-        assert isinstance(scheduler, Scheduler)
         term = Term(agent.launch, agent.restarts)
-        if over_for(run, term) or not scheduler.still_has_hosts(agent) or not agent.is_alone:
+        if over_for(run, term) or not agent.is_alone:
             return
+        if world.scenario.scheduled:
+            assert isinstance(scheduler, Scheduler)
+            if not scheduler.still_has_hosts(agent):
+                return
         if runs_without_leader(run, term) >= UNLED:
             return
         lost = world.storage.holder_host in world.storage_lost_since

@@ -115,10 +115,11 @@ class AgentProcess:
             term=Term(self.launch, self.restarts),
             devices=world.scenario.ranks_per_host,
             agent_timeout=world.job.agent_timeout,
+            scheduled=scheduled,
             findings=self.host.findings,
             find_leader_s=FIND_ALLOCATED_S if scheduled and not self.is_pod else FIND_LEADER_S,
             patience_s=world.scenario.successor_s or 0.0,
-            outlives_leader=scheduled and not self.is_pod and not self.lead,
+            outlives_leader=not self.is_pod and not self.lead,
         )
 
     def _new_agent(self) -> Agent:
@@ -183,7 +184,6 @@ class AgentProcess:
                 LISTENING,
                 self._leading_seams(),
                 self._new_agent,
-                scheduled=self.world.scenario.scheduled,
                 prepare=_nothing,
             )
         except InUse:
@@ -203,8 +203,7 @@ class AgentProcess:
             storage=cast(FailoverStorage, self.storage),
             lead=takes_the_lead,
         )
-        scheduled = self.world.scenario.scheduled
-        return await run_follower(self.agent, seams, scheduled=scheduled, turn=self.turn)
+        return await run_follower(self.agent, seams, turn=self.turn)
 
     # Seams of a leader
 

@@ -34,13 +34,13 @@ class LocalBackend:
     """A machine without a scheduler."""
 
     granted: GrantingScheduler | None = None
-    fixed_hosts: FixedHosts | None = None
     successors: SuccessorHosts | None = None
     unattended: UnattendedAllocation | None = None
 
     def __init__(self, process: "AgentProcess") -> None:
         self.process = process
         self.host = process.host.name
+        self.fixed_hosts: FixedHosts | None = cast(FixedHosts, self)
 
     def cluster(self) -> str:
         return "simulated"
@@ -57,13 +57,28 @@ class LocalBackend:
         await asyncio.sleep(ANSWER_S)
         self.process.world.restart_local_agent(self.process, host)
 
+    async def rival(self, launch: LaunchPlan) -> str | None:
+        return None
+
+    async def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
+        """Always empty, because every simulated host can start an agent."""
+        return {}
+
+    async def clear_host(self, launch: LaunchPlan, host: str) -> str:
+        world = self.process.world
+        world.laws.check_takeover(self.process, world.storage.fold())
+        await asyncio.sleep(CLEAR_S)
+        return self._cleared(host)
+
+    def _cleared(self, host: str) -> str:
+        return self.process.world.clear_local_host(host)
+
 
 class SlurmBackend(LocalBackend):
     def __init__(self, process: "AgentProcess", scheduler: Scheduler) -> None:
         super().__init__(process)
         self.scheduler = scheduler
         self.granted = cast(GrantingScheduler, self)
-        self.fixed_hosts = cast(FixedHosts, self)
         self.unattended = cast(UnattendedAllocation, self)
 
     async def replace(
@@ -109,17 +124,7 @@ class SlurmBackend(LocalBackend):
         await asyncio.sleep(ANSWER_S)
         await self.scheduler.requeue(self.process, exclude, again=again, whole=whole)
 
-    async def rival(self, launch: LaunchPlan) -> str | None:
-        return None
-
-    async def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
-        """Always empty, because every simulated host can start an agent."""
-        return {}
-
-    async def clear_host(self, launch: LaunchPlan, host: str) -> str:
-        world = self.process.world
-        world.laws.check_takeover(self.process, world.storage.fold())
-        await asyncio.sleep(CLEAR_S)
+    def _cleared(self, host: str) -> str:
         return self.scheduler.clear_host(self.process, host)
 
     async def release(self, launch: LaunchPlan) -> None:
@@ -130,6 +135,7 @@ class KubernetesBackend(LocalBackend):
     def __init__(self, process: "AgentProcess", operator: KubernetesOperator) -> None:
         super().__init__(process)
         self.operator = operator
+        self.fixed_hosts = None
         self.granted = cast(GrantingScheduler, self)
         self.successors = cast(SuccessorHosts, self)
 

@@ -24,6 +24,7 @@ from orchestrator.contract.messages.events import (
     StragglerFound,
 )
 from orchestrator.contract.plan import Plan
+from orchestrator.errors import BackendError
 from orchestrator.job.stage import Ended
 from orchestrator.job.state import Run
 from orchestrator.journal.supervisor import Decide, Supervisor
@@ -276,6 +277,14 @@ class World:
         host.end_agents()
         if host.up and not host.agent_never_starts and leader.alive:
             host.agents.append(self.start_agent(self, host, self.job.launch, 0, lead=False))
+
+    def clear_local_host(self, name: str) -> str:
+        """End all that runs on a host of the local backend. Raises BackendError if ranks stay."""
+        host = self.hosts[name]
+        host.end_agents()
+        if host.ranks:
+            raise BackendError(f"ranks on {name} do not exit")
+        return "its process had ended, or was killed"
 
     def stop_begins(self) -> None:
         """Called before ranks are told to stop without a failure."""

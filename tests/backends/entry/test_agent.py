@@ -142,12 +142,17 @@ def lead(
     with Journal(place.run_dir.journal, SystemClock()) as journal:
         journal.append(a_job(place.run_dir.path))
     config = AgentConfig(
-        place=place, secret=SECRET, term=Term(LAUNCH), devices=1, agent_timeout=10.0
+        place=place,
+        secret=SECRET,
+        term=Term(LAUNCH),
+        devices=1,
+        agent_timeout=10.0,
+        scheduled=scheduled,
     )
 
     async def run() -> int:
         leading = asyncio.create_task(
-            lead_and_follow(config, "127.0.0.1", scheduled, os.environ, SystemClock())
+            lead_and_follow(config, "127.0.0.1", os.environ, SystemClock())
         )
         if script is not None:
             await script(place.run_dir)
@@ -319,14 +324,6 @@ def test_a_follower_requeues_the_job_without_the_lost_leaders_host(
     backend.own = replace(RUNS, given_up={"host-0": "Slurm reports it as DOWN"})
     assert run_follower(run_dir, "--restarts=1") == exit_codes.LEADER_LOST
     assert backend.requeued == [("host-0",)]
-
-
-def test_a_follower_without_a_scheduler_requeues_nothing(
-    run_dir: RunDir, backend: FakeBackend
-) -> None:
-    write_journal(run_dir)
-    assert run_follower(run_dir) == exit_codes.LEADER_LOST
-    assert backend.requeued == []
 
 
 def test_a_job_that_has_ended_is_not_requeued(run_dir: RunDir, backend: FakeBackend) -> None:

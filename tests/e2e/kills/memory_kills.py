@@ -125,7 +125,7 @@ class Killer:
             wait_for(lambda: self.ndctl.num_steps() >= steps, f"steps before kill {turn}")  # noqa: B023
             self._look()
             kind = self.draw.choice(KINDS)
-            recoveries.append(self._leader() if kind == "leader" else self._one(kind))
+            recoveries.append(self._one(kind))
             LOG.info("%d/%d %s", turn + 1, kills, recoveries[-1])
         wait_for(self._all_run, "all processes at the end")
         self._check_incidents(recoveries)
@@ -180,6 +180,8 @@ class Killer:
         agents = [one for one in others if one.kind == "agent"]
         hosts = sorted(one.host for one in agents if one.host != leads)
         match kind:
+            case "leader":
+                return [one for one in found if one.pid == self._leader_pid]
             case "host":
                 first = self.draw.choice(hosts)
                 return [one for one in others if one.host == first]
@@ -226,25 +228,6 @@ class Killer:
             kind=kind,
             in_memory=bool(found.get("in_memory")),
             lost_steps=max(0, reached - found["step"]),
-            seconds=time.monotonic() - begun,
-        )
-
-    def _leader(self) -> Recovery:
-        """A local job without its leader ends; it resumes from the disk."""
-        before = self.ndctl.events("TrainingResumed")[-1]["attempt"]
-        kill(self._leader_pid)
-        begun = time.monotonic()
-        assert_nothing_left(self.ndctl.run_dir)
-        self._look()
-        reached = self.ndctl.metrics()[-1]["step"]
-        done = self.ndctl("submit", "--resume", str(self.ndctl.run_dir / "spec.yaml"))
-        assert done.code == 0, done.out + done.err
-        found = self._resumed_after(before, "leader")
-        assert not found.get("in_memory"), "memory ends with the agents"
-        return Recovery(
-            kind="leader",
-            in_memory=False,
-            lost_steps=reached - found["step"],
             seconds=time.monotonic() - begun,
         )
 

@@ -156,15 +156,18 @@ def test_drained_hosts_stay_excluded_after_a_take_over() -> None:
 
 def test_only_a_leader_of_the_same_allocation_takes_over() -> None:
     job = allocated()
-    assert takes_over(job.run, job.allocation)
+    assert takes_over(job.run, job.allocation, "")
     assert expected_back(job.run, "host-1") == ("host-2",)
     next_run = Job(hosts=3).granted(restarts=1).allocation
-    assert not takes_over(job.run, next_run), "another allocation of the job has other agents"
+    assert not takes_over(job.run, next_run, "it was killed"), (
+        "another allocation of the job has other agents"
+    )
     replaces_hosts = Job().granted(successor_s=300.0).running()
-    assert not takes_over(replaces_hosts.run, replaces_hosts.allocation), (
+    assert not takes_over(replaces_hosts.run, replaces_hosts.allocation, "it was killed"), (
         "its pods are created again"
     )
-    assert not takes_over(Job().running().run, None)
+    assert not takes_over(Job().running().run, None, ""), "nothing says that it was an agent"
+    assert takes_over(Job().running().run, None, "it was killed")
 
 
 # The last step before the leader was lost
