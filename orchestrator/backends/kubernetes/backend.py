@@ -31,6 +31,7 @@ from orchestrator.backends.kubernetes.resources import (
     EVENTS,
     JOB_KINDS,
     PODS,
+    JobKind,
     Object,
     name_of,
     nested,
@@ -77,7 +78,7 @@ class KubernetesBackend:
         self.environ = environ
         self.clock = clock
         self.apis: dict[str | None, Api] = {}
-        self.nodes = NodeCache(clock)
+        self.nodes = NodeCache()
         self.own_job: OwnJob | None = None
         """Set in the leader's pod."""
 
@@ -99,6 +100,11 @@ class KubernetesBackend:
     def namespace(self, spec: KubernetesSpec) -> str:
         return self.environ.get(NAMESPACE) or spec.namespace or self.api(spec).namespace
 
+    def _place_of(self, launch: LaunchPlan) -> tuple[Api, JobKind, str]:
+        """The API, the kind of the job object, and its namespace."""
+        spec = spec_of(launch)
+        return self.api(spec), JOB_KINDS[spec.kind], self.namespace(spec)
+
     # Before and at submission
 
     def describe(self, handover: Handover) -> str:
@@ -117,15 +123,14 @@ class KubernetesBackend:
 
     def submit(self, handover: Handover) -> None:
         spec = spec_of(handover.launch)
-        submitting.submit(self.api(spec), self.clock, self.namespace(spec), handover)
+        submitting.submit(self.api(spec), self.namespace(spec), handover)
 
     def own(self, launch: LaunchPlan, runs: str = "") -> None:
         """Make the job the owner of its ConfigMap, so that Kubernetes deletes both together.
 
         `runs`: hash of the objects that the job runs, to be noted on the ConfigMap.
         """
-        spec = spec_of(launch)
-        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        api, kind, namespace = self._place_of(launch)
         job = api.get(kind.resource, namespace, launch.job)
         if job is not None:
             submitting.adopt(api, namespace, kind, job)
@@ -204,7 +209,7 @@ class KubernetesBackend:
 
     def allocation(self, launch: LaunchPlan) -> Allocation:
         spec = spec_of(launch)
-        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        api, kind, namespace = self._place_of(launch)
         job = api.get(kind.resource, namespace, launch.job)
         pods = [pod for pod in self._pods(launch) if object_fields.is_running(pod)]
         hosts = tuple(dict.fromkeys(node for pod in pods if (node := object_fields.node_of(pod))))
@@ -255,21 +260,11 @@ class KubernetesBackend:
     def reporter(
         self, launch: LaunchPlan, run_dir: RunDir, guard: Callable[[], None]
     ) -> LeaderReporter:
-        spec = spec_of(launch)
-        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
-        self.own_job = OwnJob(api, self.clock, kind, namespace, launch)
-        made = LeaderReporter(
-            api=api,
-            clock=self.clock,
-            kind=kind,
-            namespace=namespace,
-            launch=launch,
-            run_dir=run_dir,
-            guard=guard,
-            pod=self.environ.get(POD_NAME, ""),
-            own=self.own_job,
-            trainer=TrainerServer.from_mapping(self.environ) if spec.kind == "trainjob" else None,
-        )
+        self.own_job = OwnJob(*self._place_of(launch), launch)
+        pod = self.environ.get(POD_NAME, "")
+        is_trainjob = spec_of(launch).kind == "trainjob"
+        trainer = TrainerServer.from_mapping(self.environ) if is_trainjob else None
+        made = LeaderReporter(self.own_job, run_dir, guard, pod, trainer)
         made.begin()
         return made
 
@@ -311,8 +306,7 @@ class KubernetesBackend:
         return "cancelled" if doubtful and gone.wait(DELETED_S) else found
 
     def _why_ending(self, launch: LaunchPlan) -> Cause:
-        spec = spec_of(launch)
-        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        api, kind, namespace = self._place_of(launch)
         job = api.get(kind.resource, namespace, launch.job)
         pod = api.get(PODS, namespace, self.environ.get(POD_NAME, ""))
         return observe.cause(kind, job, pod, launch.launch)
@@ -360,13 +354,13 @@ class KubernetesBackend:
                 words = "pod %s on %s started %.0f s ago: waiting for its agent"
                 log.info(words, name_of(pod), host, age_s)
                 continue
-            end_pod(self.api(spec), self.clock, spec.kind, host, pod, spec.force_delete_after)
+            end_pod(self.api(spec), spec.kind, host, pod, spec.force_delete_after)
 
     def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
         spec = spec_of(launch)
         api, namespace = self.api(spec), self.namespace(spec)
         exclude = partial(self._keep_off, launch)
-        revive(api, self.clock, namespace, launch, exclude, silent_s=silent_s)
+        revive(api, namespace, launch, exclude, silent_s=silent_s)
 
     def requeue(
         self,
@@ -386,7 +380,6 @@ class KubernetesBackend:
         # allow.
         if whole and controller_client.ask(
             api,
-            self.clock,
             namespace,
             launch,
             GangRestart(by=self._who(), at=self.clock.now(), exclude=tuple(exclude)),
@@ -403,7 +396,7 @@ class KubernetesBackend:
     def _keep_off(self, launch: LaunchPlan, hosts: Sequence[str], *, counted: bool = False) -> None:
         """Request that new pods avoid `hosts`. `counted`: count a requeue of all pods."""
         spec = spec_of(launch)
-        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        api, kind, namespace = self._place_of(launch)
         job = api.get(kind.resource, namespace, launch.job)
         # The object belongs to a later launch, whose nodes are not ours to exclude.
         if job is None or object_fields.launch_of(job) != launch.launch:
@@ -421,9 +414,7 @@ class KubernetesBackend:
             # Then only the leader's own list of excluded hosts has effect.
             log.warning("cannot exclude %s: %s", ", ".join(hosts) or "no nodes", exc.message)
             return
-        if hosts and not controller_client.kept_off(
-            api, self.clock, namespace, spec.kind, job, hosts
-        ):
+        if hosts and not controller_client.kept_off(api, namespace, spec.kind, job, hosts):
             log.warning("%s", not_kept_off(hosts))
 
     # The end
@@ -431,7 +422,7 @@ class KubernetesBackend:
     def clear(self, launch: LaunchPlan) -> None:
         """Suspend the job: its objects stay for inspection, its pods are deleted."""
         spec = spec_of(launch)
-        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        api, kind, namespace = self._place_of(launch)
         # The Role of the pods does not allow it, so say at once what to type instead.
         if POD_NAME in self.environ:
             raise BackendError(
@@ -444,9 +435,9 @@ class KubernetesBackend:
             change["metadata"] = {"annotations": {CANCELLED: self._who()}}
             api.merge(kind.resource, namespace, launch.job, change)
         if job is not None or self._pods(launch):
-            await_no_pods(api, self.clock, namespace, launch.job)
+            await_no_pods(api, namespace, launch.job)
         if job is None:  # an interrupted submission may have left helper objects
-            submitting.remove_orphans(api, self.clock, namespace, spec, launch.job)
+            submitting.remove_orphans(api, namespace, spec, launch.job)
 
     def _who(self) -> str:
         return self.environ.get(POD_NAME) or getpass.getuser()

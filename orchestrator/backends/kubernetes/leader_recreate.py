@@ -39,7 +39,6 @@ from orchestrator.backends.kubernetes.status_cache import events_of
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.errors import BackendError
-from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +104,6 @@ def _of_one_that_runs(pod: Object, age_s: float, silent_s: float | None) -> Fate
 
 def revive(
     api: Api,
-    clock: Clock,
     namespace: str,
     launch: LaunchPlan,
     exclude: Callable[[Sequence[str]], None],
@@ -119,7 +117,7 @@ def revive(
     if unseen:
         log.warning("cannot read why the leader's pod does not start: %s", unseen)
     patience_s = spec.pod_patience
-    fate = fate_of(pods, events, clock.now(), silent_s=silent_s, patience_s=patience_s)
+    fate = fate_of(pods, events, api.clock.now(), silent_s=silent_s, patience_s=patience_s)
     if fate is None:
         log.info("the operator has not created the leader's pod yet")
         return
@@ -138,7 +136,7 @@ def revive(
         if not _noted(api, namespace, launch, fate):
             return
         exclude([host])
-    end_pod(api, clock, spec.kind, host, pod, spec.force_delete_after)
+    end_pod(api, spec.kind, host, pod, spec.force_delete_after)
 
 
 def _noted(api: Api, namespace: str, launch: LaunchPlan, fate: Fate) -> bool:

@@ -99,7 +99,7 @@ def network_policy(launch: LaunchPlan, metadata: dict[str, Any]) -> list[dict[st
     own = {"matchLabels": {names.JOB_LABEL: launch.job}}
     return [
         {
-            "apiVersion": f"{POLICIES.group}/{POLICIES.version}",
+            "apiVersion": POLICIES.api_version,
             "kind": POLICIES.kind,
             "metadata": {**metadata, "name": names.account_of(launch.job)},
             "spec": {
