@@ -102,7 +102,7 @@ class KubernetesBackend:
 
     def _place_of(self, launch: LaunchPlan) -> tuple[Api, JobKind, str]:
         """The API, the kind of the job object, and its namespace."""
-        spec = spec_of(launch)
+        spec = launch.kubernetes_spec
         return self.api(spec), JOB_KINDS[spec.kind], self.namespace(spec)
 
     # Before and at submission
@@ -110,19 +110,19 @@ class KubernetesBackend:
     def describe(self, handover: Handover) -> str:
         from orchestrator.backends.kubernetes.render import objects, text
 
-        spec = spec_of(handover.launch)
+        spec = handover.launch.kubernetes_spec
         # The text is complete without a request to the cluster, so it can be rendered offline.
         if spec.namespace is not None or spec.service_account is not None:
             return text(objects(handover))
         return text(objects(handover, self.namespace(spec)))
 
     def check(self, handover: Handover) -> tuple[Finding, ...]:
-        spec = spec_of(handover.launch)
+        spec = handover.launch.kubernetes_spec
         table = gpu_table(self.environ)
         return check(self.api(spec), self.namespace(spec), handover, table)
 
     def submit(self, handover: Handover) -> None:
-        spec = spec_of(handover.launch)
+        spec = handover.launch.kubernetes_spec
         submitting.submit(self.api(spec), self.namespace(spec), handover)
 
     def own(self, launch: LaunchPlan, runs: str = "") -> None:
@@ -139,7 +139,7 @@ class KubernetesBackend:
                 controller_client.note(api, namespace, launch.job, lambda _: noted)
 
     def former(self, launch: LaunchPlan, run_root: Path) -> ExistingJob | None:
-        seen, spec = self._seen([launch])[0], spec_of(launch)
+        seen, spec = self._seen([launch])[0], launch.kubernetes_spec
         path = folder_of(run_root, self.api(spec).context, self.namespace(spec), launch.job)
         remote = Mirror(path, self.api(spec)).remote if is_mirror(path) else None
         number = remote.launch if remote is not None else None
@@ -155,7 +155,7 @@ class KubernetesBackend:
         return ExistingJob(launch=number, over=True, words=words, copy=RunDir(path))
 
     def copy(self, handover: Handover, run_root: Path) -> Mirror:
-        launch, spec = handover.launch, spec_of(handover.launch)
+        launch, spec = handover.launch, handover.launch.kubernetes_spec
         api, namespace = self.api(spec), self.namespace(spec)
         made = Mirror(folder_of(run_root, api.context, namespace, launch.job), api)
         made.expect(handover, namespace)
@@ -185,17 +185,17 @@ class KubernetesBackend:
     def _by_place(self, launches: Sequence[LaunchPlan]) -> Iterator[list[int]]:
         places: dict[tuple[Any, ...], list[int]] = {}
         for number, launch in enumerate(launches):
-            spec = spec_of(launch)
+            spec = launch.kubernetes_spec
             places.setdefault((spec.context, spec.namespace, spec.kind), []).append(number)
         yield from places.values()
 
     def _seen(self, launches: Sequence[LaunchPlan]) -> list[Observed]:
         """All `launches` have the same context, namespace and kind."""
-        spec = spec_of(launches[0])
+        spec = launches[0].kubernetes_spec
         return look(self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind], launches)
 
     def name_of(self, launch: LaunchPlan) -> str | None:
-        spec = spec_of(launch)
+        spec = launch.kubernetes_spec
         return shown_name(JOB_KINDS[spec.kind], spec.namespace or "", launch.job)
 
     def cluster(self) -> str:
@@ -208,7 +208,7 @@ class KubernetesBackend:
     # For the leader, inside a pod
 
     def allocation(self, launch: LaunchPlan) -> Allocation:
-        spec = spec_of(launch)
+        spec = launch.kubernetes_spec
         api, kind, namespace = self._place_of(launch)
         job = api.get(kind.resource, namespace, launch.job)
         pods = [pod for pod in self._pods(launch) if object_fields.is_running(pod)]
@@ -232,7 +232,7 @@ class KubernetesBackend:
         return allocation_switches(nodes.values(), spec)
 
     def _pods(self, launch: LaunchPlan) -> tuple[Object, ...]:
-        spec = spec_of(launch)
+        spec = launch.kubernetes_spec
         labels = f"{LABEL}={launch.job}"
         return self.api(spec).list(PODS, self.namespace(spec), labels=labels).items
 
@@ -241,7 +241,7 @@ class KubernetesBackend:
         itself, and its successor may run on the same node."""
         if not hosts:
             return ()
-        spec = spec_of(launch)
+        spec = launch.kubernetes_spec
         nodes = self.nodes.of(self.api(spec), hosts)
         found = {
             one.node: HostNotice(one.node, one.state, one.reason)
@@ -262,7 +262,7 @@ class KubernetesBackend:
     ) -> LeaderReporter:
         self.own_job = OwnJob(*self._place_of(launch), launch)
         pod = self.environ.get(POD_NAME, "")
-        is_trainjob = spec_of(launch).kind == "trainjob"
+        is_trainjob = launch.kubernetes_spec.kind == "trainjob"
         trainer = TrainerServer.from_mapping(self.environ) if is_trainjob else None
         made = LeaderReporter(self.own_job, run_dir, guard, pod, trainer)
         made.begin()
@@ -270,7 +270,7 @@ class KubernetesBackend:
 
     def is_leaving(self, launch: LaunchPlan) -> bool:
         """Whether our own pod is being deleted. Another pod may have its name by now."""
-        spec, name = spec_of(launch), self.environ.get(POD_NAME)
+        spec, name = launch.kubernetes_spec, self.environ.get(POD_NAME)
         if not name:
             return False
         pod, uid = self.api(spec).get(PODS, self.namespace(spec), name), self.environ.get(POD_UID)
@@ -314,7 +314,7 @@ class KubernetesBackend:
     def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
         """Why Kubernetes ended the pods on silent hosts. A kubelet that is low on a resource kills
         without SIGTERM. If the pod was recreated since then, only the event shows it."""
-        spec = spec_of(launch)
+        spec = launch.kubernetes_spec
         selector = "involvedObject.kind=Pod,reason=Evicted"
         events = self.api(spec).list(EVENTS, self.namespace(spec), fields=selector).items
         now, pods = self.clock.now(), self._pods(launch)
@@ -336,7 +336,7 @@ class KubernetesBackend:
         silent_s: float = 0.0,
     ) -> None:
         """Delete the pod; the operator then creates another. It may have done so already."""
-        spec = spec_of(launch)
+        spec = launch.kubernetes_spec
         # A node that is shut (cordoned) gets no new pods anyway.
         if elsewhere and not shut:
             self._keep_off(launch, [host])
@@ -357,7 +357,7 @@ class KubernetesBackend:
             end_pod(self.api(spec), spec.kind, host, pod, spec.force_delete_after)
 
     def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
-        spec = spec_of(launch)
+        spec = launch.kubernetes_spec
         api, namespace = self.api(spec), self.namespace(spec)
         exclude = partial(self._keep_off, launch)
         revive(api, namespace, launch, exclude, silent_s=silent_s)
@@ -374,7 +374,7 @@ class KubernetesBackend:
 
         Without a controller, agents exit with a code for which the operator creates the pod again.
         """
-        spec = spec_of(launch)
+        spec = launch.kubernetes_spec
         api, namespace = self.api(spec), self.namespace(spec)
         # A controller restarts all pods together. Without one, the leader does what its rights
         # allow.
@@ -395,7 +395,7 @@ class KubernetesBackend:
 
     def _keep_off(self, launch: LaunchPlan, hosts: Sequence[str], *, counted: bool = False) -> None:
         """Request that new pods avoid `hosts`. `counted`: count a requeue of all pods."""
-        spec = spec_of(launch)
+        spec = launch.kubernetes_spec
         api, kind, namespace = self._place_of(launch)
         job = api.get(kind.resource, namespace, launch.job)
         # The object belongs to a later launch, whose nodes are not ours to exclude.
@@ -421,7 +421,7 @@ class KubernetesBackend:
 
     def clear(self, launch: LaunchPlan) -> None:
         """Suspend the job: its objects stay for inspection, its pods are deleted."""
-        spec = spec_of(launch)
+        spec = launch.kubernetes_spec
         api, kind, namespace = self._place_of(launch)
         # The Role of the pods does not allow it, so say at once what to type instead.
         if POD_NAME in self.environ:
@@ -441,10 +441,6 @@ class KubernetesBackend:
 
     def _who(self) -> str:
         return self.environ.get(POD_NAME) or getpass.getuser()
-
-
-def spec_of(launch: LaunchPlan) -> KubernetesSpec:
-    return launch.kubernetes or KubernetesSpec()
 
 
 def sighting_of(seen: Observed, launch: LaunchPlan) -> LaunchStatus:

@@ -37,7 +37,6 @@ from orchestrator.backends.kubernetes.resources import (
 )
 from orchestrator.backends.kubernetes.status_cache import events_of
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.errors import BackendError
 
 log = logging.getLogger(__name__)
@@ -111,7 +110,7 @@ def revive(
     silent_s: float | None,
 ) -> None:
     """Raises BackendError without the right, or when moving the pod cannot help."""
-    spec = launch.kubernetes or KubernetesSpec()
+    spec = launch.kubernetes_spec
     pods = api.list(PODS, namespace, labels=f"{LABEL}={launch.job}").items
     events, unseen = events_of(api, namespace)
     if unseen:
@@ -141,7 +140,7 @@ def revive(
 
 def _noted(api: Api, namespace: str, launch: LaunchPlan, fate: Fate) -> bool:
     """Record the move before deleting the pod. False: check again later."""
-    kind = JOB_KINDS[(launch.kubernetes or KubernetesSpec()).kind]
+    kind = JOB_KINDS[launch.kubernetes_spec.kind]
     job = api.get(kind.resource, namespace, launch.job)
     if job is None or launch_of(job) != launch.launch:
         log.info("%s was replaced by another job: keeping its pod", launch.job)

@@ -91,7 +91,7 @@ def submit(api: Api, namespace: str, handover: Handover) -> None:
         BackendError: a request was rejected; created objects were deleted again.
     """
     launch = handover.launch
-    spec = launch.kubernetes or KubernetesSpec()
+    spec = launch.kubernetes_spec
     made = objects(handover, namespace)
     former = api.get(JOB_KINDS[spec.kind].resource, namespace, launch.job)
     if former is not None and _is_made(former, made[-1]):

@@ -32,7 +32,7 @@ from orchestrator.backends.kubernetes.resources import (
     name_of,
 )
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec
+from orchestrator.contract.spec.kubernetes_spec import Kind
 from orchestrator.errors import BackendError
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def ask(api: Api, namespace: str, launch: LaunchPlan, request: GangRestart) -> b
     withdrawn. A controller that starts at that very moment still restarts the job; then the pods
     are replaced twice, which is harmless.
     """
-    kind = JOB_KINDS[(launch.kubernetes or KubernetesSpec()).kind]
+    kind = JOB_KINDS[launch.kubernetes_spec.kind]
     job = api.get(kind.resource, namespace, launch.job)
     # The object belongs to a later launch, whose pods must not be replaced.
     if job is None or object_fields.launch_of(job) != launch.launch:

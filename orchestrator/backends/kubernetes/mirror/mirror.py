@@ -56,7 +56,7 @@ from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.actions import Ending
-from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec
+from orchestrator.contract.spec.kubernetes_spec import Kind
 from orchestrator.contract.submission_payload import Handover, handover_from
 from orchestrator.errors import BackendError, JobError, Unanswered, Unreachable
 from orchestrator.job.reports.job_report import JobReport, is_newer, read_report, report_of
@@ -109,7 +109,7 @@ class Mirror:
         """Record a launch before it is submitted, so that it is known here even if this process
         dies. `keep` or `forget` must follow."""
         job, launch = handover.job, handover.launch
-        spec = launch.kubernetes or KubernetesSpec()
+        spec = launch.kubernetes_spec
         former = self.remote if job.resume and is_mirror(self.run_dir.path) else None
         remote = Remote(
             context=self.api.context,
@@ -183,7 +183,7 @@ class Mirror:
         return path.exists() and path.stat().st_size == remote.journal > 0
 
     def here(self, launch: LaunchPlan) -> LaunchPlan:
-        remote, spec = self.remote, launch.kubernetes or KubernetesSpec()
+        remote, spec = self.remote, launch.kubernetes_spec
         context = None if remote.context == IN_CLUSTER else remote.context
         return replace(
             launch, kubernetes=replace(spec, context=context, namespace=remote.namespace)
