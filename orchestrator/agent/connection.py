@@ -1,6 +1,5 @@
 """How an agent connects to its leader: an interface, implemented by a WebSocket over TLS."""
 
-import logging
 from http import HTTPStatus
 from types import TracebackType
 from typing import Protocol, Self
@@ -10,8 +9,6 @@ import aiohttp
 from orchestrator.agent.handshake import nonce_in, proof_headers
 from orchestrator.contract.messages.agent_protocol import AGENT_PATH, ORDER_BYTES, Claim
 from orchestrator.job_secret import JobSecret
-
-log = logging.getLogger(__name__)
 
 
 class WrongLeader(ConnectionError):

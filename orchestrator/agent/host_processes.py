@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -167,30 +167,32 @@ class Processes(Protocol):
 class TorchrunAttempt(Attempt):
     """The HostAttempt of real agents: an Attempt with its fork server and evidence collectors."""
 
-    standby: Standby
-    environ: Mapping[str, str]
-    probe: Callable[[], Probe]
-    memory: Callable[[], HostCopies]
-    program: Program | None = None
-    """Given if the ranks run the user's own program."""
-    former: Callable[[], Awaitable[KeptRanks | None]]
-    """Ranks that wait for an attempt."""
+    def __init__(self, start: Start, host: "HostProcesses") -> None:
+        super().__init__(start, host.place, host.clock)
+        self.host = host
+        self.last = host.newest
+        """The attempt before this one, until its ranks have joined this one or have ended."""
+        self.program: Program | None = None
+        """Given if the ranks run the user's own program."""
+        if start.run is not None:
+            self.program = Program(start, self.log_dir, host.hear, self.running, self.active)
 
     async def begin(self) -> None:
-        more = {}
+        environ = dict(self.host.environ)
         if self.start.copies is not None:
-            memory = await self.memory().prepare(self.start, self.start.copies)
-            more[MEMORY] = json.dumps(encode(memory))
-        environ = {**self.environ, **more}
+            memory = await self.host.memory().prepare(self.start, self.start.copies)
+            environ[MEMORY] = json.dumps(encode(memory))
         if not await self._joined(environ):
-            await self.launch(self.standby, environ)
+            await self.launch(self.host.standby, environ)
         if self.program is not None:
             self.program.begin()
 
     async def _joined(self, environ: Mapping[str, str]) -> bool:
         """Whether ranks that have left the last attempt take part in this one. Otherwise they are
         gone on return."""
-        former = await self.former()
+        # Without this each attempt would keep all earlier ones in memory.
+        last, self.last = self.last, None
+        former = await self.host.waiting_ranks(last)
         if former is None:
             return False
         if former.can_join(self.start) and not self.stopping:
@@ -217,9 +219,9 @@ class TorchrunAttempt(Attempt):
             case Beat() if self.program is not None:
                 self.program.heard(datagram)
             case CopyReady():
-                self.memory().ready(datagram)
+                self.host.memory().ready(datagram)
             case CopiesEnded() if self.start.copies is not None:
-                self.memory().ended(datagram)
+                self.host.memory().ended(datagram)
             case _:
                 pass
         return exited
@@ -236,7 +238,7 @@ class TorchrunAttempt(Attempt):
         return await within(None, read_words, words, self.start.classes)
 
     async def find_evidence(self, timeout_s: float) -> Found:
-        return await gather(self, timeout_s, self.probe())
+        return await gather(self, timeout_s, self.host.probe())
 
     def ask_for_profile(self, rank: int, request: str, steps: int) -> None:
         path = path_of(self.place.socket, self.start.attempt, rank)
@@ -246,7 +248,7 @@ class TorchrunAttempt(Attempt):
         return await gather_last(self, timeout_s)
 
     async def look_back(self, timeout_s: float) -> Found:
-        return await look_back(self, timeout_s, self.probe())
+        return await look_back(self, timeout_s, self.host.probe())
 
     async def keep(self, found: Found) -> None:
         await keep(self, found)
@@ -308,18 +310,12 @@ class HostProcesses:
             self.socket.close()
 
     def attempt(self, start: Start) -> HostAttempt:
-        attempt = TorchrunAttempt(start, self.place, self.clock)
-        attempt.standby, attempt.environ, attempt.probe = self.standby, self.environ, self.probe
-        attempt.memory = self.memory
-        attempt.former = functools.partial(self._former, self.newest)
-        self.newest = attempt
-        if start.run is not None:
-            attempt.program = Program(
-                start, attempt.log_dir, self.hear, attempt.running, attempt.active
-            )
-        return attempt
+        self.newest = TorchrunAttempt(start, self)
+        return self.newest
 
-    async def _former(self, last: TorchrunAttempt | None) -> KeptRanks | None:
+    async def waiting_ranks(self, last: TorchrunAttempt | None) -> KeptRanks | None:
+        """Ranks that wait for an attempt: those that no attempt has had yet, or those that have
+        left `last`. From then on they belong to the caller."""
         if self.preparing is not None:
             await asyncio.wait([self.preparing])
         waiting, self.waiting = self.waiting, None

@@ -51,4 +51,4 @@ def controller(
     api = Api(context, os.environ, SystemClock())
     home = namespace or api.namespace
     scope = Scope(home=home, namespace=None if all_namespaces else home, taint=taint)
-    serve(api, SystemClock(), scope, duration_s=lease_duration, once=once)
+    serve(api, scope, duration_s=lease_duration, once=once)

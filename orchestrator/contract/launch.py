@@ -36,6 +36,16 @@ class LaunchPlan(Struct, frozen=True, kw_only=True):
     dependency too."""
 
     @property
+    def slurm_spec(self) -> SlurmSpec:
+        """`slurm`, or the defaults."""
+        return self.slurm or SlurmSpec()
+
+    @property
+    def kubernetes_spec(self) -> KubernetesSpec:
+        """`kubernetes`, or the defaults."""
+        return self.kubernetes or KubernetesSpec()
+
+    @property
     def captured(self) -> Capture | None:
         """The copy of the user's program; None: there is none."""
         if not self.capture:

@@ -93,10 +93,6 @@ def all_that_fit(signs: FailureSigns, rules: Sequence[FailureRule]) -> tuple[Cla
     return tuple(one for one in found if one is not None)
 
 
-def fit(rule: FailureRule, signs: FailureSigns) -> Classified | None:
-    return _fit(rule, signs, signs.text)
-
-
 def _fit(rule: FailureRule, signs: FailureSigns, text: Text) -> Classified | None:
     if rule.phases and signs.phase is not None and signs.phase not in rule.phases:
         return None

@@ -116,25 +116,32 @@ class SteadyClock:
         return self.offset + self.clock.monotonic()
 
 
-class Granted(Struct, frozen=True, kw_only=True):
-    """The allocation and the history that a leader finds when it starts."""
+class HostRecords(Struct, frozen=True, kw_only=True):
+    """What earlier jobs and people recorded about the hosts of the cluster."""
 
-    term: Term
-    allocation: Allocation | None = None
+    path: Path | None
+    """The file that new strikes are written to; None: strikes are not recorded."""
     exclude: Mapping[str, str] = field(default_factory=dict)
     """Hosts that broke earlier jobs -> why they are excluded."""
     always: tuple[str, ...] = ()
     """Hosts that a person pinned, so they are never excluded."""
     cleared: Mapping[str, float] = field(default_factory=dict)
-    """Hosts that a person declared healthy again -> when."""
+    """Hosts that a person declared healthy again -> when, Unix seconds."""
+
+
+class Granted(Struct, frozen=True, kw_only=True):
+    """The allocation and the history that a leader finds when it starts."""
+
+    term: Term
+    allocation: Allocation | None = None
+    records: HostRecords = HostRecords(path=None)
+    """Only hosts of a cluster have some."""
     taken: str = ""
     """Why the scheduler itself ended the former leader."""
     former: str = ""
     """How the former leader ended, if this one takes over within the same allocation."""
     reached: Reached | None = None
     """The progress of the newest attempt."""
-    strikes: Path | None = None
-    """The file of strikes against the cluster's hosts; None: strikes are not recorded."""
 
 
 class Server(Protocol):
@@ -279,15 +286,16 @@ class Leader:
             followers = expected_back(run, host)
             known = run.hosts.by_name
             self.sessions.await_agents({name: known[name].incarnation for name in followers})
+        records = self.granted.records
         self._happened(  # before any agent can connect, so it is the first event
             LeaderStarted(
                 at=self.steady.now(),
                 host=host,
                 pid=os.getpid(),
                 allocation=self.granted.allocation,
-                exclude=self.granted.exclude,
-                always=self.granted.always,
-                cleared=self.granted.cleared,
+                exclude=records.exclude,
+                always=records.always,
+                cleared=records.cleared,
                 taken=self.granted.taken,
                 former=self.granted.former,
                 reached=self.granted.reached,
@@ -479,9 +487,9 @@ class Leader:
             before = self.supervisor.run
             await self.events.decide()
             # Only hosts of a cluster have a history. Local jobs record no strikes.
-            if self.granted.strikes is not None:
+            if (path := self.granted.records.path) is not None:
                 for strike in new_strikes(before, self.supervisor.run):
-                    await self.worker(self.storage.record_strike, self.granted.strikes, strike)
+                    await self.worker(self.storage.record_strike, path, strike)
             # Between two decisions, because only then the state matches the last line of the
             # journal.
             if self.snapshots.is_due():

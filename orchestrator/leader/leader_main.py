@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from ndctl.rank.fence import GivenUp
 from orchestrator.agent.agent import WARNINGS, Agent, AgentConfig
@@ -34,7 +34,7 @@ from orchestrator.job.state import Run
 from orchestrator.journal.journal import LOCK_PATIENCE_S
 from orchestrator.journal.supervisor import OpenJournal, Supervisor
 from orchestrator.leader.backend_calls import Planners
-from orchestrator.leader.leader import Granted, Leader, LeaderSeams
+from orchestrator.leader.leader import Granted, HostRecords, Leader, LeaderSeams
 from orchestrator.posix.retry_io import TAKE_OVER_S, retry_io_in
 from orchestrator.seams import AllocationBackend, Clock, Worker
 
@@ -42,19 +42,6 @@ log = logging.getLogger(__name__)
 
 ORDERED = (exit_codes.OK, exit_codes.REQUEUED)
 """Exit codes of an agent that its leader ordered to exit."""
-
-
-class HostRecords(Struct, frozen=True, kw_only=True):
-    """What earlier jobs and people recorded about the hosts of the cluster."""
-
-    path: Path
-    """The file that new strikes are written to."""
-    exclude: Mapping[str, str] = field(default_factory=dict)
-    """Host -> why it must not be used."""
-    always: tuple[str, ...] = ()
-    """Hosts that must be used."""
-    cleared: Mapping[str, float] = field(default_factory=dict)
-    """Hosts whose strikes a person cleared -> when, Unix seconds."""
 
 
 class LeadingSeams(Struct, frozen=True, kw_only=True):
@@ -309,17 +296,13 @@ async def _granted(
             taken = await seams.worker(backend.successors.taken, launch, silent_s)
         except BackendError as exc:
             log.warning("failed to find out why the former leader was lost: %s", exc)
-    records = await seams.worker(seams.records, backend)
     return Granted(
         term=config.term,
         allocation=allocation,
-        exclude=records.exclude,
-        always=records.always,
-        cleared=records.cleared,
+        records=await seams.worker(seams.records, backend),
         taken=taken.get(leader, ""),
         former=former,
         reached=reached,
-        strikes=records.path,
     )
 
 

@@ -223,6 +223,14 @@ async def run_agent(
         await runner.cleanup()
 
 
+async def with_a_rank(run: AgentRun) -> tuple[Any, Any]:
+    """The attempt that the agent starts, and the record of its rank, which sleeps."""
+    await run.leader.expect(Register)
+    await run.leader.send(a_start(run.agent.config.place, SLEEPS))
+    attempt = await until(lambda: run.agent.attempts.attempt, "the attempt")
+    return attempt, await until(lambda: attempt.ranks.get(0), "the rank")
+
+
 def run_script(
     folder: Path,
     script: Callable[[AgentRun], Awaitable[T]],
@@ -386,11 +394,7 @@ def test_a_free_port_is_offered(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_silence_of_the_leader_stops_the_ranks_and_the_agent_exits(tmp_path: Path) -> None:
     async def script(run: AgentRun) -> tuple[int, int]:
-        await run.leader.expect(Register)
-        place = run.agent.config.place
-        await run.leader.send(a_start(place, SLEEPS))
-        attempt = await until(lambda: run.agent.attempts.attempt, "the attempt")
-        record = await until(lambda: attempt.ranks.get(0), "the rank")
+        _, record = await with_a_rank(run)
         await run.hears_nothing_for(TIMEOUT_S + 1.0)
         return record.pid, await run.wait_for_exit()
 
@@ -404,11 +408,7 @@ def test_an_agent_with_patience_stops_its_ranks_and_serves_the_next_leader(
     tmp_path: Path,
 ) -> None:
     async def script(run: AgentRun) -> None:
-        await run.leader.expect(Register)
-        place = run.agent.config.place
-        await run.leader.send(a_start(place, SLEEPS))
-        attempt = await until(lambda: run.agent.attempts.attempt, "the attempt")
-        record = await until(lambda: attempt.ranks.get(0), "the rank")
+        attempt, record = await with_a_rank(run)
         run.leader.refuse = HTTPStatus.UNAUTHORIZED  # the leader of another job has its address now
         await run.leader.lines[-1].close()
         await until(lambda: len(run.leader.headers) > 1, "a second connection")
@@ -433,11 +433,7 @@ def test_after_a_pause_of_the_whole_job_the_agent_waits_for_the_leader(
     """`scontrol suspend` stops all processes of a job, and `resume` wakes them in any order."""
 
     async def script(run: AgentRun) -> None:
-        await run.leader.expect(Register)
-        place = run.agent.config.place
-        await run.leader.send(a_start(place, SLEEPS))
-        attempt = await until(lambda: run.agent.attempts.attempt, "the attempt")
-        record = await until(lambda: attempt.ranks.get(0), "the rank")
+        _, record = await with_a_rank(run)
         run.leader.pulses = False
         await asyncio.sleep(0.2)  # earlier messages arrive
         run.clock.put_forward(TIMEOUT_S + 1.0)
@@ -464,10 +460,7 @@ def test_an_agent_that_outlives_its_leader_stops_ranks_and_reports_that_to_the_n
     async def script(run: AgentRun) -> None:
         set_outlives_leader(run)
         leader, place = run.leader, run.agent.config.place
-        await leader.expect(Register)
-        await leader.send(a_start(place, SLEEPS))
-        attempt = await until(lambda: run.agent.attempts.attempt, "the attempt")
-        await until(lambda: attempt.ranks.get(0), "the rank")
+        await with_a_rank(run)
         leader.pulses, leader.frozen = False, True
         await leader.lines[-1].close()
         await run.time_passes(TIMEOUT_S + 1.0)
@@ -586,11 +579,8 @@ def test_a_defect_of_the_watch_ends_the_watch_and_not_the_agent(tmp_path: Path) 
 @pytest.mark.process
 def test_a_host_that_must_leave_reports_it_and_exits_after_its_ranks(tmp_path: Path) -> None:
     async def script(run: AgentRun) -> None:
-        await run.leader.expect(Register)
         place = run.agent.config.place
-        await run.leader.send(a_start(place, SLEEPS))
-        attempt = await until(lambda: run.agent.attempts.attempt, "the attempt")
-        await until(lambda: attempt.ranks.get(0), "the rank")
+        attempt, _ = await with_a_rank(run)
         run.agent.warned("SIGTERM")
         assert await run.leader.expect(HostLeaving) == HostLeaving(host=place.host, why="SIGTERM")
         assert not run.task.done()
@@ -608,10 +598,7 @@ def test_a_host_that_must_leave_without_a_leader_stops_its_ranks_itself(
     monkeypatch.setattr("orchestrator.agent.agent.HEARD_S", 0.3)
 
     async def script(run: AgentRun) -> None:
-        await run.leader.expect(Register)
-        await run.leader.send(a_start(run.agent.config.place, SLEEPS))
-        attempt = await until(lambda: run.agent.attempts.attempt, "the attempt")
-        record = await until(lambda: attempt.ranks.get(0), "the rank")
+        _, record = await with_a_rank(run)
         run.leader.frozen = True
         await run.leader.lines[-1].close()
         run.agent.warned("SIGTERM")

@@ -16,6 +16,7 @@ from orchestrator.contract.messages.events import (
     DrillHappened,
     Event,
     HangDetected,
+    HangJudged,
     HostStopped,
     JobSubmitted,
     LeaderStarted,
@@ -202,6 +203,22 @@ def hung() -> list[Event]:
             behind=(3,),
         ),
     ]
+
+
+def hang_judged(**more: Any) -> HangJudged:
+    """The verdict on that hang."""
+    judged = HangJudged(
+        at=START + 63,
+        attempt=1,
+        verdict="never-entered",
+        cause="rank 3 did not call the operation in which the others wait",
+        scope="rank",
+        ranks=(3,),
+        hosts=("host-1",),
+        confidence=0.98,
+        waiting=("mesh_tp, operation 7: all_reduce",),
+    )
+    return replace(judged, **more)
 
 
 def waiting_for_a_host(times: int, **more: Any) -> list[Event]:

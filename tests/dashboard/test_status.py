@@ -97,6 +97,7 @@ from tests.dashboard.dashboard_story import (
     arrivals,
     broken,
     finished,
+    hang_judged,
     hung,
     journal,
     killed,
@@ -654,16 +655,8 @@ def test_describe_shows_the_stacks_of_a_hang() -> None:
             HostStopped(at=START + 76, attempt=1, host=host, finished=False)
             for host in ("host-0", "host-1")
         ),
-        HangJudged(
+        hang_judged(
             at=START + 77,
-            attempt=1,
-            verdict="never-entered",
-            cause="rank 3 did not call the operation in which the others wait",
-            scope="rank",
-            ranks=(3,),
-            hosts=("host-1",),
-            confidence=0.98,
-            waiting=("mesh_tp, operation 7: all_reduce",),
             stacks={"2": ("train.py:10 step", "main.py:3 main"), "3": ()},
         ),
     ]

@@ -8,7 +8,13 @@ import yaml
 
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.spec.failures import FailureRule
-from orchestrator.diagnosis.classes import FailureSigns, classify, default_rules, families, fit
+from orchestrator.diagnosis.classes import (
+    FailureSigns,
+    all_that_fit,
+    classify,
+    default_rules,
+    families,
+)
 
 SAMPLES: list[dict[str, Any]] = yaml.load(
     (Path(__file__).parents[1] / "captured" / "failures" / "samples.yaml").read_text(),
@@ -42,11 +48,11 @@ def test_a_sample_gets_its_class_and_not_a_similar_one(sample: dict[str, Any]) -
     assert found is not None
     assert found.rule.name == sample["class"]
     words = [rule for rule in default_rules() if rule not in families()]
-    all_that_fit = {rule.name for rule in words if fit(rule, signs) is not None}
+    names = {one.rule.name for one in all_that_fit(signs, words)}
     symptoms = {rule.name for rule in default_rules() if rule.symptom}
     # Besides its cause, a sample may match symptoms and the way the process ended, but nothing
     # else.
-    assert all_that_fit - {sample["class"]} <= GENERAL | symptoms | LESS_SPECIFIC.get(
+    assert names - {sample["class"]} <= GENERAL | symptoms | LESS_SPECIFIC.get(
         found.rule.name, set()
     )
 
@@ -232,9 +238,9 @@ def test_a_rule_for_one_phase_does_not_match_in_another() -> None:
         name="slow-start", scope="user", action="stop", patterns=("too slow",), phases=("init",)
     )
     line = ("too slow",)
-    assert fit(rule, FailureSigns(lines=line, phase="init")) is not None
-    assert fit(rule, FailureSigns(lines=line)) is not None
-    assert fit(rule, FailureSigns(lines=line, phase="train")) is None
+    assert all_that_fit(FailureSigns(lines=line, phase="init"), [rule])
+    assert all_that_fit(FailureSigns(lines=line), [rule])
+    assert not all_that_fit(FailureSigns(lines=line, phase="train"), [rule])
 
 
 @pytest.mark.parametrize(

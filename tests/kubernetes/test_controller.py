@@ -16,8 +16,7 @@ from orchestrator.backends.kubernetes.backend import KubernetesBackend
 from orchestrator.backends.kubernetes.controller.pod_requests import digest_of
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.topology import affinity
-from orchestrator.backends.kubernetes.resources import JOB_KINDS
-from orchestrator.backends.kubernetes.submitting import owner_reference
+from orchestrator.backends.kubernetes.resources import JOB_KINDS, owner_reference
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.system import SystemClock

@@ -21,8 +21,7 @@ import yaml
 from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.render import names, objects, text
-from orchestrator.backends.kubernetes.resources import JOB_KINDS
-from orchestrator.backends.kubernetes.submitting import owner_reference
+from orchestrator.backends.kubernetes.resources import JOB_KINDS, owner_reference
 from orchestrator.contract.spec.kubernetes_spec import Kind, RunVolume
 from tests.backends.handover import handover_of
 from tests.backends.kubernetes.rendered import PLAIN, a_launch

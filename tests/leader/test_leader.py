@@ -185,23 +185,25 @@ def test_a_cancel_request_stops_the_ranks_with_time_for_a_checkpoint(tmp_path: P
     assert (ending.state, ending.reason) == ("CANCELLED", "cancelled by me")
 
 
-def test_the_first_step_is_recorded_from_the_digest(tmp_path: Path) -> None:
-    def digest(rank: int, attempt: int) -> Digest:
-        digest_of = RankDigest(
-            rank=rank,
-            pid=1,
-            step=1,
-            phase="train",
-            age_s=0.0,
-            still_s=0.0,
-            loss=2.5,
-            tokens_per_second=7.0,
-        )
-        return Digest(attempt=attempt, ranks=(digest_of,))
+def first_step(rank: int, attempt: int) -> Digest:
+    """The digest of a rank that has done its first step."""
+    done = RankDigest(
+        rank=rank,
+        pid=1,
+        step=1,
+        phase="train",
+        age_s=0.0,
+        still_s=0.0,
+        loss=2.5,
+        tokens_per_second=7.0,
+    )
+    return Digest(attempt=attempt, ranks=(done,))
 
+
+def test_the_first_step_is_recorded_from_the_digest(tmp_path: Path) -> None:
     async def script(job: LedJob) -> str:
         zero, _ = await job.start_both()
-        await zero.send(digest(0, attempt=7), digest(0, attempt=1))
+        await zero.send(first_step(0, attempt=7), first_step(0, attempt=1))
         await until(lambda: job.leader.supervisor.run.attempt.step == 1, "the step")
         return job.leader.supervisor.run.state
 
@@ -231,18 +233,6 @@ async def wait_for_hang(job: LedJob, *agents: FakeAgent) -> None:
 def test_an_attempt_continues_if_its_ranks_make_progress_during_the_diagnosis(
     tmp_path: Path,
 ) -> None:
-    def digest_of(rank: int) -> RankDigest:
-        return RankDigest(
-            rank=rank,
-            pid=1,
-            step=1,
-            phase="train",
-            age_s=0.0,
-            still_s=0.0,
-            loss=2.5,
-            tokens_per_second=7.0,
-        )
-
     async def script(job: LedJob) -> tuple[list[str], int]:
         zero, one = await job.start_both()
         await wait_for_hang(job, zero, one)
@@ -250,7 +240,7 @@ def test_an_attempt_continues_if_its_ranks_make_progress_during_the_diagnosis(
             await agent.expect(Gather)
         await zero.send(Evidence(event=EvidenceGathered(attempt=1, host="host-0", ranks=())))
         await one.send(
-            Digest(attempt=1, ranks=(digest_of(1),)),
+            first_step(1, attempt=1),
             Evidence(event=EvidenceGathered(attempt=1, host="host-1", ranks=())),
         )
         over = await job.wait_for_event(HangOver)

@@ -89,7 +89,7 @@ def plan_and_look(
     from orchestrator.load import read_written
 
     def planned(written: "Written") -> Planned:
-        return _looked_and_planned(written, environ, inventory, run_root, purpose)
+        return plan_written(written, environ, inventory, run_root, purpose)
 
     if isinstance(purpose, Given):
         written = read_written(path, overrides, environ)
@@ -115,10 +115,10 @@ def plan_and_look_back(
 
     def planned(written: "Written") -> Planned:
         # Whether a job can resume depends on nearly all keys, so a wrong one leaves it open.
-        return _looked_and_planned(written, environ, inventory, run_root, purpose)
+        return plan_written(written, environ, inventory, run_root, purpose)
 
     written = read_and_judge(path, overrides, environ, planned)
-    return _looked_and_planned(written, environ, inventory, run_root, purpose, resume=True)
+    return plan_written(written, environ, inventory, run_root, purpose, resume=True)
 
 
 def plan_written(
@@ -126,23 +126,11 @@ def plan_written(
     environ: Mapping[str, str],
     inventory: Path | None = None,
     run_root: Path | None = None,
-    purpose: Purpose = "submit",
+    purpose: Purpose | Given = "submit",
     *,
     resume: bool = False,
 ) -> Planned:
     """Like `plan_and_look`, for a spec that was read already. `resume`: as `plan_and_look_back`."""
-    return _looked_and_planned(written, environ, inventory, run_root, purpose, resume=resume)
-
-
-def _looked_and_planned(
-    written: "Written",
-    environ: Mapping[str, str],
-    inventory: Path | None,
-    run_root: Path | None,
-    purpose: Purpose | Given,
-    *,
-    resume: bool = False,
-) -> Planned:
     # A plan for devices that the spec names is often made on a laptop, for a cluster elsewhere.
     other_hosts = inventory is not None or (
         is_shown(purpose) and written.spec.cluster.gpu is not None

@@ -301,7 +301,7 @@ class Starter:
             return
         self.looked_at = now
         job = self.backend.allocated.finder.show(self.here.launch, self._job_id, tries=1)
-        notice_s = (self.here.launch.slurm or SlurmSpec()).notice_s
+        notice_s = self.here.launch.slurm_spec.notice_s
         ends_at = job.ends_at if job is not None else None
         is_near = ends_at is not None and ends_at - self.clock.now() <= notice_s
         if is_near or self.near_end:

@@ -245,7 +245,7 @@ def _await_launch(
 def _command(launch: LaunchPlan) -> list[str]:
     """The program that a rendered batch script starts on each node."""
     copy = render.snapshot_path(launch) / render.ENTRY
-    place = str(copy) if launch.slurm and launch.slurm.snapshot else run_module.__file__
+    place = str(copy) if launch.slurm_spec.snapshot else run_module.__file__
     return [
         *(sys.executable, "-P", "-u", place, render.TASK),
         *(f"--run-dir={launch.run_dir}", f"--launch={launch.launch}"),

@@ -148,14 +148,11 @@ def check(submission: Submission, environ: Mapping[str, str], clock: Clock) -> t
     """The results of the scheduler's checks. Raises the errors that `submit` raises before it
     writes anything."""
     backend = submitter_of(submission.planned.spec.cluster.backend, environ, clock)
-    _check_inputs(submission, environ)
-    _check_trainable(submission)
-    _check_drills(submission)
-    without = hosts_to_exclude(submission.run_root, backend, environ, clock)
-    first = submitted_event(submission, Run(), 0.0, without)
-    said = backend.check(handover_of(submission, first))
+    _check_spec(submission, environ)
+    handover = _first(submission, backend, environ, clock)
+    said = backend.check(handover)
     if isinstance(backend, RemoteScheduler):
-        _admit_remotely(submission, backend, first.launch, environ)
+        _admit_remotely(submission, backend, handover.launch, environ)
     elif not submission.new:
         _admit(submission, environ, clock)
     elif has_writer(submission.run_dir.journal):
@@ -192,12 +189,10 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     run_dir = submission.run_dir
     _check_path(run_dir.path)
     backend = submitter_of(submission.planned.spec.cluster.backend, environ, clock)
-    _check_inputs(submission, environ)
-    _check_trainable(submission)
-    _check_drills(submission)
-    without = hosts_to_exclude(submission.run_root, backend, environ, clock)
-    first = submitted_event(submission, Run(), 0.0, without)
-    said = backend.check(handover_of(submission, first))
+    _check_spec(submission, environ)
+    handover = _first(submission, backend, environ, clock)
+    said = backend.check(handover)
+    first = handover.job
     warnings = tuple(map(words_of_finding, troubles((*other_owners(), *said))))
     notes = tuple(words_of_finding(one) for one in said if one.verdict == "note")
     if isinstance(backend, RemoteScheduler):
@@ -208,8 +203,7 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
         end = _journal_end(run_dir, clock)
         try:
             with access_umask(access_of(first.launch)):
-                handover = _begin(submission, without, clock)
-                backend.submit(handover)
+                backend.submit(_begin(submission, first.launch.exclude, clock))
         except (OSError, Refused):
             restore(before, end, clock)
             raise
@@ -227,9 +221,7 @@ def begin_inside(
     number of journal lines before it. Raises the errors of `submit`."""
     from orchestrator.backends.slurm.on_nodes import program_copy
 
-    _check_inputs(submission, environ)
-    _check_trainable(submission)
-    _check_drills(submission)
+    _check_spec(submission, environ)
     launch = launch_of(submission, 1)
     for one in program_copy.look(launch, run_of(submission.planned.spec), clock):
         log.warning("%s: %s", one.verdict, words_of_finding(one))
@@ -351,6 +343,12 @@ def _check_path(run_dir: Path) -> None:
             f"the path of the run directory is not UTF-8: {run_dir}",
             fix="give --run-root or NDCTL_RUN_ROOT a folder whose path is UTF-8",
         ) from None
+
+
+def _check_spec(submission: Submission, environ: Mapping[str, str]) -> None:
+    _check_inputs(submission, environ)
+    _check_trainable(submission)
+    _check_drills(submission)
 
 
 def _check_inputs(submission: Submission, environ: Mapping[str, str]) -> None:

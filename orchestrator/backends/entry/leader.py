@@ -27,8 +27,8 @@ from orchestrator.journal.journal import entries_of
 from orchestrator.journal.supervisor import OpenJournal, Supervisor
 from orchestrator.leader import leader_main
 from orchestrator.leader.backend_calls import Planners
-from orchestrator.leader.leader import Leader
-from orchestrator.leader.leader_main import HostRecords, LeadingSeams, Listening
+from orchestrator.leader.leader import HostRecords, Leader
+from orchestrator.leader.leader_main import LeadingSeams, Listening
 from orchestrator.leader.records.index_writer import publishing
 from orchestrator.seams import AllocationBackend, Clock
 from orchestrator.system import run_command

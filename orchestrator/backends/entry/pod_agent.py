@@ -22,7 +22,6 @@ from orchestrator.backends.kubernetes.render.names import KIND_VARIABLE
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.files import env, exit_codes
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.contract.submission_payload import Handover, handover_from
 from orchestrator.errors import BackendError, InUse, JobError
 from orchestrator.job.state import Run
@@ -245,7 +244,7 @@ def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[st
         f"--devices={launch.devices_per_host}",
         f"--agent-timeout={launch.agent_timeout}",
         "--restarts=0",
-        f"--patience={(launch.kubernetes or KubernetesSpec()).pod_patience}",
+        f"--patience={launch.kubernetes_spec.pod_patience}",
         f"--turn={max(pod.node_rank, 1)}",
         *_rendezvous(environ),
         *(["--lead"] if pod.leads else []),

@@ -31,6 +31,7 @@ from orchestrator.backends.kubernetes.resources import (
     EVENTS,
     JOB_KINDS,
     PODS,
+    JobKind,
     Object,
     name_of,
     nested,
@@ -77,7 +78,7 @@ class KubernetesBackend:
         self.environ = environ
         self.clock = clock
         self.apis: dict[str | None, Api] = {}
-        self.nodes = NodeCache(clock)
+        self.nodes = NodeCache()
         self.own_job: OwnJob | None = None
         """Set in the leader's pod."""
 
@@ -99,33 +100,37 @@ class KubernetesBackend:
     def namespace(self, spec: KubernetesSpec) -> str:
         return self.environ.get(NAMESPACE) or spec.namespace or self.api(spec).namespace
 
+    def _place_of(self, launch: LaunchPlan) -> tuple[Api, JobKind, str]:
+        """The API, the kind of the job object, and its namespace."""
+        spec = launch.kubernetes_spec
+        return self.api(spec), JOB_KINDS[spec.kind], self.namespace(spec)
+
     # Before and at submission
 
     def describe(self, handover: Handover) -> str:
         from orchestrator.backends.kubernetes.render import objects, text
 
-        spec = spec_of(handover.launch)
+        spec = handover.launch.kubernetes_spec
         # The text is complete without a request to the cluster, so it can be rendered offline.
         if spec.namespace is not None or spec.service_account is not None:
             return text(objects(handover))
         return text(objects(handover, self.namespace(spec)))
 
     def check(self, handover: Handover) -> tuple[Finding, ...]:
-        spec = spec_of(handover.launch)
+        spec = handover.launch.kubernetes_spec
         table = gpu_table(self.environ)
         return check(self.api(spec), self.namespace(spec), handover, table)
 
     def submit(self, handover: Handover) -> None:
-        spec = spec_of(handover.launch)
-        submitting.submit(self.api(spec), self.clock, self.namespace(spec), handover)
+        spec = handover.launch.kubernetes_spec
+        submitting.submit(self.api(spec), self.namespace(spec), handover)
 
     def own(self, launch: LaunchPlan, runs: str = "") -> None:
         """Make the job the owner of its ConfigMap, so that Kubernetes deletes both together.
 
         `runs`: hash of the objects that the job runs, to be noted on the ConfigMap.
         """
-        spec = spec_of(launch)
-        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        api, kind, namespace = self._place_of(launch)
         job = api.get(kind.resource, namespace, launch.job)
         if job is not None:
             submitting.adopt(api, namespace, kind, job)
@@ -134,7 +139,7 @@ class KubernetesBackend:
                 controller_client.note(api, namespace, launch.job, lambda _: noted)
 
     def former(self, launch: LaunchPlan, run_root: Path) -> ExistingJob | None:
-        seen, spec = self._seen([launch])[0], spec_of(launch)
+        seen, spec = self._seen([launch])[0], launch.kubernetes_spec
         path = folder_of(run_root, self.api(spec).context, self.namespace(spec), launch.job)
         remote = Mirror(path, self.api(spec)).remote if is_mirror(path) else None
         number = remote.launch if remote is not None else None
@@ -150,7 +155,7 @@ class KubernetesBackend:
         return ExistingJob(launch=number, over=True, words=words, copy=RunDir(path))
 
     def copy(self, handover: Handover, run_root: Path) -> Mirror:
-        launch, spec = handover.launch, spec_of(handover.launch)
+        launch, spec = handover.launch, handover.launch.kubernetes_spec
         api, namespace = self.api(spec), self.namespace(spec)
         made = Mirror(folder_of(run_root, api.context, namespace, launch.job), api)
         made.expect(handover, namespace)
@@ -180,17 +185,17 @@ class KubernetesBackend:
     def _by_place(self, launches: Sequence[LaunchPlan]) -> Iterator[list[int]]:
         places: dict[tuple[Any, ...], list[int]] = {}
         for number, launch in enumerate(launches):
-            spec = spec_of(launch)
+            spec = launch.kubernetes_spec
             places.setdefault((spec.context, spec.namespace, spec.kind), []).append(number)
         yield from places.values()
 
     def _seen(self, launches: Sequence[LaunchPlan]) -> list[Observed]:
         """All `launches` have the same context, namespace and kind."""
-        spec = spec_of(launches[0])
+        spec = launches[0].kubernetes_spec
         return look(self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind], launches)
 
     def name_of(self, launch: LaunchPlan) -> str | None:
-        spec = spec_of(launch)
+        spec = launch.kubernetes_spec
         return shown_name(JOB_KINDS[spec.kind], spec.namespace or "", launch.job)
 
     def cluster(self) -> str:
@@ -203,8 +208,8 @@ class KubernetesBackend:
     # For the leader, inside a pod
 
     def allocation(self, launch: LaunchPlan) -> Allocation:
-        spec = spec_of(launch)
-        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        spec = launch.kubernetes_spec
+        api, kind, namespace = self._place_of(launch)
         job = api.get(kind.resource, namespace, launch.job)
         pods = [pod for pod in self._pods(launch) if object_fields.is_running(pod)]
         hosts = tuple(dict.fromkeys(node for pod in pods if (node := object_fields.node_of(pod))))
@@ -227,7 +232,7 @@ class KubernetesBackend:
         return allocation_switches(nodes.values(), spec)
 
     def _pods(self, launch: LaunchPlan) -> tuple[Object, ...]:
-        spec = spec_of(launch)
+        spec = launch.kubernetes_spec
         labels = f"{LABEL}={launch.job}"
         return self.api(spec).list(PODS, self.namespace(spec), labels=labels).items
 
@@ -236,7 +241,7 @@ class KubernetesBackend:
         itself, and its successor may run on the same node."""
         if not hosts:
             return ()
-        spec = spec_of(launch)
+        spec = launch.kubernetes_spec
         nodes = self.nodes.of(self.api(spec), hosts)
         found = {
             one.node: HostNotice(one.node, one.state, one.reason)
@@ -255,27 +260,17 @@ class KubernetesBackend:
     def reporter(
         self, launch: LaunchPlan, run_dir: RunDir, guard: Callable[[], None]
     ) -> LeaderReporter:
-        spec = spec_of(launch)
-        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
-        self.own_job = OwnJob(api, self.clock, kind, namespace, launch)
-        made = LeaderReporter(
-            api=api,
-            clock=self.clock,
-            kind=kind,
-            namespace=namespace,
-            launch=launch,
-            run_dir=run_dir,
-            guard=guard,
-            pod=self.environ.get(POD_NAME, ""),
-            own=self.own_job,
-            trainer=TrainerServer.from_mapping(self.environ) if spec.kind == "trainjob" else None,
-        )
+        self.own_job = OwnJob(*self._place_of(launch), launch)
+        pod = self.environ.get(POD_NAME, "")
+        is_trainjob = launch.kubernetes_spec.kind == "trainjob"
+        trainer = TrainerServer.from_mapping(self.environ) if is_trainjob else None
+        made = LeaderReporter(self.own_job, run_dir, guard, pod, trainer)
         made.begin()
         return made
 
     def is_leaving(self, launch: LaunchPlan) -> bool:
         """Whether our own pod is being deleted. Another pod may have its name by now."""
-        spec, name = spec_of(launch), self.environ.get(POD_NAME)
+        spec, name = launch.kubernetes_spec, self.environ.get(POD_NAME)
         if not name:
             return False
         pod, uid = self.api(spec).get(PODS, self.namespace(spec), name), self.environ.get(POD_UID)
@@ -311,8 +306,7 @@ class KubernetesBackend:
         return "cancelled" if doubtful and gone.wait(DELETED_S) else found
 
     def _why_ending(self, launch: LaunchPlan) -> Cause:
-        spec = spec_of(launch)
-        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        api, kind, namespace = self._place_of(launch)
         job = api.get(kind.resource, namespace, launch.job)
         pod = api.get(PODS, namespace, self.environ.get(POD_NAME, ""))
         return observe.cause(kind, job, pod, launch.launch)
@@ -320,7 +314,7 @@ class KubernetesBackend:
     def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
         """Why Kubernetes ended the pods on silent hosts. A kubelet that is low on a resource kills
         without SIGTERM. If the pod was recreated since then, only the event shows it."""
-        spec = spec_of(launch)
+        spec = launch.kubernetes_spec
         selector = "involvedObject.kind=Pod,reason=Evicted"
         events = self.api(spec).list(EVENTS, self.namespace(spec), fields=selector).items
         now, pods = self.clock.now(), self._pods(launch)
@@ -342,7 +336,7 @@ class KubernetesBackend:
         silent_s: float = 0.0,
     ) -> None:
         """Delete the pod; the operator then creates another. It may have done so already."""
-        spec = spec_of(launch)
+        spec = launch.kubernetes_spec
         # A node that is shut (cordoned) gets no new pods anyway.
         if elsewhere and not shut:
             self._keep_off(launch, [host])
@@ -360,13 +354,13 @@ class KubernetesBackend:
                 words = "pod %s on %s started %.0f s ago: waiting for its agent"
                 log.info(words, name_of(pod), host, age_s)
                 continue
-            end_pod(self.api(spec), self.clock, spec.kind, host, pod, spec.force_delete_after)
+            end_pod(self.api(spec), spec.kind, host, pod, spec.force_delete_after)
 
     def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
-        spec = spec_of(launch)
+        spec = launch.kubernetes_spec
         api, namespace = self.api(spec), self.namespace(spec)
         exclude = partial(self._keep_off, launch)
-        revive(api, self.clock, namespace, launch, exclude, silent_s=silent_s)
+        revive(api, namespace, launch, exclude, silent_s=silent_s)
 
     def requeue(
         self,
@@ -380,13 +374,12 @@ class KubernetesBackend:
 
         Without a controller, agents exit with a code for which the operator creates the pod again.
         """
-        spec = spec_of(launch)
+        spec = launch.kubernetes_spec
         api, namespace = self.api(spec), self.namespace(spec)
         # A controller restarts all pods together. Without one, the leader does what its rights
         # allow.
         if whole and controller_client.ask(
             api,
-            self.clock,
             namespace,
             launch,
             GangRestart(by=self._who(), at=self.clock.now(), exclude=tuple(exclude)),
@@ -402,8 +395,8 @@ class KubernetesBackend:
 
     def _keep_off(self, launch: LaunchPlan, hosts: Sequence[str], *, counted: bool = False) -> None:
         """Request that new pods avoid `hosts`. `counted`: count a requeue of all pods."""
-        spec = spec_of(launch)
-        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        spec = launch.kubernetes_spec
+        api, kind, namespace = self._place_of(launch)
         job = api.get(kind.resource, namespace, launch.job)
         # The object belongs to a later launch, whose nodes are not ours to exclude.
         if job is None or object_fields.launch_of(job) != launch.launch:
@@ -421,17 +414,15 @@ class KubernetesBackend:
             # Then only the leader's own list of excluded hosts has effect.
             log.warning("cannot exclude %s: %s", ", ".join(hosts) or "no nodes", exc.message)
             return
-        if hosts and not controller_client.kept_off(
-            api, self.clock, namespace, spec.kind, job, hosts
-        ):
+        if hosts and not controller_client.kept_off(api, namespace, spec.kind, job, hosts):
             log.warning("%s", not_kept_off(hosts))
 
     # The end
 
     def clear(self, launch: LaunchPlan) -> None:
         """Suspend the job: its objects stay for inspection, its pods are deleted."""
-        spec = spec_of(launch)
-        api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        spec = launch.kubernetes_spec
+        api, kind, namespace = self._place_of(launch)
         # The Role of the pods does not allow it, so say at once what to type instead.
         if POD_NAME in self.environ:
             raise BackendError(
@@ -444,16 +435,12 @@ class KubernetesBackend:
             change["metadata"] = {"annotations": {CANCELLED: self._who()}}
             api.merge(kind.resource, namespace, launch.job, change)
         if job is not None or self._pods(launch):
-            await_no_pods(api, self.clock, namespace, launch.job)
+            await_no_pods(api, namespace, launch.job)
         if job is None:  # an interrupted submission may have left helper objects
-            submitting.remove_orphans(api, self.clock, namespace, spec, launch.job)
+            submitting.remove_orphans(api, namespace, spec, launch.job)
 
     def _who(self) -> str:
         return self.environ.get(POD_NAME) or getpass.getuser()
-
-
-def spec_of(launch: LaunchPlan) -> KubernetesSpec:
-    return launch.kubernetes or KubernetesSpec()
 
 
 def sighting_of(seen: Observed, launch: LaunchPlan) -> LaunchStatus:

@@ -37,9 +37,7 @@ from orchestrator.backends.kubernetes.resources import (
 )
 from orchestrator.backends.kubernetes.status_cache import events_of
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.errors import BackendError
-from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +103,6 @@ def _of_one_that_runs(pod: Object, age_s: float, silent_s: float | None) -> Fate
 
 def revive(
     api: Api,
-    clock: Clock,
     namespace: str,
     launch: LaunchPlan,
     exclude: Callable[[Sequence[str]], None],
@@ -113,13 +110,13 @@ def revive(
     silent_s: float | None,
 ) -> None:
     """Raises BackendError without the right, or when moving the pod cannot help."""
-    spec = launch.kubernetes or KubernetesSpec()
+    spec = launch.kubernetes_spec
     pods = api.list(PODS, namespace, labels=f"{LABEL}={launch.job}").items
     events, unseen = events_of(api, namespace)
     if unseen:
         log.warning("cannot read why the leader's pod does not start: %s", unseen)
     patience_s = spec.pod_patience
-    fate = fate_of(pods, events, clock.now(), silent_s=silent_s, patience_s=patience_s)
+    fate = fate_of(pods, events, api.clock.now(), silent_s=silent_s, patience_s=patience_s)
     if fate is None:
         log.info("the operator has not created the leader's pod yet")
         return
@@ -138,12 +135,12 @@ def revive(
         if not _noted(api, namespace, launch, fate):
             return
         exclude([host])
-    end_pod(api, clock, spec.kind, host, pod, spec.force_delete_after)
+    end_pod(api, spec.kind, host, pod, spec.force_delete_after)
 
 
 def _noted(api: Api, namespace: str, launch: LaunchPlan, fate: Fate) -> bool:
     """Record the move before deleting the pod. False: check again later."""
-    kind = JOB_KINDS[(launch.kubernetes or KubernetesSpec()).kind]
+    kind = JOB_KINDS[launch.kubernetes_spec.kind]
     job = api.get(kind.resource, namespace, launch.job)
     if job is None or launch_of(job) != launch.launch:
         log.info("%s was replaced by another job: keeping its pod", launch.job)

@@ -20,7 +20,6 @@ from orchestrator.backends.kubernetes.resources import (
 from orchestrator.contract.spec.kubernetes_spec import Kind
 from orchestrator.errors import BackendError, MustLeave, Unanswered
 from orchestrator.inventory.kubernetes.nodes import READY, parse_node
-from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +33,7 @@ NAMED: tuple[Kind, ...] = ("pytorchjob",)
 """Kinds with predictable pod names: the pods' account may delete pods by these names."""
 
 
-def end_pod(
-    api: Api, clock: Clock, kind: Kind, host: str, pod: Object, force_after_s: float
-) -> None:
+def end_pod(api: Api, kind: Kind, host: str, pod: Object, force_after_s: float) -> None:
     """Delete a pod and wait until it is gone.
 
     An unreachable node never reports the end of its pod, so the deletion is then forced. Without
@@ -46,14 +43,14 @@ def end_pod(
         MustLeave: only the controller may delete pods of this kind, and none does.
     """
     if kind not in NAMED:
-        _end_by_controller(api, clock, kind, host, pod, force_after_s)
+        _end_by_controller(api, kind, host, pod, force_after_s)
         return
     namespace, name, uid = pod["metadata"]["namespace"], name_of(pod), pod["metadata"]["uid"]
     if not is_leaving(pod):
         api.delete(PODS, namespace, name, uid=uid)
     # Force is the last resort: Kubernetes would forget the pod while its process may still run and
     # write.
-    if _goes(api, clock, host, pod, clock.monotonic() + force_after_s):
+    if _goes(api, host, pod, api.clock.monotonic() + force_after_s):
         return
     try:
         api.delete(PODS, namespace, name, grace_s=0, uid=uid)
@@ -64,17 +61,13 @@ def end_pod(
         ) from exc
 
 
-def _end_by_controller(
-    api: Api, clock: Clock, kind: Kind, host: str, pod: Object, force_after_s: float
-) -> None:
+def _end_by_controller(api: Api, kind: Kind, host: str, pod: Object, force_after_s: float) -> None:
     """The controller marks the pod Failed and forces its deletion if its node is dead."""
     metadata, name = pod["metadata"], name_of(pod)
     job, of = metadata["labels"][LABEL], JOB_KINDS[kind].resource.kind
     way = f"`{by_force(pod)}`\n  or an administrator types `{INSTALL}`, and it is done by itself"
-    deadline = clock.monotonic() + force_after_s
-    asked = is_leaving(pod) or controller_client.end(
-        api, clock, metadata["namespace"], kind, job, pod
-    )
+    deadline = api.clock.monotonic() + force_after_s
+    asked = is_leaving(pod) or controller_client.end(api, metadata["namespace"], kind, job, pod)
     if not asked:
         raise MustLeave(
             f"pod {name} on {host} is not deleted: only the controller may delete pods of a {of},"
@@ -83,8 +76,8 @@ def _end_by_controller(
         )
     # The controller forces the deletion at the same time as this deadline, so give it a little
     # longer.
-    gone = _goes(api, clock, host, pod, deadline)
-    if not gone and not _gone(api, clock, pod, clock.monotonic() + FORCED_S):
+    gone = _goes(api, host, pod, deadline)
+    if not gone and not _gone(api, pod, api.clock.monotonic() + FORCED_S):
         raise BackendError(
             f"pod {name} stays on {host}, which is unreachable: only the controller may delete"
             f" pods of a {of} by force, and it has not",
@@ -92,19 +85,19 @@ def _end_by_controller(
         )
 
 
-def _goes(api: Api, clock: Clock, host: str, pod: Object, deadline: float) -> bool:
+def _goes(api: Api, host: str, pod: Object, deadline: float) -> bool:
     """Whether it ends by itself; False: its node is unreachable, so only force helps.
 
     Raises Unanswered if the node is reachable but the pod does not end.
     """
     grace_s = float(lookup(pod, ("spec", "terminationGracePeriodSeconds"), GRACE_S))
-    if _gone(api, clock, pod, deadline):
+    if _gone(api, pod, deadline):
         return True
     answers = node_answers(api, host)
     # The node is reachable or unknown: the pod may use all of its grace period, for example to save
     # a checkpoint.
     if answers is not False:
-        if _gone(api, clock, pod, deadline + grace_s):
+        if _gone(api, pod, deadline + grace_s):
             return True
         answers = node_answers(api, host)
     # Force would not help here: something in the cluster, such as a finalizer, holds the pod.
@@ -127,22 +120,20 @@ def node_answers(api: Api, host: str) -> bool | None:
     return node is not None and parse_node(node).ready == READY
 
 
-def _gone(api: Api, clock: Clock, pod: Object, deadline: float) -> bool:
+def _gone(api: Api, pod: Object, deadline: float) -> bool:
     """Whether this pod is deleted before the deadline. Checks at least once."""
     metadata = pod["metadata"]
-    for cache in _watching(api, clock, metadata["namespace"], metadata["labels"][LABEL]).changes(
-        deadline
-    ):
+    for cache in _watching(api, metadata["namespace"], metadata["labels"][LABEL]).changes(deadline):
         if all(one["metadata"]["uid"] != metadata["uid"] for one in cache.items.values()):
             return True
     return False
 
 
-def await_no_pods(api: Api, clock: Clock, namespace: str, job: str) -> None:
+def await_no_pods(api: Api, namespace: str, job: str) -> None:
     """Raises BackendError if pods remain."""
     left: list[Object] = []
-    deadline = clock.monotonic() + CLEAR_S + GRACE_S
-    for cache in _watching(api, clock, namespace, job).changes(deadline):
+    deadline = api.clock.monotonic() + CLEAR_S + GRACE_S
+    for cache in _watching(api, namespace, job).changes(deadline):
         left = alive(list(cache.items.values()))
         if not left:
             return
@@ -154,7 +145,5 @@ def await_no_pods(api: Api, clock: Clock, namespace: str, job: str) -> None:
     )
 
 
-def _watching(api: Api, clock: Clock, namespace: str, job: str) -> ListWatch:
-    return ListWatch(
-        api=api, clock=clock, resource=PODS, namespace=namespace, labels=f"{LABEL}={job}"
-    )
+def _watching(api: Api, namespace: str, job: str) -> ListWatch:
+    return ListWatch(api=api, resource=PODS, namespace=namespace, labels=f"{LABEL}={job}")

@@ -25,6 +25,10 @@ class Resource(Struct, frozen=True):
         return root + inside + "/" + "/".join(filter(None, (self.plural, name, sub)))
 
     @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
     def word(self) -> str:
         """The name of the resource for `kubectl get`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
@@ -78,11 +82,7 @@ OWN = (
 
 def resource_of(item: Object) -> Resource:
     """The Resource of an object. Raises KeyError for an unknown kind."""
-    return {(one.kind, _api_version(one)): one for one in OWN}[item["kind"], item["apiVersion"]]
-
-
-def _api_version(resource: Resource) -> str:
-    return f"{resource.group}/{resource.version}" if resource.group else resource.version
+    return {(one.kind, one.api_version): one for one in OWN}[item["kind"], item["apiVersion"]]
 
 
 class JobKind(Struct, frozen=True, kw_only=True):
@@ -151,3 +151,13 @@ def nested(path: Sequence[str], value: Any) -> dict[str, Any]:
 
 def name_of(item: Object) -> str:
     return str(lookup(item, ("metadata", "name"), ""))
+
+
+def owner_reference(resource: Resource, owner: Object) -> dict[str, Any]:
+    """Kubernetes deletes what has this reference together with `owner`."""
+    return {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "name": name_of(owner),
+        "uid": owner["metadata"]["uid"],
+    }

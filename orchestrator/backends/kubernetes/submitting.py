@@ -40,13 +40,13 @@ from orchestrator.backends.kubernetes.resources import (
     Resource,
     lookup,
     name_of,
+    owner_reference,
     resource_of,
 )
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, Unanswered, Unsettled
 from orchestrator.job_secret import draw
-from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def helpers_of(spec: KubernetesSpec, job: str) -> list[Helper]:
     ]
 
 
-def submit(api: Api, clock: Clock, namespace: str, handover: Handover) -> None:
+def submit(api: Api, namespace: str, handover: Handover) -> None:
     """Create all objects, the job last.
 
     Raises:
@@ -91,7 +91,7 @@ def submit(api: Api, clock: Clock, namespace: str, handover: Handover) -> None:
         BackendError: a request was rejected; created objects were deleted again.
     """
     launch = handover.launch
-    spec = launch.kubernetes or KubernetesSpec()
+    spec = launch.kubernetes_spec
     made = objects(handover, namespace)
     former = api.get(JOB_KINDS[spec.kind].resource, namespace, launch.job)
     if former is not None and _is_made(former, made[-1]):
@@ -110,23 +110,23 @@ def submit(api: Api, clock: Clock, namespace: str, handover: Handover) -> None:
             namespace,
             f"the previous launch of {launch.job} stays; nothing was submitted",
         )
-        take_away(api, clock, namespace, spec, former)
-    _take_remains_away(api, clock, namespace, spec, launch.job)
+        take_away(api, namespace, spec, former)
+    _take_remains_away(api, namespace, spec, launch.job)
     # The token is drawn last, so that no text, such as the output of `ndctl render`, contains it.
-    _make(api, clock, namespace, [*made[:-1], token_secret(launch, draw())], made[-1])
+    _make(api, namespace, [*made[:-1], token_secret(launch, draw())], made[-1])
 
 
-def _make(api: Api, clock: Clock, namespace: str, helpers: Sequence[Object], job: Object) -> None:
+def _make(api: Api, namespace: str, helpers: Sequence[Object], job: Object) -> None:
     """Create all objects; the ConfigMap is the first of `helpers`."""
     kind = next(one for one in JOB_KINDS.values() if one.resource == resource_of(job))
     there: list[Object] = []
     try:
-        there.append(_created(api, clock, namespace, helpers[0]))
+        there.append(_created(api, namespace, helpers[0]))
         owner = [owner_reference(CONFIG_MAPS, there[0])]
         for item in helpers[1:]:
             owned = {**item, "metadata": {**item["metadata"], "ownerReferences": owner}}
-            there.append(_created(api, clock, namespace, owned))
-        made = _created(api, clock, namespace, job)
+            there.append(_created(api, namespace, owned))
+        made = _created(api, namespace, job)
     except BaseException as exc:  # also after ^C
         # Not only errors: after ^C the objects of half a job would stay, and block the next
         # submission.
@@ -138,7 +138,7 @@ def _make(api: Api, clock: Clock, namespace: str, helpers: Sequence[Object], job
     _adopted(api, namespace, kind, made, there[0])
 
 
-def _created(api: Api, clock: Clock, namespace: str, item: Object) -> Object:
+def _created(api: Api, namespace: str, item: Object) -> Object:
     """Create it. After a lost answer it is unknown whether the object exists."""
     for tried, wait_s in enumerate((*AGAIN_S, None)):
         try:
@@ -153,7 +153,7 @@ def _created(api: Api, clock: Clock, namespace: str, item: Object) -> Object:
         except (Unanswered, RuntimeUnseen):  # the runtime was created just before its TrainJob
             if wait_s is None:
                 raise
-            clock.sleep(wait_s)
+            api.clock.sleep(wait_s)
     raise AssertionError("the last try returns or raises")
 
 
@@ -284,16 +284,6 @@ def adopt(api: Api, namespace: str, kind: JobKind, job: Object, *, uid: str = ""
     api.merge(CONFIG_MAPS, namespace, name, {"metadata": metadata})
 
 
-def owner_reference(resource: Resource, item: Object) -> dict[str, Any]:
-    version = f"{resource.group}/{resource.version}" if resource.group else resource.version
-    return {
-        "apiVersion": version,
-        "kind": resource.kind,
-        "name": name_of(item),
-        "uid": item["metadata"]["uid"],
-    }
-
-
 # Existing objects
 
 
@@ -313,16 +303,15 @@ def strangers(api: ApiReader, namespace: str, spec: KubernetesSpec, job: str) ->
                 yield helper
 
 
-def take_away(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job: Object) -> None:
+def take_away(api: Api, namespace: str, spec: KubernetesSpec, job: Object) -> None:
     """Delete the job object of an ended launch; returns when it and its pods are gone."""
     name, kind = name_of(job), JOB_KINDS[spec.kind]
     api.delete(kind.resource, namespace, name, uid=job["metadata"]["uid"])
     api.delete_all(PODS, namespace, labels=f"{LABEL}={name}")
-    deadline = clock.monotonic() + GONE_S
+    deadline = api.clock.monotonic() + GONE_S
     for resource in (kind.resource, PODS):
         watching = ListWatch(
             api=api,
-            clock=clock,
             resource=resource,
             namespace=namespace,
             labels=f"{LABEL}={name}",
@@ -338,25 +327,23 @@ def take_away(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job:
                 fix=f"`kubectl -n {namespace} get {resource.word} -l {LABEL}={name} -o yaml` shows"
                 " what blocks it (finalizers, an unreachable node)",
             )
-    remove_remains(api, clock, namespace, spec, name)
+    remove_remains(api, namespace, spec, name)
 
 
-def _take_remains_away(
-    api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job: str
-) -> None:
+def _take_remains_away(api: Api, namespace: str, spec: KubernetesSpec, job: str) -> None:
     """Delete objects of an interrupted submission, or of a job that was deleted without them. If
     they are new, another submission may be running, so wait first."""
     found = api.about(CONFIG_MAPS, namespace, names.config_map_of(job))
     if found is not None and is_ours(found, job):
-        age_s = clock.now() - object_fields.seconds_of(found["metadata"]["creationTimestamp"])
+        age_s = api.clock.now() - object_fields.seconds_of(found["metadata"]["creationTimestamp"])
         if 0 <= age_s < FRESH_S:
             words = "%s was created %.0f s ago without a job: waiting %.0f s for the job"
             log.warning(words, f"ConfigMap {name_of(found)}", age_s, FRESH_S - age_s)
-            clock.sleep(FRESH_S - age_s)
+            api.clock.sleep(FRESH_S - age_s)
         # The other submission has finished while we waited.
         if api.get(JOB_KINDS[spec.kind].resource, namespace, job) is not None:
             raise _by_another(job, namespace)
-    remove_remains(api, clock, namespace, spec, job)
+    remove_remains(api, namespace, spec, job)
 
 
 def _by_another(job: str, namespace: str) -> BackendError:
@@ -366,19 +353,19 @@ def _by_another(job: str, namespace: str) -> BackendError:
     )
 
 
-def remove_orphans(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job: str) -> None:
+def remove_orphans(api: Api, namespace: str, spec: KubernetesSpec, job: str) -> None:
     """`remove_remains`, unless a job of any kind has this name and owns them."""
     for kind in JOB_KINDS.values():
         with contextlib.suppress(Missing, Forbidden):
             if api.get(kind.resource, namespace, job) is not None:
                 return
-    remove_remains(api, clock, namespace, spec, job)
+    remove_remains(api, namespace, spec, job)
 
 
-def remove_remains(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job: str) -> None:
+def remove_remains(api: Api, namespace: str, spec: KubernetesSpec, job: str) -> None:
     """Delete the helper objects of a deleted job and wait until they are gone. Only objects with
     the job's labels are deleted. Kubernetes may delete them at the same time."""
-    deadline = clock.monotonic() + GONE_S
+    deadline = api.clock.monotonic() + GONE_S
     for helper in helpers_of(spec, job):
         asked = ""
         while (found := _looked(api, namespace, helper)) is not None and is_ours(found, job):
@@ -391,13 +378,13 @@ def remove_remains(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec,
                 ):  # Kubernetes deletes it with its owner
                     api.delete(helper.resource, namespace, helper.name, uid=uid)
                 asked = uid
-            if clock.monotonic() >= deadline:
+            if api.clock.monotonic() >= deadline:
                 raise BackendError(
                     f"{helper} of the previous launch of {job} does not get deleted",
                     fix=f"`kubectl -n {namespace} delete {helper.resource.word} {helper.name}`,"
                     " then submit again",
                 )
-            clock.sleep(LOOK_S)
+            api.clock.sleep(LOOK_S)
 
 
 def _looked(api: Api, namespace: str, helper: Helper) -> Object | None:

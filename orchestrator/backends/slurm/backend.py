@@ -27,7 +27,6 @@ from orchestrator.backends.slurm.on_nodes.container_commands import check_comman
 from orchestrator.backends.slurm.requeue import Requeue
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
-from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, Ended, JobError, Refused, Unanswered
 from orchestrator.inventory.slurm.config import parse_config
@@ -148,7 +147,7 @@ class SlurmBackend:
 
     def _code(self, launch: LaunchPlan) -> code_snapshot.Chosen | None:
         """The files of the snapshot; None without a snapshot. Raises Refused."""
-        return code_snapshot.choose(self.clock) if launch.slurm and launch.slurm.snapshot else None
+        return code_snapshot.choose(self.clock) if launch.slurm_spec.snapshot else None
 
     def submit(self, handover: Handover) -> None:
         launch = handover.launch
@@ -274,7 +273,7 @@ class SlurmBackend:
 
     def allocation(self, launch: LaunchPlan) -> Allocation:
         job_id = self._own_id()
-        if launch.slurm is not None and launch.slurm.container is not None:
+        if launch.slurm_spec.container is not None:
             check_commands(self.shell)
         nodelist = self.environ.get("SLURM_JOB_NODELIST", "")
         ends_at = None
@@ -289,7 +288,7 @@ class SlurmBackend:
             hosts=expand(nodelist),
             switches=self._switches(nodelist),
             ends_at=ends_at,
-            notice_s=(launch.slurm or SlurmSpec()).notice_s,
+            notice_s=launch.slurm_spec.notice_s,
             broke_before=srun_end.breakdown(launch, self._restarts() - 1),
         )
 
@@ -328,6 +327,10 @@ class SlurmBackend:
             raise BackendError("SLURM_JOB_ID is not set, so this process is not in a Slurm job")
         return job_id
 
+    def _own_job(self, launch: LaunchPlan) -> SlurmJob | None:
+        """None: Slurm no longer knows it. Asks once: the callers ask again later."""
+        return self.finder.show(launch, self._own_id(), tries=1)
+
     def _own_number(self) -> str:
         """In the form that srun takes, which does not accept `12_3`."""
         return self.environ.get("SLURM_JOB_ID", "")
@@ -338,7 +341,7 @@ class SlurmBackend:
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
         if not hosts:
             return ()
-        reservation = (launch.slurm or SlurmSpec()).reservation
+        reservation = launch.slurm_spec.reservation
         unfit = {
             node.name: HostNotice(
                 host=node.name,
@@ -352,7 +355,7 @@ class SlurmBackend:
         for host, reason in self._in_maintenance(launch, hosts).items():
             if host not in unfit or unfit[host].lets_finish:
                 unfit[host] = HostNotice(host=host, state="MAINTENANCE", reason=reason)
-        job = self.finder.show(launch, self._own_id(), tries=1)
+        job = self._own_job(launch)
         if job is not None and job.nodes and observe.phase(job, self._restarts()) == "running":
             for host in set(hosts) - set(job.nodes) - set(unfit):
                 unfit[host] = HostNotice(
@@ -364,7 +367,7 @@ class SlurmBackend:
         """Hosts with a maintenance reservation that starts soon, so that ranks get as much time for
         a checkpoint as before a time limit. Slurm starts no job that overlaps a reservation, but
         an administrator can create one over a running job."""
-        spec, now = launch.slurm or SlurmSpec(), self.clock.now()
+        spec, now = launch.slurm_spec, self.clock.now()
         try:
             said = self.slurm.told(["scontrol", "-o", "show", "reservations"], tries=1)
         except BackendError as exc:
@@ -384,7 +387,7 @@ class SlurmBackend:
 
     def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> CurrentRun:
         given = expand(self.environ.get("SLURM_JOB_NODELIST", ""))
-        job = self.finder.show(launch, self._own_id(), tries=1)
+        job = self._own_job(launch)
         if job is None:
             words = f"Slurm no longer knows job {self._own_id()}"
             return CurrentRun(phase="over", words=words, hosts=given)
@@ -403,10 +406,10 @@ class SlurmBackend:
         return tuple(node for node in self.nodes(hosts) if node.is_gone) if hosts else ()
 
     def why_ending(self, launch: LaunchPlan) -> Cause:
-        job = self.finder.show(launch, self._own_id(), tries=1)
+        job = self._own_job(launch)
         if job is None:
             return "unknown"
-        notice_s = (launch.slurm or SlurmSpec()).notice_s + NOTICE_SLACK_S
+        notice_s = launch.slurm_spec.notice_s + NOTICE_SLACK_S
         return observe.cause(job, self._restarts(), self.clock.now(), notice_s)
 
     def clear_host(self, launch: LaunchPlan, host: str) -> str:
@@ -449,7 +452,7 @@ class SlurmBackend:
     def _running(self, launch: LaunchPlan) -> SlurmJob:
         """The job in its current run. Raises Ended if Slurm ended or requeued it. Such a job has no
         nodes, so the caller must not take a missing node for a failed one."""
-        job = self.finder.show(launch, self._own_id(), tries=1)
+        job = self._own_job(launch)
         if job is None or observe.phase(job, self._restarts()) != "running":
             words = (
                 pending_hints.words(job) if job else f"Slurm knows no job {self._own_id()} any more"
@@ -481,7 +484,7 @@ class SlurmBackend:
     def release(self, launch: LaunchPlan) -> None:
         """End a job that lost its batch script. A Slurm job ends with its batch script, so without
         it the nodes would stay allocated until the time limit."""
-        job = self.finder.show(launch, self._own_id(), tries=1)
+        job = self._own_job(launch)
         first = expand(self.environ.get("SLURM_JOB_NODELIST", ""))[:1]
         if job is None or observe.phase(job, self._restarts()) != "running" or not job.nodes:
             return

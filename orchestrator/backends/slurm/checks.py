@@ -29,7 +29,7 @@ def problems(
     partitions: Sequence[Partition],
     nodes: Sequence[Node],
 ) -> list[Problem]:
-    spec = launch.slurm or SlurmSpec()
+    spec = launch.slurm_spec
     found = [*_paths(launch, spec, python), *_group(spec)]
     names = spec.partitions
     known = {one.name: one for one in partitions}
@@ -51,7 +51,7 @@ def asked_partitions(spec: SlurmSpec, partitions: Sequence[Partition]) -> list[P
 
 def cut_short(launch: LaunchPlan, stop_grace: float) -> str:
     """A warning if ranks get less time for a checkpoint than stop_grace; else empty."""
-    notice_s = (launch.slurm or SlurmSpec()).notice_s
+    notice_s = launch.slurm_spec.notice_s
     room, least = room_s(notice_s), stop_grace + STOP_SLACK_S + ASK_S
     if room >= stop_grace:
         return ""
@@ -248,7 +248,7 @@ def is_never_available(
     Slurm prints the same message for a job that no node can run, and for one whose nodes are down,
     drained or reserved now. Here the states of the nodes decide which it is.
     """
-    spec = launch.slurm or SlurmSpec()
+    spec = launch.slurm_spec
     if _names_nodes(spec):
         return (
             False  # 22.05 prints the message for a nodelist shorter than --nodes, but runs the job
@@ -267,7 +267,7 @@ def closed(
     launch: LaunchPlan, partitions: Sequence[Partition], nodes: Sequence[Node]
 ) -> tuple[str, ...]:
     """Nodes that match the request and that Slurm gives to no job at present."""
-    spec = launch.slurm or SlurmSpec()
+    spec = launch.slurm_spec
     there = _nodes_asked(launch, partitions, nodes)
     return tuple(node.name for node in there if _is_closed(node, spec) and fits(launch, node))
 
@@ -275,7 +275,7 @@ def closed(
 def _nodes_asked(
     launch: LaunchPlan, partitions: Sequence[Partition], nodes: Sequence[Node]
 ) -> list[Node]:
-    asked = {one.name for one in asked_partitions(launch.slurm or SlurmSpec(), partitions)}
+    asked = {one.name for one in asked_partitions(launch.slurm_spec, partitions)}
     return [n for n in nodes if asked & set(n.partitions) and n.name not in launch.exclude]
 
 

@@ -12,7 +12,6 @@ from msgspec import Struct
 
 from orchestrator.backends.slurm.node_fit import is_away, most_in_one_partition
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.inventory.slurm.hostlist import expand
 from orchestrator.inventory.slurm.nodes import Node
 
@@ -38,7 +37,7 @@ def left_out(
     unusable: hosts that the next leader would not use because of strikes or a rule. They stay
         excluded, because with one of them the job would be requeued immediately.
     """
-    spec = launch.slurm or SlurmSpec()
+    spec = launch.slurm_spec
     known = {node.name: node for node in nodes}
     dropped = {name: "Slurm has no such node" for name in asked if name not in known}
     names = {*standing, *asked} & {*known}
@@ -59,7 +58,7 @@ def _may_run(
 ) -> bool:
     """Whether one partition has enough `nodes` without the excluded ones. Slurm takes all nodes of
     a job from one partition."""
-    spec = launch.slurm or SlurmSpec()
+    spec = launch.slurm_spec
     if {*expand(spec.nodelist or "")} & {*names}:
         return False
     others = (node for node in nodes if node.name not in names)
@@ -71,6 +70,6 @@ def _kept_away(
     launch: LaunchPlan, asked: Collection[str], known: Mapping[str, Node]
 ) -> dict[str, str]:
     """The hosts that Slurm itself gives to no job."""
-    spec = launch.slurm or SlurmSpec()
+    spec = launch.slurm_spec
     there = (known[name] for name in sorted(asked) if name in known)
     return {node.name: node.words for node in there if is_away(node, spec)}

@@ -17,7 +17,6 @@ from orchestrator.backends.slurm.job_lookup import GLANCE_S, Finder
 from orchestrator.backends.slurm.observe import SlurmJob
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
-from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.contract.times import date_time
 from orchestrator.errors import BackendError, Ended
 from orchestrator.inventory.slurm.hostlist import expand
@@ -187,7 +186,7 @@ class HereBackend:
         name = f"its allocation, Slurm job {job_id},"
         if job is None or job.meaning != "running":
             return f"{name} is over" + (f": {job.state}" if job else "")
-        notice_s = (launch.slurm or SlurmSpec()).notice_s
+        notice_s = launch.slurm_spec.notice_s
         if job.ends_at is not None and job.ends_at - self.clock.now() <= notice_s:
             return f"{name} ends at {date_time(job.ends_at)}"
         need = len(replay(RunDir(Path(launch.run_dir))).plan.hosts)

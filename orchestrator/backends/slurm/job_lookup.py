@@ -184,7 +184,7 @@ def _excluded(launch: LaunchPlan, job: SlurmJob) -> dict[str, str]:
     """Excluded hosts of a waiting job. Slurm changes the list only for a waiting job."""
     if job.meaning not in ("queued", "held"):
         return {}
-    by_spec = expand((launch.slurm and launch.slurm.exclude) or "")
+    by_spec = expand(launch.slurm_spec.exclude or "")
     return {
         name: f"scontrol update JobId={job.id} ExcNodeList={fold({*job.excluded} - {name})}"
         for name in sorted({*job.excluded} - {*by_spec})

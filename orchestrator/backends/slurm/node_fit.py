@@ -28,7 +28,7 @@ def most_in_one_partition(
 
 def fits(launch: LaunchPlan, node: Node) -> bool:
     """Whether the node matches the request, in any state. Unknown properties count as a match."""
-    spec = launch.slurm or SlurmSpec()
+    spec = launch.slurm_spec
     on_cpus = spec.gpus == "none"
     use = Use(constraint=spec.constraint, gpu_type=None if on_cpus else spec.gpu_type)
     return (

@@ -74,7 +74,7 @@ def snapshot_path(launch: LaunchPlan) -> Path:
 def submission(launch: LaunchPlan) -> list[str]:
     """The sbatch command. The output of the script goes to the run directory, not to the working
     directory of sbatch."""
-    said = any(flag.startswith(("-o", "--output", "-e")) for flag in _spec(launch).sbatch_args)
+    said = any(flag.startswith(("-o", "--output", "-e")) for flag in launch.slurm_spec.sbatch_args)
     output = [] if said else [f"--output={folder(launch) / '%j_batch.out'}"]
     return ["sbatch", "--parsable", *output, str(script_path(launch))]
 
@@ -122,7 +122,7 @@ def _about(handover: Handover) -> list[str]:
 
 
 def _asked(launch: LaunchPlan) -> list[str]:
-    spec = _spec(launch)
+    spec = launch.slurm_spec
     options: Options = (
         ("job-name", job_name(launch)),
         ("comment", mark(launch) + (f"; {spec.comment}" if spec.comment else "")),
@@ -164,7 +164,7 @@ def _switches(spec: SlurmSpec) -> str | None:
 
 
 def _needed(launch: LaunchPlan) -> list[str]:
-    notice = math.ceil(_spec(launch).notice_s)
+    notice = math.ceil(launch.slurm_spec.notice_s)
     about = _comment(
         f"Options that ndctl needs: to requeue the job, to continue when a node dies, and to get a"
         f" signal {notice} s before the time limit, so that the ranks write a checkpoint."
@@ -201,7 +201,7 @@ def _devices(spec: SlurmSpec, count: int) -> Mapping[str, str | None]:
 
 
 def _setup(launch: LaunchPlan, cwd: Path) -> list[str]:
-    spec = _spec(launch)
+    spec = launch.slurm_spec
     where = shlex.quote(str(cwd))
     lines = [
         *_comment("Relative paths in the spec and in cluster.slurm.setup start here."),
@@ -231,7 +231,7 @@ def _run_dir(launch: LaunchPlan) -> list[str]:
 
 def _beginning(handover: Handover, python: str) -> list[str]:
     launch = handover.launch
-    spec, copied = _spec(launch), []
+    spec, copied = launch.slurm_spec, []
     # The snapshot may not exist yet: this program creates it.
     program = shlex.join(program_of(replace(spec, snapshot=False), launch, python, BEFORE))
     if spec.snapshot and not spec.container:
@@ -266,7 +266,7 @@ def _agents(launch: LaunchPlan, python: str) -> list[str]:
         "srun --unbuffered \\",
         f"  --output={logs}.out \\",
         f"  --error={logs}.err \\",
-        f"  {shlex.join(_srun_args(_spec(launch)))} \\",
+        f"  {shlex.join(_srun_args(launch.slurm_spec))} \\",
         f"  {_program(launch, python, TASK)} \\",
         f"  {which} --devices={launch.devices_per_host}"
         f" --agent-timeout={launch.agent_timeout} --first-leads"
@@ -282,7 +282,7 @@ def _agents(launch: LaunchPlan, python: str) -> list[str]:
 
 def hooks_of(launch: LaunchPlan, *, again: bool = False) -> list[str]:
     """`again`: for an agent that is restarted on a host where the before hook already ran."""
-    hooks = _spec(launch).hooks
+    hooks = launch.slurm_spec.hooks
     before = [f"--before={hooks.before}", f"--before-limit={hooks.timeout:g}"]
     after = [f"--after={hooks.after}", f"--after-limit={hooks.after_timeout:g}"]
     return [*(before if hooks.before and not again else []), *(after if hooks.after else [])]
@@ -322,7 +322,7 @@ def container_args(spec: SlurmSpec) -> list[str]:
 def _in_container(launch: LaunchPlan) -> str:
     """Prefix for a program that the script runs: with a container, srun runs it in the container,
     because ndctl may be installed only there."""
-    spec = _spec(launch)
+    spec = launch.slurm_spec
     if spec.container is None:
         return ""
     place = ["--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none"]
@@ -331,7 +331,7 @@ def _in_container(launch: LaunchPlan) -> str:
 
 def _program(launch: LaunchPlan, python: str, module: str) -> str:
     """The command in the script, with the run directory as a variable."""
-    words = program_of(_spec(launch), launch, python, module)
+    words = program_of(launch.slurm_spec, launch, python, module)
     copy = str(snapshot_path(launch) / ENTRY)
     return " ".join(
         f"{RUN_DIR}/{SNAPSHOT}/{ENTRY}" if word == copy else shlex.quote(word) for word in words
@@ -368,7 +368,7 @@ def clearing(launch: LaunchPlan, job_id: str, host: str, python: str) -> list[st
 
 def step_here(launch: LaunchPlan, hosts: Sequence[str], python: str) -> list[str]:
     """The command that starts all agents in an existing allocation, next to other steps."""
-    spec, count = _spec(launch), len(hosts)
+    spec, count = launch.slurm_spec, len(hosts)
     logs = str(folder(launch) / "%j.%s_%t_log")
     return [
         *("srun", "--unbuffered", f"--output={logs}.out", f"--error={logs}.err"),
@@ -395,7 +395,7 @@ def _step(
     launch: LaunchPlan, job_id: str, host: str, python: str, module: str, *options: str
 ) -> list[str]:
     """A module of ndctl as a step on one host, next to other steps."""
-    spec = _spec(launch)
+    spec = launch.slurm_spec
     place = [f"--jobid={job_id}", "--overlap", f"--nodelist={host}", "--nodes=1", "--ntasks=1"]
     options = (f"--job-name={job_name(launch)}", *options)
     return [
@@ -403,7 +403,3 @@ def _step(
         *(*place, *options),  # last, so that srun_args cannot change them
         *program_of(spec, launch, python, module),
     ]
-
-
-def _spec(launch: LaunchPlan) -> SlurmSpec:
-    return launch.slurm or SlurmSpec()

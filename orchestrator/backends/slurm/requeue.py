@@ -95,7 +95,7 @@ class Requeue:
     def _left_out(
         self, launch: LaunchPlan, job: SlurmJob, exclude: Sequence[str], again: Collection[str]
     ) -> tuple[str, ...]:
-        asked_for = expand((launch.slurm and launch.slurm.exclude) or "")
+        asked_for = expand(launch.slurm_spec.exclude or "")
         standing = {*job.excluded} - ({*again} - {*asked_for})
         nodes = parse_nodes(self.slurm.told(NODES))
         partition, unusable = self.environ.get("SLURM_JOB_PARTITION"), self._unusable(launch)

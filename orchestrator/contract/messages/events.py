@@ -458,8 +458,6 @@ class HangJudged(Struct, frozen=True, kw_only=True):
     waiting: tuple[str, ...] = ()
     """Where the other ranks wait."""
     advice: str = ""
-    num_dumps: int = 0
-    num_stacks: int = 0
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Stacks of the culprits, and of one rank of each group that waits in the same place."""
     took_s: float = 0.0

@@ -102,7 +102,3 @@ class Table(Struct, Generic[T], frozen=True, kw_only=True):
             pieces.append(Piece("" if at == last else GAP))
             used += room + len(GAP)
         return tuple(piece for piece in pieces if piece.text)
-
-
-def text_of(lines: Iterable[Line]) -> str:
-    return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines)

@@ -66,8 +66,6 @@ def judged_as(
         signs=(*diagnosis.evidence, *_scene_words(scene, diagnosis), *lost),
         waiting=tuple(waiting_words(waiting) for waiting in diagnosis.waiting),
         advice=diagnosis.advice,
-        num_dumps=len(scene.dumps),
-        num_stacks=sum(bool(facts.stack) for facts in scene.facts.values()),
         stacks=_telling(scene, diagnosis),
         took_s=took_s,
     )

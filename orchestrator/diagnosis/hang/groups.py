@@ -203,8 +203,6 @@ class Stuck:
     unknown: tuple[int, ...]
     out: tuple[int, ...]
     """Members on which it is complete."""
-    unsure: tuple[int, ...] = ()
-    """Members whose partial dumps do not show whether it is complete on them."""
 
     @property
     def lacks(self) -> bool:
@@ -246,11 +244,12 @@ def _stuck(group: Group, seq: int, dumps: Mapping[int, RankDump], silent: Sequen
             # The exact number may be lost in a full buffer, so the next call that is left stands
             # for it.
             entered[member] = next(call for call in seat.calls if call.seq >= seq)
+    # Members whose partial dumps do not show whether it is complete on them.
     unsure = _complete_or_missing(missing, entered, group, dumps)
     missing = [member for member in missing if member not in unsure]
     if group.open and not (missing or unknown or out):
         unknown = list(silent)  # all known users wait, so an unknown member is missing
-    return Stuck(group, seq, entered, tuple(missing), tuple(unknown), tuple(out), tuple(unsure))
+    return Stuck(group, seq, entered, tuple(missing), tuple(unknown), tuple(out))
 
 
 def _complete_or_missing(

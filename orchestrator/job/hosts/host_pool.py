@@ -1,8 +1,5 @@
 """Whether the hosts of a job are enough, why some are not used, and how long to wait for others."""
 
-from collections import Counter
-from collections.abc import Mapping
-
 from orchestrator.job.host_state import HostState
 from orchestrator.job.stage import Waiting
 from orchestrator.job.state import Run, has_successors, switches_of, usable
@@ -10,13 +7,6 @@ from orchestrator.plan.placement.place import room_for
 
 MOST_DOUBLINGS = 6
 """Doublings of the wait for successors: 10 minutes become at most 10 hours 40 minutes."""
-
-
-def addresses(run: Run) -> Mapping[str, str]:
-    """Address -> its host, without addresses that several hosts share, as on one machine."""
-    known = [(host.address, host.name) for host in run.hosts.by_name.values() if host.address]
-    many = Counter(address for address, _ in known)
-    return {address: name for address, name in known if many[address] == 1}
 
 
 def preferred(run: Run, there: list[str]) -> list[str]:

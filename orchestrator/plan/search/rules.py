@@ -25,7 +25,6 @@ from orchestrator.plan.search.rule import Broken, Case, Refusal, Request, Rule, 
 HOST_FIX = "free or add hosts, or ask for fewer"
 TP_FIX = "set parallel.tp=auto, or a degree that divides"
 VOCABULARY_FIX = f"{TP_FIX}, or pad the vocabulary (--set model.pad_vocab_to_multiple_of=128)"
-CP_FIX = "set parallel.cp=auto, or cp=1"
 FULL_FIX = "set data.sequence_length to at most that, or use another model"
 SCHEDULE_FIX = "set parallel.pipeline.schedule=auto"
 

@@ -33,8 +33,8 @@ from orchestrator.failover.storage import FailoverStorage
 from orchestrator.failover.takeover import FollowingSeams, run_follower
 from orchestrator.job_secret import JobSecret
 from orchestrator.journal.supervisor import OpenJournal, Supervisor
-from orchestrator.leader.leader import Leader, LeaderSeams
-from orchestrator.leader.leader_main import HostRecords, LeadingSeams, Listening, lead, lead_on
+from orchestrator.leader.leader import HostRecords, Leader, LeaderSeams
+from orchestrator.leader.leader_main import LeadingSeams, Listening, lead, lead_on
 from orchestrator.seams import AllocationBackend
 from orchestrator.simulation.processes.attempt import SimulatedAttempt, SimulatedProcesses
 from orchestrator.simulation.processes.backend import backend_of

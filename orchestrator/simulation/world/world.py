@@ -28,7 +28,7 @@ from orchestrator.errors import BackendError
 from orchestrator.job.stage import Ended
 from orchestrator.job.state import Run
 from orchestrator.journal.supervisor import Decide, Supervisor
-from orchestrator.leader.leader_main import HostRecords
+from orchestrator.leader.leader import HostRecords
 from orchestrator.simulation.clock import EPOCH, HostClock, Timeline
 from orchestrator.simulation.history import History
 from orchestrator.simulation.laws.invariants import Laws

@@ -1,7 +1,5 @@
 """The addresses of pages, of their events, and of what they load."""
 
-from collections.abc import Awaitable, Callable
-
 from aiohttp import web
 
 from orchestrator.errors import NdctlError
@@ -16,8 +14,6 @@ from orchestrator.web.server import NO_CACHE, AddRoutes
 KEEP = {"Cache-Control": "private, max-age=86400"}
 PAGES = ("/", "/job/{name}", r"/job/{name}/incident/{incident:\d{1,9}}")
 HTML = "text/html"
-
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def page_routes(

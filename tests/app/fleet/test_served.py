@@ -13,22 +13,13 @@ from orchestrator.dashboard.fleet.row import OLD_S
 from orchestrator.web.fleet import Fleet, FleetState
 from orchestrator.web.pages.fleet_page import rows_of
 from tests.agent.world import TurnedClock
+from tests.app.fleet.test_known_jobs import elsewhere
 from tests.cli.test_verbs import ndctl
 from tests.dashboard.dashboard_story import finished
 from tests.jobs_on_disk import JOB, SPEC, NoCluster, cluster
 from tests.web.served_jobs import patient, renamed, written
 
-__all__ = ["cluster"]
-
-
-@pytest.fixture
-def elsewhere(cluster: NoCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder without jobs, while `JOB` runs in the run root that is returned."""
-    monkeypatch.delenv("NDCTL_RUN_ROOT", raising=False)
-    monkeypatch.chdir(tmp_path)
-    root = tmp_path / "project" / "runs"
-    assert ndctl("submit", str(SPEC), "--run-root", str(root)).exit_code == 0
-    return root
+__all__ = ["cluster", "elsewhere"]
 
 
 class Served:

@@ -142,6 +142,7 @@ class Cluster:
     refusal: BackendError | None = None
     done: list[str] = field(default_factory=list)
     no_events: bool = False
+    clock: TurnedClock = field(default_factory=lambda: TurnedClock(AT + BEGIN_S + 1))
 
     def list(self, resource: Resource, namespace: str, **_: object) -> Listed:
         if resource is EVENTS and self.no_events:
@@ -174,14 +175,12 @@ def asked(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, launch: LaunchPlan = LAUNCH
 ) -> Cluster:
     """Ask for the recreation of a leader's pod whose grace period is over."""
-    clock = TurnedClock()
-    clock.time = AT + BEGIN_S + 1
     monkeypatch.setattr(leader_recreate, "end_pod", lambda *_: cluster.done.append("end"))
 
     def exclude(hosts: Any) -> None:
         cluster.done.append(f"not on {', '.join(hosts)}")
 
-    revive(cast(Api, cluster), clock, "ns", launch, exclude, silent_s=None)
+    revive(cast(Api, cluster), "ns", launch, exclude, silent_s=None)
     return cluster
 
 

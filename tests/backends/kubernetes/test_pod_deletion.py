@@ -111,7 +111,7 @@ class Server:
 
 
 def ended(server: Server, kind: Kind = "pytorchjob") -> Server:
-    end_pod(cast(Api, server), server.clock, kind, "node-7", server.pod, FORCE_S)
+    end_pod(cast(Api, server), kind, "node-7", server.pod, FORCE_S)
     return server
 
 

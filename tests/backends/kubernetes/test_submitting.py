@@ -142,7 +142,7 @@ class Cluster:
 
 
 def submitted(cluster: Cluster, handover: Handover) -> None:
-    submit(cast("Api", cluster), cluster.clock, NAMESPACE, handover)
+    submit(cast("Api", cluster), NAMESPACE, handover)
 
 
 def assert_whole(cluster: Cluster, kind: Kind) -> None:
@@ -256,7 +256,7 @@ def test_leftovers_are_reported_and_removed_by_the_next_submission() -> None:
         again = dataclasses.replace(cluster, fails_at=None)
         submitted(again, a_handover(PLAIN))
         assert_whole(again, "pytorchjob")
-        remove_orphans(cast("Api", cluster), cluster.clock, NAMESPACE, PLAIN, "job")
+        remove_orphans(cast("Api", cluster), NAMESPACE, PLAIN, "job")
         assert_whole(cluster, "pytorchjob")  # the job exists, so no object is an orphan
 
 
@@ -265,7 +265,7 @@ def test_cancel_removes_leftovers_of_a_submission() -> None:
     with pytest.raises(Unsettled):
         submitted(cluster, a_handover(PLAIN))
     cluster.down = 0
-    remove_orphans(cast("Api", cluster), cluster.clock, NAMESPACE, PLAIN, "job")
+    remove_orphans(cast("Api", cluster), NAMESPACE, PLAIN, "job")
     assert cluster.there == {}
 
 
@@ -318,7 +318,7 @@ def test_foreign_objects_with_a_name_of_the_job_are_kept() -> None:
     ):
         submitted(cluster, a_handover(PLAIN))
     assert cluster.kinds() == {"Secret"}
-    remove_orphans(cast("Api", cluster), cluster.clock, NAMESPACE, PLAIN, "job")
+    remove_orphans(cast("Api", cluster), NAMESPACE, PLAIN, "job")
     assert cluster.kinds() == {"Secret"}
 
 

@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from orchestrator.dashboard import format
-from orchestrator.dashboard.fleet.columns import text_of
 from orchestrator.dashboard.fleet.host_table import (
     HostUse,
     host_json,
@@ -17,6 +16,7 @@ from orchestrator.dashboard.fleet.host_table import (
 from orchestrator.dashboard.fleet.summary import summary_of
 from orchestrator.host_strikes import Pinned, Record, Strike
 from tests.dashboard.dashboard_story import START, finished, metrics, recovered
+from tests.dashboard.fleet.table_text import text_of
 from tests.dashboard.fleet.test_table import row
 from tests.dashboard.test_status import snapshot
 

@@ -10,7 +10,6 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import HostStopped, RankError
 from orchestrator.contract.spec.failures import ExitReading, Reading
 from orchestrator.dashboard import format
-from orchestrator.dashboard.fleet.columns import text_of
 from orchestrator.dashboard.fleet.row import JobRow, in_order, is_old, is_trouble, row_json
 from orchestrator.dashboard.fleet.summary import JobSummary, eta_s, summary_of
 from orchestrator.dashboard.fleet.table import table
@@ -30,6 +29,7 @@ from tests.dashboard.dashboard_story import (
     restarting,
     started,
 )
+from tests.dashboard.fleet.table_text import text_of
 from tests.dashboard.test_status import failed, snapshot
 
 NOW = START + 40

@@ -5,7 +5,7 @@ from datetime import UTC
 
 from msgspec.structs import replace
 
-from orchestrator.contract.messages.events import HangJudged, HealthChanged
+from orchestrator.contract.messages.events import HealthChanged
 from orchestrator.dashboard.fleet.row import JobRow, in_order
 from orchestrator.dashboard.follow.newest_lines import NewestLines
 from orchestrator.dashboard.interactive.content import (
@@ -20,7 +20,16 @@ from orchestrator.dashboard.interactive.pages import Sight
 from orchestrator.dashboard.interactive.places import Kind, Place
 from orchestrator.dashboard.metrics import Metric
 from orchestrator.dashboard.time_spent.account import TimeSpent
-from tests.dashboard.dashboard_story import SLOW, START, finished, hung, metrics, recovered, started
+from tests.dashboard.dashboard_story import (
+    SLOW,
+    START,
+    finished,
+    hang_judged,
+    hung,
+    metrics,
+    recovered,
+    started,
+)
 from tests.dashboard.fleet.test_table import some_rows
 from tests.dashboard.test_status import snapshot
 
@@ -61,16 +70,7 @@ def slow_job() -> JobContent:
 
 def hung_job() -> JobContent:
     silent = HealthChanged(at=START + 55, attempt=1, ranks=((0, 3),), health="silent", age_s=6)
-    judged = HangJudged(
-        at=START + 63,
-        attempt=1,
-        verdict="never-entered",
-        cause="rank 3 did not call the operation in which the others wait",
-        scope="rank",
-        ranks=(3,),
-        hosts=("host-1",),
-        confidence=0.97,
-    )
+    judged = hang_judged(confidence=0.97, waiting=())
     story = hung()
     return job([*story[:-1], silent, story[-1], judged], gpu_metrics(1, 12))
 

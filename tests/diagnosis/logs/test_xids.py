@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.app.classification import classify_log
-from orchestrator.diagnosis.classes import FailureSigns, classify, default_rules, fit
+from orchestrator.diagnosis.classes import FailureSigns, all_that_fit, classify, default_rules
 from orchestrator.diagnosis.logs.xids import CLASSES, IGNORE, TOLD_BY_WORDS, Xid, catalog
 
 BROKEN = {"RESET_GPU", "RESTART_BM", "RESTART_VM", "WORKFLOW_XID_48", "CHECK_MECHANICALS"}
@@ -84,7 +84,8 @@ def test_fatal_nvlink_errors_are_marked_as_fatal() -> None:
 def test_no_other_rule_matches_the_xid_numbers() -> None:
     rules = [rule for rule in default_rules() if not rule.name.startswith("xid-")]
     for xid in catalog():
-        named = [rule.name for rule in rules if fit(rule, FailureSigns(lines=(line(xid.code),)))]
+        fits = all_that_fit(FailureSigns(lines=(line(xid.code),)), rules)
+        named = [one.rule.name for one in fits]
         assert [name for name in named if name != "unknown"] == ["gpu-lost"] * (xid.code == 79)
 
 

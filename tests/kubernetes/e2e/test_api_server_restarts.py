@@ -30,9 +30,7 @@ LIMIT_S = 300.0
 
 def watching(kube: KubeTestbed) -> ListWatch:
     api = Api(None, {"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
-    return ListWatch(
-        api=api, clock=SystemClock(), resource=CONFIG_MAPS, namespace="default", labels=LABEL
-    )
+    return ListWatch(api=api, resource=CONFIG_MAPS, namespace="default", labels=LABEL)
 
 
 def create(kube: KubeTestbed, name: str) -> None:
@@ -50,7 +48,7 @@ class Seen:
         self.thread.start()
 
     def _follow(self, one: ListWatch) -> None:
-        for cache in one.changes(one.clock.monotonic() + LIMIT_S):
+        for cache in one.changes(one.api.clock.monotonic() + LIMIT_S):
             self.names.append({name for _, name in cache.items})
             if self.over.is_set():
                 return
@@ -116,7 +114,7 @@ def test_watches_and_followers_survive_a_restart_and_a_compaction(
     live, late = watching(kube), watching(kube)
     seen = Seen(live)
     seen.wait_until({"a", "b"})
-    for cache in late.changes(late.clock.monotonic() + LIMIT_S):
+    for cache in late.changes(late.api.clock.monotonic() + LIMIT_S):
         assert {name for _, name in cache.items} == {"a", "b"}
         break
     kube.kubectl("delete", "configmap", "b")

@@ -12,7 +12,6 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import (
     Event,
     EvidenceGathered,
-    HangJudged,
     HealthChanged,
     HostStopped,
     RankEvidence,
@@ -39,6 +38,7 @@ from tests.dashboard.dashboard_story import (
     StoryClock,
     broken,
     finished,
+    hang_judged,
     hung,
     journal,
     recovered,
@@ -105,18 +105,7 @@ def hang_with_evidence() -> list[Event]:
         HealthChanged(at=START + 61, attempt=1, ranks=((3, 3),), health="silent", age_s=9.0),
         EvidenceGathered(at=START + 61, attempt=1, host="host-0", ranks=tuple(ranks[:2])),
         EvidenceGathered(at=START + 61, attempt=1, host="host-1", ranks=tuple(ranks[2:])),
-        HangJudged(
-            at=START + 62,
-            attempt=1,
-            verdict="never-entered",
-            cause="rank 3 did not call the operation in which the others wait",
-            scope="rank",
-            ranks=(3,),
-            hosts=("host-1",),
-            confidence=0.98,
-            waiting=("mesh_tp, operation 7: all_reduce",),
-            stacks={**stacks, "3": spins},
-        ),
+        hang_judged(at=START + 62, stacks={**stacks, "3": spins}),
         *(
             HostStopped(at=START + 64, attempt=1, host=host, finished=False)
             for host in ("host-0", "host-1")

@@ -8,7 +8,6 @@ from orchestrator.backends.kubernetes.api.api_errors import Expired, Forbidden
 from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.resources import Object, Resource
 from orchestrator.errors import Unanswered
-from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,6 @@ class ListWatch:
     """
 
     api: Api
-    clock: Clock
     resource: Resource
     namespace: str | None
     labels: str = ""
@@ -91,7 +89,7 @@ class ListWatch:
             BackendError: the server refused the request.
         """
         failures = 0
-        while (left := deadline - self.clock.monotonic()) > 0:
+        while (left := deadline - self.api.clock.monotonic()) > 0:
             try:
                 if not self.cache.version:
                     self._list()
@@ -102,7 +100,7 @@ class ListWatch:
                     failures, self.silent_since = 0, None
                     if changed:
                         yield self.cache
-                    if self.clock.monotonic() > deadline:
+                    if self.api.clock.monotonic() > deadline:
                         return
                 failures = 0
             # The server keeps versions for some minutes only. Empty: list again.
@@ -111,12 +109,12 @@ class ListWatch:
             except Unanswered:
                 # Keep the first time: callers measure how long the server has been silent.
                 if self.silent_since is None:
-                    self.silent_since = self.clock.monotonic()
+                    self.silent_since = self.api.clock.monotonic()
                 pause = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
                 failures += 1
                 if self.list_after_silence:
                     self.cache.version = ""
-                self.clock.sleep(min(pause, max(0.0, deadline - self.clock.monotonic())))
+                self.api.clock.sleep(min(pause, max(0.0, deadline - self.api.clock.monotonic())))
 
     def _changed(self, left_s: float) -> Iterator[bool]:
         # An older Role may have `list` without `watch`.
@@ -128,7 +126,7 @@ class ListWatch:
                 log.warning(words, self.resource.word, POLL_S, exc)
                 self.polls = True
             return
-        self.clock.sleep(min(POLL_S, left_s))
+        self.api.clock.sleep(min(POLL_S, left_s))
         self._list()
         yield True
 

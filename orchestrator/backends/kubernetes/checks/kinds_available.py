@@ -17,7 +17,7 @@ from orchestrator.backends.kubernetes.resources import (
 )
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.codec import nearest
-from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec
+from orchestrator.contract.spec.kubernetes_spec import Kind
 from orchestrator.contract.submission_payload import Handover
 
 GROUPS = {kind.resource.group for kind in JOB_KINDS.values()}
@@ -78,7 +78,7 @@ def fields_unknown(schemas: KindSchemas, handover: Handover, namespace: str) -> 
     """Fields of the job's objects that the kinds of this cluster lack, which old API servers drop
     without an error. If ndctl itself sets the field, the operator is too old; otherwise the field
     comes from `pod_template`."""
-    spec = handover.launch.kubernetes or KubernetesSpec()
+    spec = handover.launch.kubernetes_spec
     plain = replace(handover.launch, kubernetes=replace(spec, pod_template={}))
     without = replace(handover, job=replace(handover.job, launch=plain))
     own = {one.path for _, one in _lacking(schemas, objects(without, namespace))}

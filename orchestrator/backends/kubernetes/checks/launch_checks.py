@@ -100,14 +100,14 @@ def examine_job(
 
 
 def _kind(api: ApiReader, handover: Handover) -> tuple[Finding, ...]:
-    spec = handover.launch.kubernetes or KubernetesSpec()
+    spec = handover.launch.kubernetes_spec
     return (kind_there(KindSchemas(api), spec.kind),)
 
 
 def _objects(api: ApiReader, namespace: str, handover: Handover) -> tuple[Finding, ...]:
     """Checks of the rendered objects: their kinds, their fields, and a dry run of each."""
     launch, schemas = handover.launch, KindSchemas(api)
-    spec = launch.kubernetes or KubernetesSpec()
+    spec = launch.kubernetes_spec
     kind = kind_there(schemas, spec.kind)
     known = kind.verdict == "ok"
     unknown = tuple(fields_unknown(schemas, handover, namespace)) if known else ()
@@ -120,7 +120,7 @@ def _around(
 ) -> Iterator[Finding]:
     """Checks of what is already in the cluster."""
     launch = handover.launch
-    spec, hosts = launch.kubernetes or KubernetesSpec(), len(launch.hosts)
+    spec, hosts = launch.kubernetes_spec, len(launch.hosts)
     yield from _of_other_kinds(api, namespace, launch)
     yield from _of_strangers(api, namespace, spec, launch.job)
     yield from _runs(api, namespace, spec, hosts)
@@ -161,7 +161,7 @@ def _tried(
     own_kind: bool,
 ) -> Iterator[Finding]:
     """A dry run of each object. `own_kind`: the cluster has the job's kind."""
-    spec = launch.kubernetes or KubernetesSpec()
+    spec = launch.kubernetes_spec
     kind = JOB_KINDS[spec.kind].resource
     submits = [one for one in permissions.needed(spec) if one.need == "submit"]
     lacking = permissions.missing(api, submits, namespace)
@@ -209,7 +209,7 @@ def _stops(problem: Problem) -> Finding:
 
 def _of_other_kinds(api: ApiReader, namespace: str, launch: LaunchPlan) -> Iterator[Finding]:
     """A job of another kind with the same name would share its run directory and its ConfigMap."""
-    mine = (launch.kubernetes or KubernetesSpec()).kind
+    mine = launch.kubernetes_spec.kind
     for kind in (JOB_KINDS[name].resource for name in JOB_KINDS if name != mine):
         if get_or_none(api, kind, namespace, launch.job) is not None:
             yield _stops(
@@ -309,7 +309,7 @@ def _quotas(api: ApiReader, namespace: str, launch: LaunchPlan) -> Iterator[Find
 
 def _wanted(launch: LaunchPlan) -> dict[str, tuple[str, str]]:
     """Key of a quota -> the key of the spec, and the amount that one pod uses."""
-    spec = launch.kubernetes or KubernetesSpec()
+    spec = launch.kubernetes_spec
     found = {"pods": ("cluster.hosts", "1"), "count/pods": ("cluster.hosts", "1")}
     if spec.gpu_resource:
         gpus = ("cluster.gpus_per_host", str(launch.devices_per_host))

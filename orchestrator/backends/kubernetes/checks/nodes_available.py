@@ -29,7 +29,7 @@ def nodes_there(
     api: ApiReader, plan: Plan, launch: LaunchPlan, table: GpuTable
 ) -> Iterator[Finding]:
     """Nodes that the job may use, even if other pods use them now."""
-    spec = launch.kubernetes or KubernetesSpec()
+    spec = launch.kubernetes_spec
     try:
         nodes = [parse_node(item) for item in api.list(NODES, None).items]
     except Forbidden as exc:

@@ -61,7 +61,7 @@ def missing(
 def references(handover: Handover, *, of_pods: bool = True) -> dict[Reference, str]:
     """Each reference with the key of the spec that names it."""
     launch = handover.launch
-    spec = launch.kubernetes or KubernetesSpec()
+    spec = launch.kubernetes_spec
     own = {
         Reference(CONFIG_MAPS, names.config_map_of(launch.job)),
         Reference(ACCOUNTS, names.account_of(launch.job)),

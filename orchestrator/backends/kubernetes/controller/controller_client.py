@@ -32,9 +32,8 @@ from orchestrator.backends.kubernetes.resources import (
     name_of,
 )
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec
+from orchestrator.contract.spec.kubernetes_spec import Kind
 from orchestrator.errors import BackendError
-from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)
 
@@ -122,31 +121,31 @@ def _listed(notes: Notes, annotation: str) -> tuple[str, ...]:
     return tuple(filter(None, notes.get(annotation, "").split(",")))
 
 
-def ask(api: Api, clock: Clock, namespace: str, launch: LaunchPlan, request: GangRestart) -> bool:
+def ask(api: Api, namespace: str, launch: LaunchPlan, request: GangRestart) -> bool:
     """Ask the controller to replace all pods. False: the caller has to do it.
 
     The Lease shows whether a controller is alive. If it does not act in time, the request is
     withdrawn. A controller that starts at that very moment still restarts the job; then the pods
     are replaced twice, which is harmless.
     """
-    kind = JOB_KINDS[(launch.kubernetes or KubernetesSpec()).kind]
+    kind = JOB_KINDS[launch.kubernetes_spec.kind]
     job = api.get(kind.resource, namespace, launch.job)
     # The object belongs to a later launch, whose pods must not be replaced.
     if job is None or object_fields.launch_of(job) != launch.launch:
         return False
-    duration_s = lives_for(api, clock, job)
+    duration_s = lives_for(api, job)
     # No controller is alive, so do not wait for an answer.
     if duration_s is None:
         return False
     text = request.text()
     note(api, namespace, launch.job, lambda _: {names.GANG_ANNOTATION: text})
-    deadline = clock.monotonic() + duration_s + PATIENCE_S
+    deadline = api.clock.monotonic() + duration_s + PATIENCE_S
     # The Lease duration is included: the controller may have just died, and a standby takes over
     # only after it.
-    while clock.monotonic() < deadline:
+    while api.clock.monotonic() < deadline:
         if _is_begun(kind, api.get(kind.resource, namespace, launch.job), text):
             return True
-        clock.sleep(LOOK_S)
+        api.clock.sleep(LOOK_S)
     # Otherwise a controller that starts later would restart the job, although the caller has
     # replaced the pods by then.
     note(api, namespace, launch.job, lambda _: {names.GANG_ANNOTATION: None})
@@ -165,21 +164,19 @@ def _is_begun(kind: JobKind, job: Object | None, text: str) -> bool:
     return object_fields.annotations_of(job).get(names.RESTARTED_ANNOTATION) == digest_of(text)
 
 
-def kept_off(
-    api: Api, clock: Clock, namespace: str, kind: Kind, job: Object, hosts: Sequence[str]
-) -> bool:
+def kept_off(api: Api, namespace: str, kind: Kind, job: Object, hosts: Sequence[str]) -> bool:
     """Wait until a controller excludes `hosts` for new pods of `job`; false if none does.
 
     Delete pods only after this; otherwise their successors could start on the same hosts.
     """
-    duration_s = lives_for(api, clock, job)
+    duration_s = lives_for(api, job)
     if duration_s is None:
         return False
-    deadline = clock.monotonic() + duration_s + PATIENCE_S
+    deadline = api.clock.monotonic() + duration_s + PATIENCE_S
     while not (done := _is_kept_off(api, namespace, kind, name_of(job), hosts)):
-        if clock.monotonic() >= deadline:
+        if api.clock.monotonic() >= deadline:
             break
-        clock.sleep(LOOK_S)
+        api.clock.sleep(LOOK_S)
     return done
 
 
@@ -195,11 +192,11 @@ def _is_kept_off(api: Api, namespace: str, kind: Kind, name: str, hosts: Sequenc
     return all(api.get(PODS, namespace, each) is not None for each in placeholders)
 
 
-def end(api: Api, clock: Clock, namespace: str, kind: Kind, job: str, pod: Object) -> bool:
+def end(api: Api, namespace: str, kind: Kind, job: str, pod: Object) -> bool:
     """Ask the controller to delete a pod of the job, because the pods' account may not; false if
     none does. If the pod's node is unreachable, the controller also forces the deletion."""
     found = api.get(JOB_KINDS[kind].resource, namespace, job)
-    duration_s = None if found is None else lives_for(api, clock, found)
+    duration_s = None if found is None else lives_for(api, found)
     if duration_s is None:
         return False
     uid, name = pod["metadata"]["uid"], name_of(pod)
@@ -212,13 +209,13 @@ def end(api: Api, clock: Clock, namespace: str, kind: Kind, job: str, pod: Objec
         return {names.END_ANNOTATION: ",".join(dict.fromkeys((*left, f"{name}/{uid}")))}
 
     note(api, namespace, job, change)
-    deadline = clock.monotonic() + duration_s + PATIENCE_S
-    while clock.monotonic() < deadline:
+    deadline = api.clock.monotonic() + duration_s + PATIENCE_S
+    while api.clock.monotonic() < deadline:
         now = api.get(PODS, namespace, name)
         # Another uid: the operator has created the successor already.
         if now is None or now["metadata"]["uid"] != uid or object_fields.is_leaving(now):
             return True
-        clock.sleep(LOOK_S)
+        api.clock.sleep(LOOK_S)
     return False
 
 
@@ -226,13 +223,13 @@ def _pods(api: Api, namespace: str, job: str) -> tuple[Object, ...]:
     return api.list(PODS, namespace, labels=f"{names.JOB_LABEL}={job}").items
 
 
-def lives_for(api: Api, clock: Clock, job: Object) -> float | None:
+def lives_for(api: Api, job: Object) -> float | None:
     """Lease duration of the job's controller; None if it is not alive."""
     home = object_fields.annotations_of(job).get(names.CONTROLLER_ANNOTATION)
-    return None if home is None else lease_s(api, clock, home)
+    return None if home is None else lease_s(api, home)
 
 
-def lease_s(api: Api, clock: Clock, home: str) -> float | None:
+def lease_s(api: Api, home: str) -> float | None:
     """Lease duration of the controller in namespace `home`; None if none is alive."""
     try:
         lease = api.get(LEASES, home, LEASE)
@@ -247,5 +244,5 @@ def lease_s(api: Api, clock: Clock, home: str) -> float | None:
     renewed = datetime.fromisoformat(spec["renewTime"]).astimezone(UTC).timestamp()
     # The times are from two clocks, so a Lease counts as alive a little longer. Too long only
     # delays the caller.
-    age_s = clock.now() - renewed
+    age_s = api.clock.now() - renewed
     return duration_s if age_s <= duration_s + SKEW_S else None

@@ -10,7 +10,6 @@ from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.api.watch_cache import ListWatch
 from orchestrator.backends.kubernetes.resources import Object, Resource
 from orchestrator.errors import BackendError
-from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +23,6 @@ WINDOW_S = 3600.0
 @dataclass(slots=True, kw_only=True)
 class Informer:
     api: Api
-    clock: Clock
     resource: Resource
     namespace: str | None
     labels: str
@@ -38,7 +36,6 @@ class Informer:
     def __post_init__(self) -> None:
         self.watching = ListWatch(
             api=self.api,
-            clock=self.clock,
             resource=self.resource,
             namespace=self.namespace,
             labels=self.labels,
@@ -59,18 +56,18 @@ class Informer:
     def _run(self) -> None:
         while True:
             try:
-                for cache in self.watching.changes(self.clock.monotonic() + WINDOW_S):
+                for cache in self.watching.changes(self.api.clock.monotonic() + WINDOW_S):
                     self.items = tuple(cache.items.values())
                     self.changed.set()
             except Missing:  # without the operator, no object of this kind exists
                 self._nothing_known(())
-                self.clock.sleep(ABSENT_S)
+                self.api.clock.sleep(ABSENT_S)
             # For example, a right was taken away. The thread keeps trying, because an administrator
             # may give it back.
             except BackendError as exc:
                 log.error("cannot watch %s: %s", self.resource.word, exc)
                 self._nothing_known(None)
-                self.clock.sleep(AGAIN_S)
+                self.api.clock.sleep(AGAIN_S)
 
     def _nothing_known(self, items: Sequence[Object] | None) -> None:
         # The next round must list again: deletions may have been missed.

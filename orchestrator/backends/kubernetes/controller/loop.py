@@ -30,7 +30,6 @@ from orchestrator.backends.kubernetes.resources import (
     Resource,
 )
 from orchestrator.errors import BackendError
-from orchestrator.seams import Clock
 
 log = logging.getLogger("orchestrator.controller")
 
@@ -55,7 +54,6 @@ class Refused:
 @dataclass(kw_only=True)
 class Controller:
     api: Api
-    clock: Clock
     scope: Scope
     duration_s: int
     woken: threading.Event = field(default_factory=threading.Event)
@@ -78,7 +76,6 @@ class Controller:
     def _informer(self, resource: Resource, labels: str = "") -> Informer:
         return Informer(
             api=self.api,
-            clock=self.clock,
             resource=resource,
             namespace=self.scope.namespace if resource.namespaced else None,
             labels=labels,
@@ -140,7 +137,7 @@ class Controller:
         if self.beside[CONFIG_MAPS].known is None:
             return None  # they hold the requests of pods
         seen = Seen(jobs=known, pods=pods, nodes=nodes, beside=beside)
-        decision = decide(seen, self.scope, self.since, self.clock.monotonic())
+        decision = decide(seen, self.scope, self.since, self.api.clock.monotonic())
         # A request stays in the ConfigMap until its pod removes it, so it is logged once and not
         # each round.
         for words in sorted({*decision.refused} - self.told):
@@ -157,7 +154,7 @@ class Controller:
         return decision
 
     def _pause(self, decision: Decision | None) -> float | None:
-        waits = [one.again_at - self.clock.monotonic() for one in self.refused.values()]
+        waits = [one.again_at - self.api.clock.monotonic() for one in self.refused.values()]
         if decision is not None and decision.due_s is not None:
             waits.append(decision.due_s)
         # A standby wakes for its timers, but it cannot act, so it does not hurry.
@@ -174,7 +171,7 @@ class Controller:
             if order in self.done:
                 continue
             # The rest of the chain needs this action, so it waits as well.
-            if before is not None and before.again_at > self.clock.monotonic():
+            if before is not None and before.again_at > self.api.clock.monotonic():
                 return
             # The Lease may be lost in the middle of a round.
             if self.stopping.is_set() or not self.election.acts:
@@ -191,7 +188,7 @@ class Controller:
 
     def _refuse(self, order: Order, action: Action, exc: BackendError, times: int) -> None:
         wait_s = BACKOFF_S[min(times, len(BACKOFF_S) - 1)]
-        self.refused[order] = Refused(self.clock.monotonic() + wait_s, times + 1)
+        self.refused[order] = Refused(self.api.clock.monotonic() + wait_s, times + 1)
         if isinstance(exc, Conflict):
             log.debug("%s: %s", action.does, exc.message)  # the object changed: observe again
         else:
@@ -229,9 +226,9 @@ def perform(api: Api, action: Action) -> None:
         api.delete(what.resource, what.namespace, what.name, grace_s=action.grace_s, uid=what.uid)
 
 
-def serve(api: Api, clock: Clock, scope: Scope, *, duration_s: int, once: bool) -> None:
+def serve(api: Api, scope: Scope, *, duration_s: int, once: bool) -> None:
     """Run until SIGTERM or SIGINT."""
-    controller = Controller(api=api, clock=clock, scope=scope, duration_s=duration_s)
+    controller = Controller(api=api, scope=scope, duration_s=duration_s)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: controller.stop())
     controller.run(once=once)

@@ -19,6 +19,7 @@ from orchestrator.backends.kubernetes.resources import (
     Object,
     lookup,
     name_of,
+    owner_reference,
 )
 from orchestrator.contract.spec.kubernetes_spec import Kind
 
@@ -103,14 +104,7 @@ def _placeholder(kind: Kind, job: Object, host: str, like: Object) -> dict[str, 
                 "app.kubernetes.io/part-of": "ndctl",
                 names.KEEPS_OFF_LABEL: name,
             },
-            "ownerReferences": [
-                {
-                    "apiVersion": f"{resource.group}/{resource.version}",
-                    "kind": resource.kind,
-                    "name": name,
-                    "uid": job["metadata"]["uid"],
-                }
-            ],
+            "ownerReferences": [owner_reference(resource, job)],
         },
         "spec": {
             # The scheduler is bypassed: it would not choose a cordoned or full node, and the

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.api.watch_cache import ListWatch
 from orchestrator.backends.kubernetes.resources import NODES, Object
-from orchestrator.seams import Clock
 
 FEW = 16
 """Up to this many nodes are read one by one. With more, all nodes are listed once and then
@@ -14,8 +13,7 @@ watched."""
 
 
 class NodeCache:
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
+    def __init__(self) -> None:
         self.watching: ListWatch | None = None
         """All nodes of the cluster, for a leader with many hosts."""
         self.asking = threading.Lock()
@@ -28,7 +26,6 @@ class NodeCache:
                 if self.watching is None:
                     self.watching = ListWatch(
                         api=api,
-                        clock=self.clock,
                         resource=NODES,
                         namespace=None,
                         cached=True,

@@ -14,7 +14,6 @@ from orchestrator.backends.kubernetes.observe.object_fields import launch_of
 from orchestrator.backends.kubernetes.resources import JobKind, Object
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import BackendError, Unanswered
-from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +25,8 @@ REFUSED_S = 300.0
 
 
 class OwnJob:
-    def __init__(
-        self, api: Api, clock: Clock, kind: JobKind, namespace: str, launch: LaunchPlan
-    ) -> None:
-        self.api, self.clock, self.kind = api, clock, kind
-        self.namespace, self.launch = namespace, launch
+    def __init__(self, api: Api, kind: JobKind, namespace: str, launch: LaunchPlan) -> None:
+        self.api, self.kind, self.namespace, self.launch = api, kind, namespace, launch
         self.job: Object | None = None
         """The last observed version."""
         self.gone = threading.Event()
@@ -52,16 +48,16 @@ class OwnJob:
                 self.seen.set()
                 # A deleted job has no resourceVersion to watch from.
                 if not self.gone.is_set():
-                    begun = self.clock.monotonic()
+                    begun = self.api.clock.monotonic()
                     self._watch()
-                    if self.clock.monotonic() - begun < SHORT_S:
-                        self.clock.sleep(SHORT_S)  # the server may close each watch at once
+                    if self.api.clock.monotonic() - begun < SHORT_S:
+                        self.api.clock.sleep(SHORT_S)  # the server may close each watch at once
             # The server no longer has that version. Read the object again and watch from its new
             # version.
             except Expired:
                 continue
             except Unanswered:
-                self.clock.sleep(AGAIN_S)
+                self.api.clock.sleep(AGAIN_S)
             except BackendError as exc:
                 # Even a refusal counts as an answer: the reporter waits for it before it sends its
                 # first event.
@@ -71,7 +67,7 @@ class OwnJob:
     def _refused(self, exc: BackendError) -> None:
         """An older Role lacks `watch`: then the leader reads the job when it needs to know."""
         log.warning("cannot watch the leader's own job, so its deletion stays unnoticed: %s", exc)
-        self.clock.sleep(REFUSED_S if isinstance(exc, Forbidden) else AGAIN_S)
+        self.api.clock.sleep(REFUSED_S if isinstance(exc, Forbidden) else AGAIN_S)
 
     def _look(self) -> None:
         found = self.api.get(self.kind.resource, self.namespace, self.launch.job)

@@ -8,7 +8,7 @@ import hashlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,14 +19,12 @@ from msgspec.structs import replace
 
 from ndctl.rank.fence import GivenUp
 from orchestrator.backends.kubernetes.api.api_errors import Conflict
-from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.leader.own_job import OwnJob
 from orchestrator.backends.kubernetes.leader.trainer_status import TrainerServer, status_body
 from orchestrator.backends.kubernetes.observe.reports import stamp, to_annotation, to_data
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, JobKind, Object
+from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, JobKind, owner_reference
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import Event
 from orchestrator.errors import BackendError, Unanswered
 from orchestrator.job.reports.job_news import Budget, News, admit, news_of
@@ -99,23 +97,29 @@ def due_s(report: JobReport, written: Written | None, now: float) -> float:
 
 
 class LeaderReporter:
-    def __init__(  # noqa: PLR0913 - all its dependencies
+    def __init__(
         self,
-        *,
-        api: Api,
-        clock: Clock,
-        kind: JobKind,
-        namespace: str,
-        launch: LaunchPlan,
+        own: OwnJob,
         run_dir: RunDir,
         guard: Callable[[], None],
         pod: str,
-        own: OwnJob,
         trainer: TrainerServer | None,
     ) -> None:
-        self.api, self.clock, self.kind = api, clock, kind
-        self.namespace, self.launch, self.run_dir = namespace, launch, run_dir
-        self.guard, self.pod, self.own, self.trainer = guard, pod, own, trainer
+        """
+        Args:
+            guard: raises an OSError if this leader may no longer write.
+            pod: name of the leader's pod.
+            trainer: of the TrainJob, if it takes reports.
+        """
+        self.own, self.run_dir, self.guard, self.pod, self.trainer = (
+            own,
+            run_dir,
+            guard,
+            pod,
+            trainer,
+        )
+        self.api, self.clock, self.kind = own.api, own.api.clock, own.kind
+        self.namespace, self.launch = own.namespace, own.launch
         self.lock = threading.Lock()
         self.woken = threading.Event()
         self.closing = False
@@ -125,7 +129,7 @@ class LeaderReporter:
         self.written: Written | None = None
         self.progressed: Written | None = None
         self.events = Channel("cannot create events of the job")
-        self.state = Channel(f"ConfigMap {names.state_map_of(launch.job)} cannot be written")
+        self.state = Channel(f"ConfigMap {names.state_map_of(self.launch.job)} cannot be written")
         self.owner = Channel("cannot set the owner of ConfigMap JOB-state")
         self.owned = False
         self.progress = Channel("Kubeflow Trainer rejected the job's progress")
@@ -159,9 +163,8 @@ class LeaderReporter:
 
     def _work(self) -> None:
         while True:
-            closing = (
-                self.closing
-            )  # a stop request is checked first, so that everything before it is reported
+            # A stop request is checked first, so that everything before it is reported.
+            closing = self.closing
             try:
                 # A leader that lost its lock must not overwrite the report of its successor.
                 self.guard()
@@ -235,8 +238,9 @@ class LeaderReporter:
             return
         self.written = Written(report=report, at=self.clock.monotonic())
         if (job := self.own.job) is not None and not self.owned:
-            # In its own request, because setting an owner may need more rights than the rest.
-            mine = {"metadata": {"ownerReferences": [_owner(self.kind, job)]}}
+            # Kubernetes then deletes the ConfigMap with the job. In its own request, because
+            # setting an owner may need more rights than the rest.
+            mine = {"metadata": {"ownerReferences": [owner_reference(self.kind.resource, job)]}}
             self.owned = self.owner.told(self.clock, partial(self._change_map, mine))
 
     def _change_map(self, change: dict[str, Any]) -> None:
@@ -267,7 +271,7 @@ def event_of(
         "kind": "Event",
         "metadata": {"name": name, "namespace": namespace, "annotations": notes},
         "involvedObject": {
-            "apiVersion": f"{resource.group}/{resource.version}",
+            "apiVersion": resource.api_version,
             "kind": resource.kind,
             "name": job,
             "namespace": namespace,
@@ -280,14 +284,4 @@ def event_of(
         "lastTimestamp": at,
         "source": {"component": "ndctl"},
         "reportingComponent": "ndctl.dev/leader",
-    }
-
-
-def _owner(kind: JobKind, job: Object) -> Mapping[str, str]:
-    """Set the owner, so that Kubernetes deletes it with the job."""
-    return {
-        "apiVersion": f"{kind.resource.group}/{kind.resource.version}",
-        "kind": kind.resource.kind,
-        "name": job["metadata"]["name"],
-        "uid": job["metadata"]["uid"],
     }

@@ -9,21 +9,20 @@ from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.mirror.mirror import Mirror
 from orchestrator.backends.kubernetes.mirror.mirror_paths import (
     IN_CLUSTER,
-    REMOTE,
     folder_of,
     is_mirror,
     known_mirrors,
 )
+from orchestrator.backends.kubernetes.mirror.remote import read_remote
 from orchestrator.backends.kubernetes.observe.object_fields import LABEL
 from orchestrator.backends.kubernetes.resources import JOB_KINDS, name_of
-from orchestrator.contract.read_json import read_json
 from orchestrator.errors import BackendError, JobError, Unreachable
 from orchestrator.seams import Clock
 
 
-def open_mirror(path: Path, environ: Mapping[str, str], clock: Clock) -> "Mirror":
+def open_mirror(path: Path, environ: Mapping[str, str], clock: Clock) -> Mirror:
     """An existing mirror."""
-    context = read_json((path / REMOTE).read_text())["context"]
+    context = read_remote(path).context
     api = Api(None if context == IN_CLUSTER else context, environ, clock)
     return Mirror(path, api)
 
@@ -35,7 +34,7 @@ def seek_mirror(
     namespace: str | None,
     environ: Mapping[str, str],
     clock: Clock,
-) -> "Mirror":
+) -> Mirror:
     """The mirror of a job in the cluster; creates it if needed. Raises JobError if there is
     none."""
     api = Api(context, environ, clock)
@@ -72,7 +71,7 @@ def mirrors_at(
     namespace: str | None,
     environ: Mapping[str, str],
     clock: Clock,
-) -> list["Mirror"]:
+) -> list[Mirror]:
     """Mirrors of all ndctl jobs in a namespace; the existing ones if the cluster is unreachable."""
     api = Api(context, environ, clock)
     space = namespace or api.namespace

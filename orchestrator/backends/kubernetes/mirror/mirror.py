@@ -18,12 +18,20 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
 from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.api.pod_exec import Input, Streams
+from orchestrator.backends.kubernetes.mirror.copied_files import (
+    end_of_line,
+    first_seq,
+    has_trained,
+    is_stopping,
+    marked,
+    put,
+    with_last_metrics,
+)
 from orchestrator.backends.kubernetes.mirror.fetch import read_news
 from orchestrator.backends.kubernetes.mirror.mirror_paths import IN_CLUSTER, REMOTE, is_mirror
 from orchestrator.backends.kubernetes.mirror.pod_logs import (
@@ -32,6 +40,7 @@ from orchestrator.backends.kubernetes.mirror.pod_logs import (
     PodLogs,
     uid_of,
 )
+from orchestrator.backends.kubernetes.mirror.remote import Remote, read_remote, write_remote
 from orchestrator.backends.kubernetes.mirror.report_lookup import newest_report
 from orchestrator.backends.kubernetes.observe import object_fields
 from orchestrator.backends.kubernetes.observe.object_fields import LABEL, leads
@@ -46,15 +55,13 @@ from orchestrator.contract.codec import encode
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.messages.actions import Ending, StartAttempt, StopAttempt
-from orchestrator.contract.messages.events import JobSubmitted, StepReached
-from orchestrator.contract.read_json import read_json
-from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec
+from orchestrator.contract.messages.actions import Ending
+from orchestrator.contract.spec.kubernetes_spec import Kind
 from orchestrator.contract.submission_payload import Handover, handover_from
 from orchestrator.errors import BackendError, JobError, Unanswered, Unreachable
 from orchestrator.job.reports.job_report import JobReport, is_newer, read_report, report_of
 from orchestrator.job.stage import ENDED
-from orchestrator.journal.journal import Entry, Place, mark, position_after, read, to_line
+from orchestrator.journal.journal import Entry, read, to_line
 from orchestrator.journal.snapshot import replay
 from orchestrator.posix.locks import try_lock
 from orchestrator.seams import Completed
@@ -68,28 +75,6 @@ LEARN_S = 10.0
 """Interval between searches for reports of a job whose pods do not answer."""
 MOST_ASKED = 3
 """Pods that one refresh asks. If these fail, the others probably fail too."""
-
-
-class Remote(Struct, frozen=True, kw_only=True):
-    """`remote.json`."""
-
-    context: str
-    namespace: str
-    kind: Kind
-    job: str
-    run_dir: str
-    """Path in the pods."""
-    python: str
-    """Interpreter in the pods."""
-    launch: int
-    settled: bool = True
-    """False while the launch is being submitted, or if that was interrupted: the cluster may not
-    have it."""
-    journal: int = 0
-    """Bytes copied. Local lines after them are an assumption of this machine."""
-    metrics: int = 0
-    led_at: float | None = None
-    """When a leader was last known to be alive, by this machine's clock."""
 
 
 class Mirror:
@@ -114,17 +99,17 @@ class Mirror:
 
     @property
     def remote(self) -> Remote:
-        return Remote(**read_json((self.run_dir.path / REMOTE).read_text()))
+        return read_remote(self.run_dir.path)
 
     def write(self, remote: Remote) -> None:
         self.run_dir.make()
-        write_whole(self.run_dir.path / REMOTE, json.dumps(asdict(remote), indent=2).encode())
+        write_remote(self.run_dir.path, remote)
 
     def expect(self, handover: Handover, namespace: str) -> None:
         """Record a launch before it is submitted, so that it is known here even if this process
         dies. `keep` or `forget` must follow."""
         job, launch = handover.job, handover.launch
-        spec = launch.kubernetes or KubernetesSpec()
+        spec = launch.kubernetes_spec
         former = self.remote if job.resume and is_mirror(self.run_dir.path) else None
         remote = Remote(
             context=self.api.context,
@@ -198,7 +183,7 @@ class Mirror:
         return path.exists() and path.stat().st_size == remote.journal > 0
 
     def here(self, launch: LaunchPlan) -> LaunchPlan:
-        remote, spec = self.remote, launch.kubernetes or KubernetesSpec()
+        remote, spec = self.remote, launch.kubernetes_spec
         context = None if remote.context == IN_CLUSTER else remote.context
         return replace(
             launch, kubernetes=replace(spec, context=context, namespace=remote.namespace)
@@ -296,7 +281,7 @@ class Mirror:
         code, out, _ = self.api.exec(
             remote.namespace,
             name_of(pod),
-            names.CONTAINERS[remote.kind],
+            remote.container,
             [*argv, str(remote.metrics)],
             timeout_s=FETCH_S,
         )
@@ -308,12 +293,12 @@ class Mirror:
         begun = remote.journal
         if told.launch < remote.launch:
             return False  # the leader has not started; the files are those of a former launch
-        if journal and _first_seq(journal) == 0:
+        if journal and first_seq(journal) == 0:
             # The offset was inside a line, so the file is another one. Start again at the
             # beginning.
             self.write(replace(remote, journal=0, metrics=0))
             return False
-        if journal and _first_seq(journal) == 1:
+        if journal and first_seq(journal) == 1:
             begun = 0  # another run of the same name, or the first fetch
         if journal:
             put(self.run_dir.journal, begun, journal)
@@ -351,20 +336,16 @@ class Mirror:
         Raises:
             BackendError: earlier lines were never copied; a pod's log has only the last ones.
         """
-        for pod in pods:
-            if (
-                not object_fields.is_over(pod)
-                or not leads(pod)
-                or object_fields.launch_of(pod) != remote.launch
-            ):
-                continue
-            if uid_of(pod) in self.ended_leaders:
+        ended = [pod for pod in pods if object_fields.is_over(pod) and leads(pod)]
+        for pod in ended:
+            of_former = object_fields.launch_of(pod) != remote.launch
+            if of_former or uid_of(pod) in self.ended_leaders:
                 continue
             lines = self.lines(remote, pod)
-            journal = _marked(lines, JOURNAL_MARK)
+            journal = marked(lines, JOURNAL_MARK)
             if journal:
                 self.ended_leaders.add(uid_of(pod))
-            begun = end_of_line(self.run_dir.journal, max(0, _first_seq(journal) - 1))
+            begun = end_of_line(self.run_dir.journal, max(0, first_seq(journal) - 1))
             if begun is None or begun > remote.journal:
                 there = RunDir(Path(remote.run_dir)).journal
                 raise BackendError(
@@ -374,7 +355,7 @@ class Mirror:
                 )
             if begun + len(journal) >= max(1, remote.journal):
                 put(self.run_dir.journal, begun, journal)
-                self._add_metrics(_marked(lines, METRICS_MARK))
+                self._add_metrics(marked(lines, METRICS_MARK))
                 self.write(replace(remote, settled=True, journal=begun + len(journal), metrics=0))
 
     def _add_metrics(self, told: bytes) -> None:
@@ -385,9 +366,8 @@ class Mirror:
 
     def lines(self, remote: Remote, pod: Object) -> list[bytes]:
         """The output of a pod; empty if it cannot be read."""
-        container = names.CONTAINERS[remote.kind]
         try:
-            return list(self.api.log(remote.namespace, name_of(pod), container))
+            return list(self.api.log(remote.namespace, name_of(pod), remote.container))
         except BackendError:
             return []
 
@@ -448,8 +428,7 @@ class Mirror:
         """
         remote = self.remote
         if self.logs is None:
-            container = names.CONTAINERS[remote.kind]
-            self.logs = PodLogs(self.run_dir, self.api, remote.namespace, container)
+            self.logs = PodLogs(self.run_dir, self.api, remote.namespace, remote.container)
         pods = self.pods(remote)
         pods = [pod for pod in pods if object_fields.node_of(pod) in hosts] or pods
         if follow:
@@ -499,11 +478,10 @@ class Mirror:
             raise JobError(
                 f"{remote.job} has {why} on node {host}", fix=f"ndctl describe {remote.job}"
             )
-        container = names.CONTAINERS[remote.kind]
         pod = name_of(running[0])
         source = None if given is None else Input(given, remote.python)
         streams = Streams(out=out, err=err, given=source)
-        return self.api.stream_exec(remote.namespace, pod, container, argv, streams)
+        return self.api.stream_exec(remote.namespace, pod, remote.container, argv, streams)
 
     def _run(self, words: Sequence[str], timeout_s: float) -> Completed | None:
         """Run a command of ndctl in the first pod that answers."""
@@ -516,7 +494,7 @@ class Mirror:
                 code, out, err = self.api.exec(
                     remote.namespace,
                     name_of(pod),
-                    names.CONTAINERS[remote.kind],
+                    remote.container,
                     argv,
                     timeout_s=timeout_s,
                 )
@@ -536,64 +514,3 @@ def contents(config_map: Object) -> dict[str, bytes]:
     plain = {key: text.encode() for key, text in (config_map.get("data") or {}).items()}
     packed = config_map.get("binaryData") or {}
     return plain | {key: base64.b64decode(text) for key, text in packed.items()}
-
-
-def is_stopping(journal: bytes, *, before: bool) -> bool:
-    """Whether the last order to ranks in these lines is to stop; `before` if there is none."""
-    stop, start = journal.rfind(mark(StopAttempt)), journal.rfind(mark(StartAttempt))
-    return before if stop == start else stop > start
-
-
-def has_trained(run_dir: RunDir) -> bool:
-    """Whether a step of the newest launch is in the journal."""
-    path = run_dir.journal
-    begun = position_after(path, JobSubmitted, Place(offset=path.stat().st_size))
-    with path.open("rb") as file:
-        file.seek(begun.offset)
-        return mark(StepReached) in file.read()
-
-
-def put(path: Path, offset: int, data: bytes) -> None:
-    """Write `data` at `offset`, and truncate the file after it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        stack.callback(os.close, fd)
-        os.ftruncate(fd, offset)
-        os.pwrite(fd, data, offset)
-
-
-def with_last_metrics(known: bytes, told: bytes) -> bytes:
-    """The copied metrics, followed by the last lines, which a pod printed below the first line.
-    Most of these were copied while the job ran, with those between."""
-    first, _, last = told.partition(b"\n")
-    begins = known.find(b"\n" + last.partition(b"\n")[0] + b"\n") + 1 if last else 0
-    if begins:
-        return known[:begins] + last
-    # Lines between the copied and the printed ones are missing, or nothing was copied yet, or it
-    # is of another run.
-    return known + last if known.startswith(first + b"\n") else told or known
-
-
-def end_of_line(path: Path, number: int) -> int | None:
-    """Offset of the end of line `number` (from 1) of a journal; None if it has fewer lines."""
-    if not number:
-        return 0
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        size = sum(map(len, islice(file, number - 1)))
-        last = file.readline()
-        return size + len(last) if last.endswith(b"\n") else None
-    return None
-
-
-def _first_seq(journal: bytes) -> int:
-    """The sequence number of the first line; 0 if the bytes do not begin with a journal line."""
-    try:
-        return int(read_json(journal.partition(b"\n")[0])["seq"])
-    except (ValueError, KeyError, TypeError):
-        return 0
-
-
-def _marked(lines: Iterable[bytes], mark: str) -> bytes:
-    found = [line for line in lines if line.startswith(mark.encode())]
-    return b"".join(line.removeprefix(mark.encode()) + b"\n" for line in found)

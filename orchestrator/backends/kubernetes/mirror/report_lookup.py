@@ -2,11 +2,11 @@
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.api.client import Api
+from orchestrator.backends.kubernetes.mirror.remote import Remote
 from orchestrator.backends.kubernetes.observe.reports import (
     Printed,
     from_data,
@@ -26,14 +26,11 @@ from orchestrator.errors import BackendError
 from orchestrator.job.reports.job_report import JobReport
 from orchestrator.job.state import Run
 
-if TYPE_CHECKING:
-    from orchestrator.backends.kubernetes.mirror.mirror import Remote
-
 MOST_PRINTED = 400
 """Last lines of a pod's log that are searched for the progress of training."""
 
 
-def newest_report(api: Api, remote: "Remote", run: Run, pods: Sequence[Object]) -> JobReport | None:
+def newest_report(api: Api, remote: Remote, run: Run, pods: Sequence[Object]) -> JobReport | None:
     """The newest report about the launch of `remote`; None if there is none. The logs of `pods` are
     searched in this order."""
     found = [
@@ -53,7 +50,7 @@ def newest_report(api: Api, remote: "Remote", run: Run, pods: Sequence[Object]) 
     )
 
 
-def _in_config_map(api: Api, remote: "Remote") -> JobReport | None:
+def _in_config_map(api: Api, remote: Remote) -> JobReport | None:
     """The report in ConfigMap JOB-state, which is deleted with the job."""
     with contextlib.suppress(BackendError):
         found = api.get(CONFIG_MAPS, remote.namespace, names.state_map_of(remote.job))
@@ -61,7 +58,7 @@ def _in_config_map(api: Api, remote: "Remote") -> JobReport | None:
     return None
 
 
-def _in_events(api: Api, remote: "Remote") -> JobReport | None:
+def _in_events(api: Api, remote: Remote) -> JobReport | None:
     """The report in an event; Kubernetes keeps events for an hour."""
     with contextlib.suppress(BackendError):
         selector = f"involvedObject.name={remote.job}"
@@ -70,12 +67,12 @@ def _in_events(api: Api, remote: "Remote") -> JobReport | None:
     return None
 
 
-def _in_logs(api: Api, remote: "Remote", run: Run, pods: Sequence[Object]) -> JobReport | None:
+def _in_logs(api: Api, remote: Remote, run: Run, pods: Sequence[Object]) -> JobReport | None:
     """Progress that rank 0 printed. It may run in any pod, but mostly in the leader's."""
-    found, container = Printed(), names.CONTAINERS[remote.kind]
+    found = Printed()
     for pod in pods:
         with contextlib.suppress(BackendError):
             name = name_of(pod)
-            lines = api.log(remote.namespace, name, container, since="", tail=MOST_PRINTED)
+            lines = api.log(remote.namespace, name, remote.container, since="", tail=MOST_PRINTED)
             found = printed(lines, found)
     return report_from(run, found)

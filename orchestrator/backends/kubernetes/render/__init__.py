@@ -11,7 +11,6 @@ import yaml
 
 from orchestrator.backends.kubernetes.render import kinds, names
 from orchestrator.backends.kubernetes.render.checks import refuse
-from orchestrator.backends.kubernetes.render.pods import spec_of
 from orchestrator.backends.kubernetes.render.rights import account_objects, network_policy
 from orchestrator.backends.kubernetes.render.state_map import state_map
 from orchestrator.backends.kubernetes.render.submission import config_map, token_secret
@@ -39,7 +38,7 @@ def objects(handover: Handover, namespace: str = "default") -> list[dict[str, An
         BackendError: the plan is too large for a ConfigMap.
     """
     refuse(handover)
-    launch, spec = handover.launch, spec_of(handover.launch)
+    launch, spec = handover.launch, handover.launch.kubernetes_spec
     own = {"namespace": spec.namespace} if spec.namespace else {}
     labels = names.labels_of(launch)
     queue = {names.QUEUE_LABEL: spec.queue} if spec.queue else {}

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.pod_schema import strangers
-from orchestrator.backends.kubernetes.render.pods import CONTAINER_LISTS, HANDOVER_DIR, spec_of
+from orchestrator.backends.kubernetes.render.pods import CONTAINER_LISTS, HANDOVER_DIR
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec
@@ -41,7 +41,7 @@ def refuse(handover: Handover) -> None:
 
 
 def problems(launch: LaunchPlan) -> Iterator[Problem]:
-    spec = spec_of(launch)
+    spec = launch.kubernetes_spec
     yield from missing(spec)
     yield from _names(launch, spec)
     yield from _environment(spec)

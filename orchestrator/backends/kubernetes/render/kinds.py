@@ -7,7 +7,7 @@ recreates a pod only if it was deleted, or if it exited with a code of 128 or mo
 from typing import Any
 
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.backends.kubernetes.render.pods import pod_template, spec_of
+from orchestrator.backends.kubernetes.render.pods import pod_template
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.contract.submission_payload import Handover
 
@@ -23,7 +23,7 @@ FINAL_CODES = range(1, 128)
 
 
 def pytorchjob(handover: Handover, metadata: dict[str, Any]) -> list[dict[str, Any]]:
-    launch, spec = handover.launch, spec_of(handover.launch)
+    launch, spec = handover.launch, handover.launch.kubernetes_spec
     template, workers = pod_template(handover), len(launch.hosts) - 1
     replica = {"restartPolicy": "ExitCode", "template": template}
     replicas = {"Master": {"replicas": 1, **replica}}
@@ -58,7 +58,7 @@ def jobset(handover: Handover, metadata: dict[str, Any]) -> list[dict[str, Any]]
         "MASTER_PORT": str(MASTER_PORT),
     }
     template = pod_template(handover, master)
-    body = {**_jobset_body(template, len(launch.hosts)), **_ttl(spec_of(launch))}
+    body = {**_jobset_body(template, len(launch.hosts)), **_ttl(launch.kubernetes_spec)}
     return [
         {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -72,7 +72,7 @@ def jobset(handover: Handover, metadata: dict[str, Any]) -> list[dict[str, Any]]
 def trainjob(handover: Handover, metadata: dict[str, Any]) -> list[dict[str, Any]]:
     """A TrainJob with its own TrainingRuntime, because a TrainJob cannot override the security
     context, the network, the affinity or the grace period of a shared one."""
-    launch, spec = handover.launch, spec_of(handover.launch)
+    launch, spec = handover.launch, handover.launch.kubernetes_spec
     grouped = spec.gang_scheduler not in NO_GANG
     gang: dict[str, Any] = {"podGroupPolicy": {"coscheduling": {}}} if grouped else {}
     unqueued = {key: value for key, value in metadata["labels"].items() if key != names.QUEUE_LABEL}

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.spec.kubernetes_spec import Kind
 
-FIELD_MANAGER = "ndctl"
 JOB_LABEL = "ndctl.dev/job"
 LAUNCH_ANNOTATION = "ndctl.dev/launch"
 HASH_ANNOTATION = "ndctl.dev/spec-hash"

@@ -50,14 +50,10 @@ RDMA_CAPABILITY = "IPC_LOCK"
 """RDMA pins memory, which needs this capability."""
 
 
-def spec_of(launch: LaunchPlan) -> KubernetesSpec:
-    return launch.kubernetes or KubernetesSpec()
-
-
 def pod_template(handover: Handover, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The pod template with additional `environ`, and with the user's patch applied. All
     containers, also the user's own, get the security context unless the patch overrides it."""
-    launch, spec = handover.launch, spec_of(handover.launch)
+    launch, spec = handover.launch, handover.launch.kubernetes_spec
     template = {
         "metadata": {
             "labels": {**spec.labels, **names.labels_of(launch)},

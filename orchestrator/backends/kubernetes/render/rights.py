@@ -31,7 +31,7 @@ def account_objects(
 ) -> list[dict[str, Any]]:
     """The account, its Role and RoleBinding; empty if the spec names an account. `namespace`: that
     of the account, which the binding must name."""
-    spec = launch.kubernetes or KubernetesSpec()
+    spec = launch.kubernetes_spec
     if spec.service_account is not None:
         return []
     named = {**metadata, "name": names.account_of(launch.job)}
@@ -93,13 +93,13 @@ def network_policy(launch: LaunchPlan, metadata: dict[str, Any]) -> list[dict[st
 
     Empty with `host_network`, because policies do not apply to pods in the host's network.
     """
-    spec = launch.kubernetes or KubernetesSpec()
+    spec = launch.kubernetes_spec
     if not spec.network_policy or spec.host_network:
         return []
     own = {"matchLabels": {names.JOB_LABEL: launch.job}}
     return [
         {
-            "apiVersion": f"{POLICIES.group}/{POLICIES.version}",
+            "apiVersion": POLICIES.api_version,
             "kind": POLICIES.kind,
             "metadata": {**metadata, "name": names.account_of(launch.job)},
             "spec": {

@@ -10,7 +10,6 @@ from typing import Any
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, EVENTS, JOB_KINDS
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 
 
 def state_map(launch: LaunchPlan, metadata: dict[str, Any]) -> dict[str, Any]:
@@ -22,7 +21,7 @@ def state_map(launch: LaunchPlan, metadata: dict[str, Any]) -> dict[str, Any]:
 def reporting_rules(launch: LaunchPlan) -> list[dict[str, Any]]:
     """A Role cannot limit which events may be created. The rule for the ConfigMap names this
     one."""
-    kind = JOB_KINDS[(launch.kubernetes or KubernetesSpec()).kind].resource
+    kind = JOB_KINDS[launch.kubernetes_spec.kind].resource
     return [
         # To notice the deletion of the job, which also deletes this Role.
         {

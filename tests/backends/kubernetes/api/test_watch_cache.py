@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from orchestrator.backends.kubernetes.api.api_errors import Expired, Forbidden
-from orchestrator.backends.kubernetes.api.client import Listed
+from orchestrator.backends.kubernetes.api.client import Api, Listed
 from orchestrator.backends.kubernetes.api.watch_cache import POLL_S, Cache, ListWatch
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
 from orchestrator.backends.kubernetes.leader.node_cache import FEW
@@ -35,6 +35,7 @@ class Server:
     changes: list[Object | Exception] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     version: int = 1
+    clock: TurnedClock = field(default_factory=TurnedClock)
 
     def change(self, kind: str, node: Object) -> None:
         self.version += 1
@@ -75,12 +76,7 @@ class Server:
 
 
 def watching(server: Server) -> ListWatch:
-    return ListWatch(
-        api=server,  # type: ignore[arg-type]
-        clock=TurnedClock(),
-        resource=NODES,
-        namespace=None,
-    )
+    return ListWatch(api=cast("Api", server), resource=NODES, namespace=None)
 
 
 def test_a_cache_applies_changes() -> None:
@@ -154,7 +150,7 @@ def test_without_the_right_to_watch_the_cache_lists_at_intervals(
     server.changes = [Forbidden("dev may not watch nodes", fix="ask for it")]
     asking = watching(server)
     seen = []
-    for cache in asking.changes(asking.clock.monotonic() + 4 * POLL_S):
+    for cache in asking.changes(asking.api.clock.monotonic() + 4 * POLL_S):
         seen.append(sorted(name for _, name in cache.items))
         server.nodes.pop("b", None)
     assert seen[0] == ["a", "b"]
@@ -173,4 +169,4 @@ def test_without_the_right_to_list_the_cache_fails() -> None:
 
     asking = watching(Closed({}))
     with pytest.raises(Forbidden):
-        next(asking.changes(asking.clock.monotonic() + 10.0))
+        next(asking.changes(asking.api.clock.monotonic() + 10.0))

@@ -65,6 +65,7 @@ class Cluster:
     """The controller starts at the moment of the withdrawal."""
     conflicts: int = 0
     """Number of writes that conflict with the write of another pod."""
+    clock: Clock = field(default_factory=Clock)
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         if resource is LEASES:
@@ -124,7 +125,7 @@ WISH = GangRestart(by="job-master-0", at=NOW, exclude=("node3",))
 
 
 def asked(cluster: Cluster) -> bool:
-    return ask(cast("Api", cluster), Clock(), HOME, a_launch(KubernetesSpec()), WISH)
+    return ask(cast("Api", cluster), HOME, a_launch(KubernetesSpec()), WISH)
 
 
 def notes(cluster: Cluster) -> Mapping[str, str]:
@@ -182,11 +183,11 @@ def test_a_job_without_a_controller_is_restarted_by_its_leader() -> None:
 def test_pods_are_deleted_after_their_nodes_are_excluded(
     kind: Kind, found: Item | None, begins: int | None, keeps: bool, waits_s: float
 ) -> None:
-    cluster, clock = Cluster(found, begins=begins), Clock()
+    cluster = Cluster(found, begins=begins)
     api = cast("Api", cluster)
     assert note(api, HOME, "job", avoid(["node1", "node2"]))
-    assert kept_off(api, clock, HOME, kind, cluster.job, ["node1", "node2"]) is keeps
-    assert clock.at == waits_s
+    assert kept_off(api, HOME, kind, cluster.job, ["node1", "node2"]) is keeps
+    assert cluster.clock.at == waits_s
 
 
 def test_nodes_to_avoid_are_merged_and_the_oldest_dropped_at_the_limit() -> None:
@@ -224,7 +225,7 @@ def test_a_pod_that_its_account_may_not_delete_is_deleted_by_the_controller(
     cluster = Cluster(found, begins=begins, pods=[POD])
     before = {names.END_ANNOTATION: "job-node-0-0-gone1/0c5e0000-0000-0000-0000-000000000000"}
     cluster.asked["metadata"]["annotations"] = before
-    assert end(cast("Api", cluster), Clock(), HOME, "jobset", "job", POD) is ends
+    assert end(cast("Api", cluster), HOME, "jobset", "job", POD) is ends
     if found is not None:
         said = notes(cluster)[names.END_ANNOTATION]
         assert said == f"job-node-0-1-abcde/{UID}", "a deleted pod must not be requested again"

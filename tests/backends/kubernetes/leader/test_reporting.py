@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -70,6 +70,7 @@ class Server:
     """A request waits until this event is set, as with a slow API server."""
     watches: "list[list[Object | Exception]]" = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+    clock: Any = field(default_factory=SystemClock)
 
     def _meet(self) -> None:
         if self.held is not None:
@@ -109,20 +110,9 @@ class Server:
 def a_reporter(
     server: Server, run_dir: Path, clock: Any = None, guard: Any = lambda: None
 ) -> LeaderReporter:
-    api: Any = server
-    clock = clock or SystemClock()
-    return LeaderReporter(
-        api=api,
-        clock=clock,
-        kind=KIND,
-        namespace="team",
-        launch=LAUNCH,
-        run_dir=RunDir(run_dir),
-        guard=guard,
-        pod="job-master-0",
-        own=OwnJob(api, clock, KIND, "team", LAUNCH),
-        trainer=None,
-    )
+    server.clock = clock or server.clock
+    own = OwnJob(cast("Api", server), KIND, "team", LAUNCH)
+    return LeaderReporter(own, RunDir(run_dir), guard, "job-master-0", None)
 
 
 def heard(reporter: LeaderReporter, events: list[Event]) -> Run:
@@ -361,8 +351,8 @@ def test_an_events_name_is_made_from_its_text() -> None:
 
 
 def followed(server: Server) -> OwnJob:
-    api: Any = server
-    own = OwnJob(api, TurnedClock(), KIND, "team", LAUNCH)
+    server.clock = TurnedClock()
+    own = OwnJob(cast("Api", server), KIND, "team", LAUNCH)
     own.begin()
     return own
 

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
 from orchestrator.backends.kubernetes.api.client import Listed
 from orchestrator.backends.kubernetes.mirror import fetch
+from orchestrator.backends.kubernetes.mirror.copied_files import with_last_metrics
 from orchestrator.backends.kubernetes.mirror.fetch import main
-from orchestrator.backends.kubernetes.mirror.mirror import Mirror, contents, with_last_metrics
+from orchestrator.backends.kubernetes.mirror.mirror import Mirror, contents
 from orchestrator.backends.kubernetes.observe.reports import stamp, to_data
 from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, EVENTS, Object, Resource
 from orchestrator.contract.files.run_dir import RunDir
