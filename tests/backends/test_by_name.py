@@ -10,7 +10,7 @@ from tests.agent.world import TurnedClock
 @pytest.mark.parametrize(
     ("name", "found"),
     [
-        ("local", set()),
+        ("local", {"fixed_hosts"}),
         ("slurm", {"granted", "fixed_hosts", "unattended"}),
         (HERE, {"granted", "fixed_hosts"}),
         ("kubernetes", {"granted", "successors"}),

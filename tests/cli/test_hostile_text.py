@@ -416,6 +416,7 @@ def test_the_command_line_prints_only_through_one_function() -> None:
 
 
 ALLOWED = {
+    ("console.py", "print"),
     ("options.py", "echo"),
     ("live.py", "print"),
     ("follow_loop.py", "print"),

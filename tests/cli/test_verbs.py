@@ -337,7 +337,8 @@ def test_a_job_whose_submission_was_interrupted_gives_an_error_without_traceback
 def test_describe_shows_everything_known(job: Path) -> None:
     assert "host-1" in ndctl("describe", JOB).output
     body = ndctl_json("describe", JOB)
-    assert body.keys() - ndctl_json("status", JOB).keys() == {"plan", "ranks", "spares", "metrics"}
+    added = body.keys() - ndctl_json("status", JOB).keys()
+    assert added == {"settings", "plan", "ranks", "spares", "metrics"}
     assert body["plan"]["world_size"] == 4
     assert [(host["host"], host["first_rank"]) for host in body["ranks"]] == [
         ("host-0", 0),

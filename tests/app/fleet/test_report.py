@@ -46,7 +46,7 @@ def test_a_wrong_number_names_the_incidents_there_are(root: Path) -> None:
     done = ndctl("report", "ended", "--incident", "7")
     assert done.exit_code == 5
     assert "quickstart has no incident 7" in done.stderr or "ended has no incident 7" in done.stderr
-    assert "1: rank-killed, rank 1 was killed by SIGKILL" in done.stderr
+    assert "1 (rank-killed: rank 1 was killed by SIGKILL)" in done.stderr
     assert "had no incident" in ndctl("report", "begun", "--incident", "1").stderr
     assert ndctl("report", "ended", "--incident", "1").exit_code == 0
 

@@ -28,7 +28,7 @@ SMALL = {"cluster__gpus_per_host": "1", "train__steps": "5"}
 """2 hosts x 1 rank, because recording takes more processor time than training."""
 
 MOST_FILES = {
-    "submit": 133,
+    "submit": 136,
     "agent": 90,
     "fork server": 12,
     "torchrun": 8,
