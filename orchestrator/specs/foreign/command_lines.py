@@ -57,11 +57,8 @@ def executable_of(words: Sequence[str]) -> Program | None:
         word = words[at]
         if not (word.startswith("-") or is_launcher(word) or word in PREFIXES):
             return Program("program", word, tuple(words[at + 1 :]))
-        at += (
-            2
-            if word.startswith("-") and words[at + 1 : at + 2] and words[at + 1].isdecimal()
-            else 1
-        )
+        following = "".join(words[at + 1 : at + 2])
+        at += 2 if WITH_VALUE.fullmatch(word) or (word[0] == "-" and following.isdecimal()) else 1
     return None
 
 
@@ -160,6 +157,12 @@ SHELLS = ("bash", "sh", "zsh")
 PREFIXES = ("env", "nohup", "time", "exec")
 """What people write before a command."""
 VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")
+WITH_VALUE = re.compile(
+    r"--(container-(image|mounts|name|workdir|save|env)|nodelist|exclude|partition|account|qos|output"
+    r"|error|input|chdir|job-name|jobid|time|mem|gres|gpus(-per-(node|task))?|export|constraint)"
+    r"|-[pAwxoeiDJtG]"
+)
+"""Options of srun whose value is the next word."""
 # Options of launchers, with hyphens for underscores. -N is the number of hosts for srun, and the
 # number of ranks on each host for mpirun.
 HOSTS = ("--nnodes", "--num-nodes", "--num-machines", "--nodes")

@@ -93,8 +93,9 @@ class Start(Struct, frozen=True):
 
     @property
     def rank(self) -> int:
-        """How much it looks like the training: with a launcher, with srun, or alone."""
-        return max((2 if is_launcher(word) else 0 for word in self.words), default=0)
+        """How much it looks like the training: a server or a preparation has srun alone, or no
+        launcher at all, and the training has torchrun behind srun."""
+        return sum(map(is_launcher, self.words))
 
 
 class Shell(Struct, kw_only=True):

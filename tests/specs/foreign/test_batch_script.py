@@ -113,6 +113,24 @@ def test_a_command_line_in_a_string_is_read() -> None:
     assert "install ndctl in the environment that cluster.slurm.setup activates" in said
 
 
+def test_a_server_beside_the_training_is_not_the_job() -> None:
+    text = """#!/bin/bash
+#SBATCH --nodes=3
+LAUNCH="accelerate launch --num_machines 2"
+srun --container-image ./rl.sqsh --nodes=2 bash -c "$LAUNCH /work/rl.py --server node3" &
+srun --container-image ./rl.sqsh -w node3 trl vllm-serve --model m &
+wait
+"""
+    carried = from_script(text, "rl")
+    assert carried.run["script"] == "/work/rl.py"
+    assert any("trl vllm-serve" in one for one in carried.left)
+
+
+def test_a_value_of_srun_is_no_program() -> None:
+    text = "#!/bin/bash\nsrun --container-image ./x.sqsh -w node3 ./solver --steps 3\n"
+    assert from_script(text, "a").run["program"] == "./solver"
+
+
 def test_one_task_per_gpu_becomes_one_per_host() -> None:
     carried = taken(ONE_TASK_PER_GPU)
     spec = spec_of(carried)
