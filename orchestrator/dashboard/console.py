@@ -21,7 +21,7 @@ class VisibleConsole(Console):
             yield piece if piece.control else piece._replace(text=visible(piece.text))
 
 
-def print_report(console: Console, text: str) -> None:
+def print_report(console: VisibleConsole, text: str) -> None:
     """Print `text`: on a terminal in colours and wrapped between words, else as it is."""
     if not console.is_terminal:
         console.print(text, markup=False, highlight=False, soft_wrap=True)

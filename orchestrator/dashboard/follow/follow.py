@@ -12,7 +12,6 @@ from typing import Self
 
 from msgspec import Struct, field
 from msgspec.structs import replace
-from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
@@ -31,7 +30,7 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard import format
-from orchestrator.dashboard.console import print_report
+from orchestrator.dashboard.console import VisibleConsole, print_report
 from orchestrator.dashboard.event_text import describe_event
 from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.metrics import NO_PROGRESS, Metric, Progress, fold_metrics
@@ -180,7 +179,9 @@ class Follower:
             follower.feed(tail.more(), metrics.more())
     """
 
-    def __init__(self, console: Console, zone: tzinfo | None, run: Run | None = None) -> None:
+    def __init__(
+        self, console: VisibleConsole, zone: tzinfo | None, run: Run | None = None
+    ) -> None:
         """`run`: the state of the job before the first entry that is passed."""
         self.console = console
         self.zone = zone

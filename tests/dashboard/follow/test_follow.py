@@ -3,11 +3,10 @@ from datetime import UTC
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import ProgramRuns
-from orchestrator.dashboard.console import print_report
+from orchestrator.dashboard.console import VisibleConsole, print_report
 from orchestrator.dashboard.follow.follow import (
     Follower,
     Printed,
@@ -43,7 +42,7 @@ LINES = metrics(1, 24) + after_restart(21, 60)
 
 def follower(terminal: bool = False, width: int = 100) -> tuple[Follower, io.StringIO]:
     out = io.StringIO()
-    console = Console(
+    console = VisibleConsole(
         file=out,
         width=width,
         height=30,
