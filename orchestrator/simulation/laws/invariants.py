@@ -150,6 +150,8 @@ class Laws:
             assert isinstance(scheduler, Scheduler)
             if not scheduler.still_has_hosts(agent):
                 return
+        elif runs_without_leader(run, term):
+            return  # no leader ever started, and no scheduler can start the job again
         if runs_without_leader(run, term) >= UNLED:
             return
         lost = world.storage.holder_host in world.storage_lost_since
