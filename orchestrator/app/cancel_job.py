@@ -76,7 +76,8 @@ def cancel(
     clear(run, environ, clock)
     if replay(run_dir).ending is not None:
         return (
-            f"{name} was ended by its scheduler, because its leader could not be reached from here"
+            f"{name} has ended: its leader could not be reached from here, so its processes were"
+            " told to end"
         )
     if record_cancel(run_dir, by, clock):
         return f"{name} was cancelled {NOT_BEGUN}"

@@ -383,7 +383,7 @@ def test_an_unreachable_leader_may_write_the_end_when_its_scheduler_ends_it(
             lead(tmp_path, CancelRequested(at=1.0, by="the scheduler"))
 
         cluster.on_clear = end_it
-        assert "ended by its scheduler" in cancel_job.cancel(run_dir, {}, TurnedClock())
+        assert "its processes were told to end" in cancel_job.cancel(run_dir, {}, TurnedClock())
     assert sum(isinstance(event, CancelRequested) for event in events(tmp_path)) == 1
 
 

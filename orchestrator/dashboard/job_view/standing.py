@@ -100,6 +100,7 @@ def _scheduler_state(
     if launch_status.over is not None:
         return Standing(state=launch_status.over, reason=words, since=launch_status.at or now)
     if launch_status.held:
+        # Its processes run, so it waits for another leader and not for hosts.
         begun = launch_status.running and not isinstance(run.stage, Submitted)
         state: State = "RECOVERING" if begun else "PENDING"
         return Standing(state=state, reason=words, since=run.last_at)

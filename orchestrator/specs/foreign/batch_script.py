@@ -281,6 +281,6 @@ def _rest(carried: Carried, shell: Shell, start: Start | None) -> None:
 
 
 def _not_training(shell: Shell, start: Start | None) -> Iterator[Start]:
-    for one in shell.starts:
-        if one != start and (one.rank == 0 or start is None or one.words != start.words):
-            yield one
+    # A script may have the line of the training twice, in two branches.
+    training = None if start is None else start.words
+    yield from (one for one in shell.starts if one.words != training)

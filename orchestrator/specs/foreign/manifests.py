@@ -208,12 +208,15 @@ def _rayjob(spec: dict[str, Any]) -> Pods:
     workers = [one for one in at(cluster, "workerGroupSpecs") or [] if isinstance(one, dict)]
     one = workers[0] if workers else at(cluster, "headGroupSpec") or {}
     notes = ["the Ray cluster: ndctl starts the program itself on each rank, without Ray"]
+    entrypoint = str(at(spec, "entrypoint") or "")  # Ray hands it to a shell
     if at(spec, "runtimeEnvYAML"):
-        notes.append("runtimeEnvYAML: packages and files belong into the image")
+        notes.append(
+            "runtimeEnvYAML: packages and files belong into the image, its env_vars into run.env"
+        )
     return Pods(
         hosts=one.get("replicas") or one.get("minReplicas") or 1,
         template=one.get("template") or {},
-        command=str(at(spec, "entrypoint") or "").split(),
+        command=["sh", "-c", entrypoint] if entrypoint else [],
         notes=notes,
     )
 

@@ -247,7 +247,7 @@ def _run(shell: Shell, command: Command, depth: int) -> None:
         shell.modules += loaded if name == "module" else words[1:]
     elif name in ("source", ".", "conda", "micromamba", "mamba"):
         shell.setup.append(" ".join(words))
-    elif name in QUIET or name.startswith(("[", "((")):
+    elif name in QUIET or name.startswith("["):
         return
     elif (inner := _inner(words)) is not None and depth < MOST_DEPTH:
         count = len(shell.starts)

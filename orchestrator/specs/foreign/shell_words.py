@@ -42,6 +42,10 @@ def commands_in(text: str) -> Iterator[Command]:
                 words = []
             line += sign == "\n"
             at += 1
+        elif text.startswith("((", at):  # arithmetic, as in `for ((i = 0; i < 8; i++))`
+            end = _end_of_brackets(text, at)
+            line += text.count("\n", at, end)
+            at = end
         elif sign.isspace() or sign in "\x00(":
             line += sign == "\x00"
             at += 1

@@ -117,13 +117,16 @@ def test_a_server_beside_the_training_is_not_the_job() -> None:
     text = """#!/bin/bash
 #SBATCH --nodes=3
 LAUNCH="accelerate launch --num_machines 2"
-srun --container-image ./rl.sqsh --nodes=2 bash -c "$LAUNCH /work/rl.py --server node3" &
+for ((i=8; i>=1; i--)); do echo $i; done
+srun --container-image ./rl.sqsh --nodes=2 bash -c "$LAUNCH /app/rl.py --server node3" &
 srun --container-image ./rl.sqsh -w node3 trl vllm-serve --model m &
 wait
 """
     carried = from_script(text, "rl")
-    assert carried.run["script"] == "/work/rl.py"
-    assert any("trl vllm-serve" in one for one in carried.left)
+    assert carried.run["script"] == "/app/rl.py"
+    server, *advice = carried.left
+    assert "line 6: srun" in server
+    assert len(advice) == 1, "arithmetic is no command"
 
 
 def test_a_value_of_srun_is_no_program() -> None:

@@ -202,7 +202,7 @@ apiVersion: ray.io/v1
 kind: RayJob
 metadata: {generateName: a-}
 spec:
-  entrypoint: python t.py --x
+  entrypoint: cd /app && python t.py --x 'a b'
   rayClusterSpec:
     workerGroupSpecs:
     - replicas: 3
@@ -211,7 +211,7 @@ spec:
     carried = taken(ray)
     spec = spec_of(carried)
     assert (spec.run.words, spec.cluster.hosts, spec.cluster.gpus_per_host) == (
-        ("t.py", "--x"),
+        ("t.py", "--x", "a b"),
         3,
         4,
     )
