@@ -24,7 +24,8 @@ DRILLS = ("--drill", "kill:rank=1@step=4", "--drill", "kill:rank=1@step=6")
 """The second kill ends the job, because one restart without a new checkpoint is allowed."""
 FAILS = {"resilience__max_restarts": "1", "checkpoint__every_steps": "24"}
 PAGES = "https://ndctl.example.org"
-ON = "on: [incident, recovered, failed, budget_low]"
+ON = "on: [incident, recovered, failed]"
+"""Not `budget_low`: this job may fail before the notifier looks again, which it does each second."""
 
 
 @contextlib.contextmanager
@@ -67,7 +68,7 @@ def test_a_drill_is_told_by_webhook_and_mail_and_in_the_report(
         assert done.code == 1, done.out + done.err
         # The leader outlives the job by what it still has to tell.
         assert_nothing_left(ndctl.run_dir)
-    told = ["incident", "recovered", "budget_low", "incident", "failed"]
+    told = ["incident", "recovered", "incident", "failed"]
     assert sorted(one["event"] for one in hook.got) == sorted(told)
     assert len(set(hook.ids)) == len(told), "each is delivered once"
     # A message that is tried again may come after the next one.
@@ -89,7 +90,7 @@ def test_a_drill_is_told_by_webhook_and_mail_and_in_the_report(
     last = next(one for one in texts if "FAILED" in one["Subject"])
     assert "to resume: ndctl submit" in last.get_content()
     sent = ndctl.events("NoticeSent")
-    assert len({(one["notice"], one["receiver"]) for one in sent if one["delivered"]}) == 10
+    assert len({(one["notice"], one["receiver"]) for one in sent if one["delivered"]}) == 8
 
     page = tmp_path / "report.html"
     done = ndctl("report", "e2e", "--html", str(page), "--price", "2.5")
