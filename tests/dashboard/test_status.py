@@ -581,8 +581,9 @@ def test_nothing_is_said_of_steps_that_a_program_does_not_report() -> None:
     assert not re.search(r"steps? 0|step 1\b|0 steps|not recovered", text)
     assert "steps       no step reported\n" in summary_text(ended, UTC)
     # FSDP2's example of pytorch/examples does so on a machine with too few GPUs.
-    (said,) = labelled("next", status_text(ended, UTC))
-    assert said == "if it should have trained, see its output: ndctl logs quickstart"
+    for text in (status_text(ended, UTC), summary_text(ended, UTC)):
+        (said,) = labelled("next", text)
+        assert said == "if it should have trained, see its output: ndctl logs quickstart"
 
 
 def test_a_program_that_does_not_load_its_checkpoint_is_told_how_to_resume() -> None:

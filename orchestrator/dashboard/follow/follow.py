@@ -286,9 +286,11 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
         and run.history.incidents[-1].evidence.traceback
     ):
         lines += ["", visible(run.history.incidents[-1].evidence.traceback.rstrip()), ""]
-    if shown.state != "SUCCEEDED":
-        if (command := log_command(snapshot)) is not None:
-            lines.append(row("see why", command))
+    ended_well = shown.state == "SUCCEEDED"
+    if not ended_well and (command := log_command(snapshot)) is not None:
+        lines.append(row("see why", command))
+    # A program that made no step may have found no GPU, and left with exit code 0.
+    if not ended_well or (shown.is_own and not shown.step):
         lines.append(row("next", next_step(snapshot, zone)))
     lines.append(row("more", snapshot.commands.of("describe")))
     return "\n".join(lines)

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from ndctl.rank.memory.available import host_room
@@ -30,6 +29,7 @@ from orchestrator.contract.checkpoint_interval import MEMORY_ON_CPU, MEMORY_ON_G
 from orchestrator.contract.files.checkpoint_names import Made
 from orchestrator.contract.memory.peers import HostMemory
 from trainer.checkpoint.memory.agreement import GIB, Agreed, agree, num_slots, rooms_of
+from trainer.checkpoint.memory.copying import Copying, Digest, copying_of
 from trainer.checkpoint.memory.find import InMemory
 from trainer.checkpoint.memory.opened import OpenMemory, is_off, say_off
 from trainer.checkpoint.memory.partners import Partners
@@ -59,6 +59,7 @@ class MemoryCheckpoints:
     written: Callable[[Callable[[], None]], None]
     """Calls its argument once the records of all steps so far are written, in some thread."""
     layout: Layout
+    copying: Copying
     partners: Partners
     reporter: Reporter
     slots: list[Slot]
@@ -66,8 +67,8 @@ class MemoryCheckpoints:
     every: int
     step_times: list[float] = field(default_factory=list)
     cost_s: float | None = None
-    """Seconds that training waited for the last copy; None before the second, because the first one
-    touches new memory."""
+    """Seconds that training waited after a step for the last copy; None before the second, because
+    the first one touches new memory."""
     common: Slot | None = None
     """The slot of the newest copy that all ranks have completed, or the one that this attempt
     resumed from. The next copy goes into another one."""
@@ -104,7 +105,8 @@ class MemoryCheckpoints:
         if fixed or self.state.ranks.env.rank or self.cost_s is None:
             return 0
         share = MEMORY_ON_GPU if self.state.ranks.device.type == "cuda" else MEMORY_ON_CPU
-        wanted = memory_steps(self.cost_s, median(self.step_times), share)
+        cost_s = self.cost_s + self.copying.waited_s
+        wanted = memory_steps(cost_s, median(self.step_times), share)
         # The cost of a copy varies. Change only if it matters.
         return wanted if wanted > self.every or 2 * wanted <= self.every else 0
 
@@ -187,26 +189,23 @@ class MemoryCheckpoints:
         )
 
     def save(self, step: int) -> bool:
-        """Copy the state after `step`, and return when training may continue. False: no memory."""
+        """Begin to copy the state after `step`, and return when training may continue. False: no
+        memory."""
         begun = time.perf_counter()
         tensors = {**self.state.tensors(), **self.state.random()}
         slot = self._to_overwrite()
         self.holds[slot.path] = step
         try:
-            # It may hold what another mesh made.
-            slot.reserve(self.layout, pinned=self.state.ranks.device.type == "cuda")
-            slot.write(self.layout, tensors)
+            digest = self.copying.start(slot, self.layout, tensors)
         except OSError as exc:
             self.trouble = f"{self._name}: the kernel refuses the memory: {exc}"
             self.newest = step  # no rank copies again, because this copy is never done
             return False
-        if self.state.ranks.device.type == "cuda":
-            torch.cuda.synchronize()
         first, self.newest = self.newest is None, step
         self.slots = [*(one for one in self.slots if one is not slot), slot]
         self.partners.begin(slot, Made(step=step, attempt=self.state.ranks.env.attempt))
         progress = self.state.progress(step).to_json()
-        self.thread.submit(self._complete, slot, step, progress, self.partners.shared)
+        self.thread.submit(self._complete, slot, step, progress, self.partners.shared, digest)
         self.cost_s = None if first else time.perf_counter() - begun
         return True
 
@@ -250,6 +249,7 @@ class MemoryCheckpoints:
     def close(self) -> None:
         """Called when the rank leaves its attempt: no copy is completed after it."""
         self.thread.shutdown()
+        self.copying.close()
 
     def save_for_disk(self, step: int) -> dict[str, Any] | None:
         """Copy the state after `step` and return that copy, as `TrainingState.snapshot` has it.
@@ -267,6 +267,10 @@ class MemoryCheckpoints:
             return None
         if not self.save(step):
             return None
+        try:
+            self.copying.wait()
+        except (OSError, RuntimeError):
+            return None  # `_complete` has met the same error, and all ranks give up
         self.written_to_disk = slot = self.slots[-1]
         like = {**self.state.tensors(), **self.state.random()}
         tensors = slot.state(self.layout.table, like)
@@ -278,8 +282,15 @@ class MemoryCheckpoints:
         in_use = (self.common, self.partners.slot, self.written_to_disk)
         return next(slot for slot in self.slots if not any(slot is one for one in in_use))
 
-    def _complete(self, slot: Slot, step: int, progress: str, shared: Made | None) -> None:
+    def _complete(
+        self, slot: Slot, step: int, progress: str, shared: Made | None, digest: Digest
+    ) -> None:
         table = self.layout.table
+        try:
+            sum_of_words = digest()
+        except (OSError, RuntimeError) as exc:
+            self.trouble = f"{self._name}: a copy failed: {exc}"
+            return
         header = Header(
             lineage=self.lineage,
             made=Made(step=step, attempt=self.state.ranks.env.attempt),
@@ -288,7 +299,7 @@ class MemoryCheckpoints:
             config=self.opened.digests.config,
             history=self.opened.digests.history,
             shared=shared,
-            digest=slot.digest(table),
+            digest=sum_of_words,
             digest_at=table[0].offset,
             progress=progress,
             table=table,
@@ -343,6 +354,7 @@ def start_saving(
         lineage=ranks.env.attempt if found is None else found.header.lineage,
         written=written,
         layout=layout,
+        copying=copying_of(ranks.device, state.optimizer),
         partners=Partners(agreed.copies, tell, _shared(found, opened.memory)),
         reporter=reporter,
         slots=slots,
@@ -380,8 +392,8 @@ def _reserved(
     if agreed.copies is not None:
         used = slots[-num_slots(agreed.copies) :]
         # What another mesh made stays until all ranks have a copy of this attempt.
-        new = [slot for slot in used if slot is not kept]
-        why = _refused(new, layout, pinned=ranks.device.type == "cuda")
+        of_layout = [one for one in used if one is not kept or one.size == layout.num_bytes]
+        why = _refused(of_layout, layout, pinned=ranks.device.type == "cuda")
     if is_off(why, opened.spec, ranks, reporter):
         used = []
     for slot in opened.slots:

@@ -136,7 +136,7 @@ class Slot:
         """Make room for `layout`, and take the memory now.
 
         Args:
-            pinned: a GPU copies to the slot at the speed of its bus (no GPU has run this yet).
+            pinned: a GPU copies to the slot at the speed of its bus.
 
         Raises:
             OSError: the memory cannot be had.
@@ -171,12 +171,17 @@ class Slot:
         """The slot holds no complete checkpoint from now on. Its memory is kept."""
         slot_file.clear(self._file)
 
+    def zero_gaps(self, layout: Layout) -> None:
+        """What is between the tensors may be of another layout of the same size."""
+        for entry in layout.table:
+            end = entry.offset + entry.num_bytes
+            self._bytes()[end : _pages(end)].zero_()
+
     def write(self, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy `tensors` into the slot, maybe while the device still works; it is not complete
-        before `complete`."""
+        """Copy `tensors` into the slot, or have the current stream of a GPU do that; it is not
+        complete before `complete`."""
         self.clear()
         for entry in layout.table:
-            # From a GPU the copies of all tensors are queued; the caller waits for the device.
             self.view(entry).copy_(shard_of(tensors[entry.name]), non_blocking=True)
 
     def complete(self, header: Header) -> None:

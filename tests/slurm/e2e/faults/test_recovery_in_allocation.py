@@ -57,7 +57,7 @@ def test_a_spare_replaces_a_node_after_ranks_were_lost(
         ("rank-killed", other, 3),
         ("hang", first, 0),
         ("host-lost", other, None),
-    ]
+    ], ndctl.failure_report()
     killed, stopped, dead = ndctl.status()["incidents"]
     assert killed["evidence"]["signal"] == "SIGKILL"
     assert killed["action"].startswith("restart as attempt 2 from ")

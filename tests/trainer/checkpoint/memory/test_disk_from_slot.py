@@ -23,6 +23,7 @@ from tests.agent.processes.test_torchrun import START
 from tests.trainer.checkpoint.checkpoint_launch import differing, tensors_of, with_fence
 from tests.trainer.launch.tiny_runs import losses_of, tiny, work
 from trainer.checkpoint.memory import saves
+from trainer.checkpoint.memory.copying import OnHost
 from trainer.checkpoint.memory.opened import Digests, OpenMemory
 from trainer.checkpoint.memory.partners import Partners
 from trainer.checkpoint.memory.saves import PRESSURE_S, MemoryCheckpoints
@@ -82,6 +83,7 @@ class OneRank:
             lineage=2,
             written=self.records.append,
             layout=layout,
+            copying=OnHost(),
             partners=Partners(copies, lambda *_: None, None),
             reporter=self.reporter,
             slots=list(slots),
