@@ -278,7 +278,7 @@ def cheap_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, f
     scale = COMPUTE_BYTES[part.dtype] / 2
     rows, tp = part.rows, part.tp
     heads = (shape.query_size + shape.kv_size) / tp
-    norms = shape.layer_norms * shape.hidden_size / tp + (heads if shape.qk_norm else 0)
+    norms = shape.layer_norms * shape.hidden_size / tp + (heads if shape.qk_norm_sizes else 0)
     seconds = []
     for way in (0, 1):
         norm = fusion.layer_norm[way] if shape.norm_bias else fusion.norm[way]

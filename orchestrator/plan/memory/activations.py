@@ -132,7 +132,7 @@ class _Parts(Struct, frozen=True):
         targets = None if lora is None else set(lora.target_modules)
         query, kv, heads = shape.query_size, shape.kv_size, shape.num_heads
         attention = (2 * query + 2 * kv + query * ulysses) * size + heads * FLOAT32_BYTES
-        if shape.qk_norm:
+        if shape.qk_norm_sizes:
             attention += (query + kv) * (FLOAT32_BYTES + size)
         into = shape.hidden_size * size / (tp if regathers else 1)
         norm = _norm(shape, tp, size, trained=lora is None)

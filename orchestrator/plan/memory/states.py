@@ -171,7 +171,7 @@ def layer_tensors(shape: ModelShape) -> Iterator[Tensor]:
     """The tensors of one decoder layer in transformers. Each expert is split by itself."""
     hidden, query, kv = shape.hidden_size, shape.query_size, shape.kv_size
     yield from _norm(shape) * shape.layer_norms
-    yield from [(shape.head_dim, 1, None)] * (2 * shape.qk_norm)
+    yield from [(size, 1, None) for size in shape.qk_norm_sizes]
     if shape.fused:
         # GPT-2 stores its matrices transposed: rows are inputs.
         yield from ((inputs, outputs, None) for _, inputs, outputs in shape.linear)

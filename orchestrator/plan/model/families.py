@@ -108,6 +108,99 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "attention_dropout": 0.0,
         "attention_bias": False,
     },
+    "phi3": {
+        "vocab_size": 32064,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        "attention_dropout": 0.0,
+    },
+    "granite": {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "attention_dropout": 0.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    "smollm3": {
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": None,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+        "attention_dropout": 0.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    "olmo2": {
+        "vocab_size": 50304,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "attention_dropout": 0.0,
+        "attention_bias": False,
+    },
+    "nemotron": {
+        "vocab_size": 256000,
+        "hidden_size": 6144,
+        "intermediate_size": 24576,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 48,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        "attention_dropout": 0.0,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    "starcoder2": {
+        "vocab_size": 49152,
+        "hidden_size": 3072,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 2,
+        "head_dim": None,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+        "attention_dropout": 0.0,
+        "use_bias": True,
+    },
+    "gpt_neox": {
+        "vocab_size": 50432,
+        "hidden_size": 6144,
+        "intermediate_size": 24576,
+        "num_hidden_layers": 44,
+        "num_attention_heads": 64,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "attention_dropout": 0.0,
+        "attention_bias": True,
+    },
     "mixtral": {
         "vocab_size": 32000,
         "hidden_size": 4096,
@@ -166,7 +259,9 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
 }
 """Other names that transformers accepts for keys of a family (`attribute_map`)."""
 
-FLAGS = frozenset({"tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window"})
+FLAGS = frozenset(
+    {"tie_word_embeddings", "attention_bias", "mlp_bias", "use_bias", "use_sliding_window"}
+)
 OPTIONAL = frozenset({"num_key_value_heads", "head_dim", "n_inner", "sliding_window"})
 LAYERS = frozenset({"mlp_only_layers"})
 """Keys that hold lists of layer indices."""
@@ -174,6 +269,8 @@ RATES = frozenset({"attention_dropout", "attn_pdrop", "resid_pdrop"})
 TRAINABLE = frozenset({"llama", "mistral", "qwen2", "qwen3", "gpt2"})
 """Model types that the bundled trainer supports. A test compares with its `model/families.py`."""
 GEMMAS = frozenset({"gemma", "gemma2", "gemma3_text"})
+PLAIN = frozenset({"nemotron", "starcoder2", "gpt_neox"})
+"""Families whose MLP has no gate, and whose norms are layer norms with a bias."""
 QWEN_WINDOW = 4096
 """`sliding_window` of Qwen2Config and Qwen3Config, once `use_sliding_window` is true."""
 
@@ -221,7 +318,9 @@ def _unknown(kind: str) -> PlanError:
 
 
 def _untrainable(kind: str) -> str:
-    return f"the bundled trainer cannot train a {kind}, only {', '.join(sorted(TRAINABLE))}"
+    known = f"the bundled trainer cannot train a {kind}, only {', '.join(sorted(TRAINABLE))}"
+    has_experts = "num_experts_per_tok" in DEFAULTS[kind]
+    return f"{known}; the plan has no expert parallelism" if has_experts else known
 
 
 def _llama_like(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,7 +334,8 @@ def _llama_like(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "llama":
         _check_heads(hidden, "hidden_size", heads, "num_attention_heads")
     head_dim, inner = values["head_dim"] or hidden // heads, _inner(values)
-    bias = values.get("attention_bias", False)
+    all_biases, gated = values.get("use_bias", False), kind not in PLAIN
+    bias = values.get("attention_bias", all_biases)
     return {
         "hidden_size": hidden,
         "intermediate_size": inner,
@@ -247,8 +347,10 @@ def _llama_like(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
         "attention_dropout": values["attention_dropout"],
         "qkv_bias": bias or kind == "qwen2",
         "out_bias": bias,
-        "mlp_bias": values.get("mlp_bias", False),
-        "qk_norm": kind in ("qwen3", "qwen3_moe", "gemma3_text"),
+        "mlp_bias": values.get("mlp_bias", all_biases or kind == "gpt_neox"),
+        "norm_bias": kind in PLAIN,
+        "gated": gated,
+        "qk_norm_sizes": _qk_norm_sizes(kind, head_dim, heads, kv_heads),
         "norms_in_float32": kind in GEMMAS,
         "layer_norms": 4 if kind in ("gemma2", "gemma3_text") else 2,
         **(experts := _experts(values)),
@@ -258,13 +360,20 @@ def _llama_like(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
             ("v_proj", hidden, kv_heads * head_dim),
             ("o_proj", heads * head_dim, hidden),
             # Experts are not linear layers: transformers stores all of a layer in one parameter.
-            *(() if experts else _gated_mlp(hidden, inner)),
+            *(() if experts else _mlp(hidden, inner, gated=gated)),
         ),
     }
 
 
-def _gated_mlp(hidden: int, inner: int) -> tuple[tuple[str, int, int], ...]:
-    return ("gate_proj", hidden, inner), ("up_proj", hidden, inner), ("down_proj", inner, hidden)
+def _qk_norm_sizes(kind: str, head_dim: int, heads: int, kv_heads: int) -> tuple[int, ...]:
+    if kind == "olmo2":
+        return heads * head_dim, kv_heads * head_dim
+    return (head_dim, head_dim) if kind in ("qwen3", "qwen3_moe", "gemma3_text") else ()
+
+
+def _mlp(hidden: int, inner: int, *, gated: bool) -> tuple[tuple[str, int, int], ...]:
+    gate = (("gate_proj", hidden, inner),) if gated else ()
+    return *gate, ("up_proj", hidden, inner), ("down_proj", inner, hidden)
 
 
 def _inner(values: Mapping[str, Any]) -> int:

@@ -29,7 +29,9 @@ class ModelShape(Struct, frozen=True, kw_only=True, cache_hash=True):
     """Norms apply their scale in float32, as Gemma does. Llama casts back first."""
     layer_norms: int = 2
     """Norms of width `hidden_size` in a decoder layer."""
-    qk_norm: bool = False
+    qk_norm_sizes: tuple[int, ...] = ()
+    """Weights of the norms of queries and of keys, for each head or for all; empty: there are
+    none."""
     gated: bool = True
     """The MLP has a gate projection besides the up projection."""
     num_experts: int = 0
@@ -117,7 +119,7 @@ class ModelShape(Struct, frozen=True, kw_only=True, cache_hash=True):
     def layer_replicated(self) -> int:
         """Parameters of one decoder layer that each tp rank holds: norms, the router, and the
         biases of the two row-wise linear layers."""
-        norms = self.layer_norms * self.norm_parameters + 2 * self.head_dim * self.qk_norm
+        norms = self.layer_norms * self.norm_parameters + sum(self.qk_norm_sizes)
         return norms + self.router + self.hidden_size * (self.out_bias + self.mlp_bias)
 
     @property

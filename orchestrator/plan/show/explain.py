@@ -54,8 +54,8 @@ def describe_plan(plan: Plan, decision: Decision | None = None) -> str:
 
 def cannot_train(plan: Plan) -> str:
     return (
-        f"{plan.untrainable}. ndctl submit refuses this job; the plan has no expert parallelism and"
-        " is for a program of your own (ndctl run)"
+        f"{plan.untrainable}. ndctl submit refuses this job; the plan is for a program of your own"
+        " (ndctl run)"
     )
 
 

@@ -57,6 +57,16 @@ from trainer.model.families import FAMILIES
         {**TINY_MOE, "decoder_sparse_step": 2},
         {**TINY_MOE, "mlp_only_layers": [0, 5], "attention_bias": True},
         {"model_type": "qwen3_moe", "num_hidden_layers": 2},
+        {"model_type": "phi3"},
+        {"model_type": "granite", "num_key_value_heads": 8, "mlp_bias": True},
+        {"model_type": "smollm3"},
+        {"model_type": "olmo2", "num_key_value_heads": 8, "num_hidden_layers": 3},
+        {"model_type": "nemotron", "num_key_value_heads": 8},
+        {"model_type": "nemotron", "num_key_value_heads": 48, "mlp_bias": True, "head_dim": 64},
+        {"model_type": "starcoder2"},
+        {"model_type": "starcoder2", "use_bias": False, "tie_word_embeddings": False},
+        {"model_type": "gpt_neox"},
+        {"model_type": "gpt_neox", "attention_bias": False, "num_hidden_layers": 3},
     ],
 )
 def test_parameter_counts_equal_those_of_the_model(config: dict[str, Any]) -> None:
@@ -86,6 +96,7 @@ def test_absent_keys_have_the_defaults_of_transformers(kind: str) -> None:
         ({"model_type": "gpt2"}, 124_439_808),
         (MIXTRAL_8X7B, 46_702_792_704),
         (QWEN3_30B_A3B, 30_532_122_624),
+        ({"model_type": "gpt_neox"}, 20_554_567_680),
     ],
 )
 def test_sizes_of_known_models_equal_the_published_ones(
@@ -103,7 +114,7 @@ def test_sizes_of_known_models_equal_the_published_ones(
         ("llama4", "if llama4 is built like one of them, plan it as that family"),
         ("qwen2_moe", "if qwen2_moe is built like one of them"),
         ("qwen3_next", "if qwen3_next is built like one of them"),
-        ("olmo2", "your own script can train any model: ndctl run -- train.py"),
+        ("olmo3", "your own script can train any model: ndctl run -- train.py"),
     ],
 )
 def test_another_family_is_no_typo(kind: str, fix: str) -> None:
