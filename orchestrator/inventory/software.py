@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -38,10 +38,12 @@ class SoftwareBasis(Struct, frozen=True, kw_only=True):
     worst: float
 
 
+_BASIS = tuple(key for key in SoftwareBasis.__struct_fields__ if key != "name")
+
+
 def software_basis(name: str) -> SoftwareBasis:
     known = calibration_table("software")[name]
-    basis = {key: value for key, value in known.items() if key != "constants"}
-    return SoftwareBasis(name=name, **basis)
+    return SoftwareBasis(name=name, **{key: known[key] for key in _BASIS})
 
 
 @cache
@@ -51,7 +53,9 @@ def software_names() -> tuple[str, ...]:
 
 def software_constants(name: str) -> Mapping[str, Any]:
     """The constants of a calibration that differ from those of the bundled trainer."""
-    return cast(Mapping[str, Any], calibration_table("software")[name]["constants"])
+    known = calibration_table("software")[name]
+    base = software_constants(known["like"]) if "like" in known else {}
+    return {**base, **known["constants"]}
 
 
 def has_even_stages(name: str) -> bool:
