@@ -3,9 +3,10 @@
     python -m benchmarks.gpu [--budget 480] [--models 1b 3b] [--out DIR] [--tiny]
 
 1B and 3B Llama in bfloat16 on one CUDA GPU: kinds of activation checkpointing, torch.compile,
-float8, the loss in one chunk and in several, micro batches, and deterministic kernels. Given two or
-more GPUs, FSDP, tensor and context parallel over them as well. The most important cases come first,
-and no case begins when the budget (in seconds) is used up.
+float8, the loss in one chunk and in several, micro batches, deterministic kernels, and a copy of
+the state into the host's memory after each step. Given two or more GPUs, FSDP, tensor and context
+parallel over them as well. The most important cases come first, and no case begins when the budget
+(in seconds) is used up.
 
 Cases run one after another in one process (`benchmarks/gpu/rank.py`), so that imports cost once. A
 case that fails or takes too long costs its row, and the process if that is needed. `--out` keeps
@@ -77,10 +78,14 @@ class Case:
     parallel: Mapping[str, Any] = field(default_factory=dict)
     gpus: int = 1
     keeps_trace: bool = False
+    in_memory: int | str = "off"
+    """`checkpoint.memory.every`."""
 
     @property
     def name(self) -> str:
         changed = {**self.parallel, **self.train}
+        if self.in_memory != "off":
+            changed["checkpoint.memory.every"] = self.in_memory
         return " ".join([self.model, *(f"{key}={value}" for key, value in changed.items())])
 
     @property
@@ -95,6 +100,7 @@ def cases(models: Sequence[str], gpus: int) -> Iterator[Case]:
     for model in models:
         yield Case(model, keeps_trace=True)
         yield Case(model, COMPILED, keeps_trace=True)
+        yield Case(model, in_memory=1, keeps_trace=True)
         yield Case(model, FULL)
         yield Case(model, SELECTIVE)
     for model in models:
@@ -115,6 +121,7 @@ def cases(models: Sequence[str], gpus: int) -> Iterator[Case]:
 
 def tiny_cases() -> Iterator[Case]:
     yield Case("tiny", keeps_trace=True)
+    yield Case("tiny", in_memory=1)
     yield Case("tiny", FULL)
     yield Case("tiny", {"loss_chunks": 1})
     yield Case("tiny", {"micro_batch_size": 100_000})
@@ -143,7 +150,10 @@ def spec_of(case: Case, sequence_length: int) -> JobSpec:
             },
             "parallel": degrees,
             "cluster": {"hosts": 1, "gpus_per_host": case.gpus},
-            "checkpoint": {"every_steps": 1_000_000},
+            "checkpoint": {
+                "every_steps": 1_000_000,
+                "memory": {"every": case.in_memory, "copies": 0},
+            },
         },
     )
 

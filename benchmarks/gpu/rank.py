@@ -7,18 +7,22 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch.profiler import ProfilerActivity, profile
 
-from orchestrator.contract.codec import decode
+from orchestrator.agent.memory.slots import MemorySlots
+from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.trainer_config import TrainingConfig
+from orchestrator.contract.memory.peers import CopyPlan
+from orchestrator.contract.messages.agent_protocol import Start
 from trainer.config import complete
 from trainer.loop import Training
 from trainer.main import assemble
@@ -28,6 +32,7 @@ from trainer.rank.ranks import arrange, peak_memory_bytes, process_group
 from trainer.rank.reporter import Reporter
 from trainer.rank.runtime import Runtime
 from trainer.rank.signals import StopRequest
+from trainer.step import NO_NEWS
 
 WARM_UP = 3
 """Steps, the compilation included."""
@@ -63,19 +68,24 @@ def measured(case: dict[str, Any], steps: int, env: RankEnv) -> dict[str, Any]:
         if config.train.deterministic:
             make_deterministic()
         stop = StopRequest()
-        runtime = Runtime(env=env, reporter=Reporter(env), drills=(), stop=stop, clock=time.time)
-        job, _ = assemble(arrange(config.mesh, env), config, runtime)
-        numbers = count(1)
-        with job.stepper.batches:
-            for _ in range(WARM_UP):
-                job.stepper.run(next(numbers), LR, stop)
-            step_s = [timed(job, next(numbers), stop) for _ in range(steps)]
-            peak = peak_memory_bytes(job.ranks.device)
-            with recorded(case["trace"] if env.rank == 0 else None) as attention:
-                job.stepper.run(next(numbers), LR, stop)
-        if job.records is not None:
-            job.records.close()
+        with host_memory(env) as given:
+            runtime = Runtime(
+                env=given, reporter=Reporter(given), drills=(), stop=stop, clock=time.time
+            )
+            job, _ = assemble(arrange(config.mesh, given), config, runtime)
+            numbers = count(1)
+            with runtime.on_leave, job.stepper.batches:
+                for _ in range(WARM_UP):
+                    timed(job, next(numbers), stop)
+                step_s = [timed(job, next(numbers), stop) for _ in range(steps)]
+                peak = peak_memory_bytes(job.ranks.device)
+                with recorded(case["trace"] if env.rank == 0 else None) as attention:
+                    timed(job, next(numbers), stop)
+            if job.records is not None:
+                job.records.close()
+    memory = job.memory
     return {
+        "copied_step": None if memory is None else memory.done,
         "step_s": step_s,
         "tokens": job.stepper.tokens_per_step,
         "peak_tokens_per_second": job.peak_tokens_per_second,
@@ -84,11 +94,35 @@ def measured(case: dict[str, Any], steps: int, env: RankEnv) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def host_memory(env: RankEnv) -> Iterator[RankEnv]:
+    """`env` with room for checkpoints in memory, as an agent gives it to its ranks."""
+    start = Start(
+        attempt=1,
+        node_rank=0,
+        nodes=1,
+        ranks_per_host=env.local_world_size,
+        master_address="",
+        master_port=0,
+        config="",
+        drills=(),
+        lineage=1,
+    )
+    with closing(MemorySlots()) as slots:
+        given = encode(slots.of_attempt(start, CopyPlan()))
+        yield replace(env, memory=json.dumps(given))
+
+
 def timed(job: Training, number: int, stop: StopRequest) -> float:
-    """Seconds of a step. Its update may still run on the device, as that of the step before did
-    when this one began."""
-    begun = time.perf_counter()
-    job.stepper.run(number, LR, stop)
+    """Seconds of a step, with what it waits for a copy of its state into the host's memory. Its
+    update may still run on the device, as that of the step before did when this one began."""
+    begun, memory = time.perf_counter(), job.memory
+    news = NO_NEWS if memory is None else memory.news(NO_NEWS)
+    totals = job.stepper.run(number, LR, stop, news)
+    if memory is not None:
+        memory.after_step(time.perf_counter() - begun, totals)
+        if memory.due(number):
+            memory.save(number)
     return time.perf_counter() - begun
 
 
