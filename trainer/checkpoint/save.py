@@ -16,13 +16,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from ndctl.rank.checkpoint_files import remove_old
 from orchestrator.contract.spec.job_spec import CheckpointSpec
 from trainer.checkpoint.auto_interval import AutoInterval, Proposal
+from trainer.checkpoint.buffers import HostBuffers
 from trainer.checkpoint.collective import Outcome, Target, write_on_all_ranks
 from trainer.checkpoint.memory.saves import MemoryCheckpoints
 from trainer.checkpoint.schedule import AT_START, Resumed, Schedule
@@ -102,7 +101,7 @@ class Checkpoints:
             group=dist.new_group(backend="gloo", group_desc="checkpoint"),
             before_commit=before_commit,
         )
-        self._stager = DefaultStager(_staging(state.ranks.device))
+        self._buffers = HostBuffers()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Outcome] | None = None
         self._steps_between: deque[float] = deque(maxlen=MOST_STEP_TIMES)
@@ -186,25 +185,21 @@ class Checkpoints:
         self._schedule = self._schedule.begun(step)
         if self._spec.async_:
             # Training waits for this copy only.
-            staged = self._staged(step)
+            copied = self._copied(step)
             block_s = time.perf_counter() - begun
             self._steps_during, self._writing = [], True
-            self._pending = self._thread.submit(self._write, staged, step, begun, block_s)
+            self._pending = self._thread.submit(self._write, copied, step, begun, block_s)
             return
         outcome = self._write(self.state.snapshot(step), step, begun)
         if outcome.why:
             self._try_again(step)
 
-    def _staged(self, step: int) -> dict[str, Any]:
+    def _copied(self, step: int) -> dict[str, Any]:
         """A copy of the state after `step`, which stays as it is until the next one is made."""
         copied = None if self.memory is None else self.memory.save_for_disk(step)
         if copied is not None:
             return copied
-        # The stager keeps its buffers between saves, because the first touch of new memory, or
-        # pinning it, takes longer than the copy itself.
-        staged = self._stager.stage(self.state.snapshot(step))
-        assert isinstance(staged, dict)  # not a Future: `_staging` disables async staging
-        return staged
+        return self._buffers.copy(self.state.snapshot(step))
 
     def save_or_raise(self, step: int) -> None:
         """The last save of a run; returns when it is complete.
@@ -281,14 +276,3 @@ class Checkpoints:
     def next_due(self, step: int) -> int:
         """The first step after `step` at which a periodic save is due."""
         return self._schedule.next_due(step)
-
-
-def _staging(device: torch.device) -> StagingOptions:
-    cuda = device.type == "cuda"
-    return StagingOptions(
-        use_pinned_memory=cuda,
-        use_shared_memory=False,
-        # With async staging, the next optimizer step would have to wait for the copy.
-        use_async_staging=False,
-        use_non_blocking_copy=cuda,
-    )

@@ -210,7 +210,7 @@ class Slot:
         self, table: Sequence[Entry], like: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
         """The slot's tensors, which share its memory, distributed as those in `like`."""
-        return {entry.name: _placed(self.view(entry), like[entry.name]) for entry in table}
+        return {entry.name: placed(self.view(entry), like[entry.name]) for entry in table}
 
     def digest(self, table: Sequence[Entry]) -> int:
         """As in `Sealed`, over the bytes of all tensors."""
@@ -234,7 +234,7 @@ class Slot:
         return torch.frombuffer(self._map, dtype=torch.uint8)
 
 
-def _placed(shard: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def placed(shard: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """`shard`, which stays on the host, as this rank's part of a tensor that is distributed as
     `like`."""
     if not isinstance(like, DTensor):

@@ -1,17 +1,17 @@
 """Trainings whose disk is slow: the files of a save are written some steps after it began.
 
 A case is `{"config": …, "slow": steps}`. Each rank plays the only rank of its own host. The answer
-has `code`, `staged` (copies into a buffer for the disk, on rank 0) and `copies` (copies in memory
+has `code`, `buffered` (copies into a buffer for the disk, on rank 0) and `copies` (copies in memory
 that rank 0 made while each save was written).
 """
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
 from msgspec import json
 from msgspec.structs import replace
-from torch.distributed.checkpoint.staging import DefaultStager
 
 from orchestrator.agent.memory.slots import MemorySlots
 from orchestrator.contract.files.env import RankEnv
@@ -19,6 +19,7 @@ from orchestrator.contract.memory.peers import CopyPlan
 from tests.agent.processes.test_torchrun import START
 from tests.trainer.launch import training_worker
 from trainer import main as main_module
+from trainer.checkpoint.buffers import HostBuffers
 from trainer.checkpoint.memory.saves import MemoryCheckpoints
 from trainer.checkpoint.save import Checkpoints
 from trainer.checkpoint.writer import WatchedFiles
@@ -31,7 +32,7 @@ class Slow:
         self.steps, self.opens_at = steps, 0
         self.gate = threading.Event()
         self.gate.set()
-        self.staged, self.copies = 0, [0]
+        self.buffered, self.copies = 0, [0]
 
     def checkpoints(self) -> type[Checkpoints]:
         slow = self
@@ -62,11 +63,11 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     memory = owner.of_attempt(replace(START, ranks_per_host=1), CopyPlan())
     env = replace(env, local_rank=0, memory=json.encode(memory).decode())
     slow = Slow(case["slow"])
-    stage, save, create = DefaultStager.stage, MemoryCheckpoints.save, WatchedFiles.create_stream
+    copy, save, create = HostBuffers.copy, MemoryCheckpoints.save, WatchedFiles.create_stream
 
-    def counted_stage(self: DefaultStager, *given: Any, **named: Any) -> Any:
-        slow.staged += 1
-        return stage(self, *given, **named)
+    def counted_copy(self: HostBuffers, state: Mapping[str, Any]) -> dict[str, Any]:
+        slow.buffered += 1
+        return copy(self, state)
 
     def counted_save(self: MemoryCheckpoints, step: int) -> bool:
         slow.copies[-1] += not slow.gate.is_set()
@@ -77,11 +78,11 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
         return create(self, path, mode)
 
     with (
-        mock.patch.object(DefaultStager, "stage", counted_stage),
+        mock.patch.object(HostBuffers, "copy", counted_copy),
         mock.patch.object(MemoryCheckpoints, "save", counted_save),
         mock.patch.object(WatchedFiles, "create_stream", waiting),
         mock.patch.object(main_module, "Checkpoints", slow.checkpoints()),
     ):
         code = training_worker.run_case({"config": case["config"]}, env)["code"]
     owner.close()
-    return {"code": code, "staged": slow.staged, "copies": slow.copies[1:]}
+    return {"code": code, "buffered": slow.buffered, "copies": slow.copies[1:]}

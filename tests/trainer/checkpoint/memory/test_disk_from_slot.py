@@ -232,7 +232,7 @@ def test_a_checkpoint_from_a_slot_is_the_same_as_without_checkpoints_in_memory(
     assert without["code"] == with_memory["code"] == 0
     assert without["copies"] == [0, 0], "steps 5 and 10, in which no slot is there"
     assert min(with_memory["copies"]) > 0
-    assert (without["staged"], with_memory["staged"]) == (2, 0), "no second copy was made"
+    assert (without["buffered"], with_memory["buffered"]) == (2, 0), "no second copy was made"
     assert losses_of(tmp_path / "with") == losses_of(tmp_path / "without")
     for step in (14, 10):
         found = [tensors_of(tmp_path / name / "checkpoints") for name in ("with", "without")]
