@@ -207,6 +207,20 @@ def test_a_host_preempted_while_the_job_waits_costs_no_budget() -> None:
     assert job.run.history.fruitless == 0
 
 
+def test_a_host_lost_and_replaced_before_its_successor_was_preempted_is_an_incident() -> None:
+    """Seed 108948 of the simulation: an agent is killed while no rank runs. Another one connects
+    before the loss is noticed, and eight seconds later its pod is evicted."""
+    job = scheduled_job()
+    job.leads()
+    job.registers("host-0")
+    job.registers("host-0", pid=2)
+    job.loses("host-0", taken=EVICTED)
+    job.waits(3)
+    (incident,) = job.run.history.incidents
+    assert (incident.kind, incident.culprit.host) == ("host-lost", "host-0")
+    assert incident.cause == "the agent of host-0 is gone: another agent took its place"
+
+
 def test_a_preempted_leader_is_no_incident() -> None:
     job = scheduled_job().running()
     job.leads(taken=EVICTED)
