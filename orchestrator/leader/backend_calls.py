@@ -171,7 +171,7 @@ class BackendCalls:
 
         While the scheduler is unreachable too, no host is reported as lost: this leader may be the
         one that was cut off. Then another leader takes over, and the fence ends this one. When the
-        scheduler is reachable again, live agents can reconnect as well.
+        scheduler or an agent of another host is heard again, live agents can reconnect as well.
 
         Returns the seconds for which the scheduler was unreachable, or None if this leader must
         exit.
@@ -181,6 +181,9 @@ class BackendCalls:
         if granted is None:
             return cut_off_s  # all agents run on this machine: nothing can be cut off
         while (waited_s := self.clock.monotonic() - begun) < CUT_OFF_S:
+            # The cut is over even if the scheduler is still down: agents wait for decisions.
+            if cut_off_s and await self._hears_others_again(lost):
+                return cut_off_s
             try:
                 own = await self.worker(granted.own_run, self.job.launch, hosts)
             except Unanswered as exc:
@@ -197,16 +200,24 @@ class BackendCalls:
                     return None
                 if own.phase == "running":
                     if cut_off_s:
-                        await self._listen(lost)
+                        await self._listen(lost, "the scheduler is reachable again")
                     return cut_off_s
                 # The run ends or is being requeued. The scheduler can tell which in a moment.
             await asyncio.sleep(CUT_OFF_POLL_S)
         return cut_off_s
 
-    async def _listen(self, hosts: Sequence[str]) -> None:
+    async def _hears_others_again(self, lost: Sequence[str]) -> bool:
+        """Whether agents of other hosts are heard. The rest has time to reconnect too, in which the
+        first one must not be lost again."""
+        if not {*self.sessions.by_host} - {self.host}:
+            return False
+        await self._listen(lost, "an agent is heard again")
+        return bool({*self.sessions.by_host} - {self.host})
+
+    async def _listen(self, hosts: Sequence[str], why: str) -> None:
         """Wait until the agents of these hosts have reconnected, or until their time is over."""
         until = self.clock.monotonic() + self.job.launch.agent_timeout + LISTEN_S
-        log.warning("the scheduler is reachable again: waiting for agents of %s", ", ".join(hosts))
+        log.warning("%s: waiting for agents of %s", why, ", ".join(hosts))
         while self.clock.monotonic() < until and {*hosts} - {*self.sessions.by_host}:
             await asyncio.sleep(CHECK_POLL_S)
 

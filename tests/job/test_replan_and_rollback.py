@@ -15,7 +15,7 @@ from orchestrator.contract.spec.policy import PolicyRule
 from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.job.failures.oom_replan import ANSWER_S, MOST_REFITS
 from orchestrator.job.failures.rollback import MOST_FROM_ONE
-from tests.job.job_driver import Job, plan
+from tests.job.job_driver import GLOO_CLOSED, Job, plan
 
 GIB = 1 << 30
 OOM = (
@@ -307,6 +307,19 @@ def test_a_checkpoint_of_the_first_bad_step_is_not_used() -> None:
     (start,) = loss_diverges(job, since=20, failed=22)
     assert isinstance(start, StartAttempt)
     assert (job.run.progress.saved, start.skip) == (10, (Window(first=11, last=22),))
+
+
+def test_a_peer_that_reports_first_does_not_hide_since_when_the_loss_was_bad() -> None:
+    """Seed 100689 of the simulation: the checkpoint of step 6 was taken for a good one."""
+    job = job_with_checkpoints(2, 4, on_nan="rollback")
+    job.raises(3, GLOO_CLOSED, at_step=8)
+    text = f"step 8: {MESSAGES['NotFinite']}"
+    error = RankError(error="NotFinite", message=text, step=8, traceback="", since=6)
+    job.exits(2, exit_code=79, error=error)
+    job.saves(6)
+    (start,) = job.stops()
+    assert isinstance(start, StartAttempt)
+    assert (job.run.progress.saved, start.skip) == (4, (Window(first=5, last=8),))
 
 
 def test_a_failure_before_the_first_step_is_not_rolled_back() -> None:

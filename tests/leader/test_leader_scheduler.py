@@ -418,6 +418,28 @@ def test_a_leader_without_contact_to_agents_and_scheduler_declares_no_agent_lost
     run_script(tmp_path, script, allocation=GRANTED)
 
 
+@pytest.mark.usefixtures("short_waits")
+def test_a_leader_that_hears_an_agent_again_decides_although_the_scheduler_is_down(
+    tmp_path: Path,
+) -> None:
+    """Seed 105617 of the simulation: after a network cut the leader was silent for as long as the
+    scheduler, so an agent that was still cut off took over from it."""
+
+    async def script(job: LedJob) -> None:
+        job.backend.mute = True
+        zero, one = await job.start_both()
+        await one.ws.close()
+        await until(lambda: job.backend.asked_own >= 2, "the scheduler to be asked again")
+        await zero.send(exited(0, "host-0"))
+        again = await job.agent("host-1")
+        await job.wait_for_event(RankExited)
+        for agent in (zero, again):
+            await agent.expect(Stop)
+        assert job.events(AgentLost) == []
+
+    run_script(tmp_path, script, allocation=GRANTED)
+
+
 REQUEUED = CurrentRun(phase="queued again", words="Slurm job 7 is PENDING (BeginTime)")
 HOST_REMOVED = CurrentRun(
     phase="running",

@@ -5,6 +5,7 @@ says how well it explains itself. Signs that a peer's death causes weigh least. 
 the earliest is the first cause.
 """
 
+import math
 import re
 import signal
 from collections import Counter
@@ -88,7 +89,9 @@ def diagnose(
     weight, _, verdict = signs[0]
     together = _together(verdict, [sign[2] for sign in signs if sign[0] is weight], findings)
     if together:
-        verdict = shared_cause(verdict, together, switches or {})
+        spread_s = max(together.values()) - verdict.at
+        when = "at once" if spread_s <= TOGETHER_S else f"within {spread_s:.0f} s"
+        verdict = shared_cause(verdict, tuple(sorted(together)), switches or {}, when)
     if weight is Weight.SYMPTOM:
         verdict = _only_symptoms(verdict, tuple(_unreached(findings, addresses or {})))
     return _with_class(verdict, own)
@@ -185,20 +188,23 @@ def _is_symptom(exited: RankExited) -> bool:
 # Several hosts at once
 
 
-def _together(first: Verdict, causes: Iterable[Verdict], findings: Findings) -> tuple[str, ...]:
-    """Hosts to which the same happened at the same time; empty if it was one host.
+def _together(first: Verdict, causes: Iterable[Verdict], findings: Findings) -> Mapping[str, float]:
+    """Hosts to which the same happened together -> when; empty if it was one host.
 
     Hosts break one by one. A failure of several at once is in what they share: a switch, the power,
     a setting.
     """
     if not _is_of_a_host(first) or any(lost.taken for lost in findings.lost):
-        return ()
+        return {}
+    # While no rank runs, a lost host makes no other fail. If several are lost before the next
+    # start, perhaps again and again over a bad network, the first is not the cause of the others.
+    within_s = math.inf if findings.idle else TOGETHER_S
     hosts = {
-        one.culprit.host
+        one.culprit.host: one.at
         for one in causes
-        if _same(one, first) and one.at - first.at <= TOGETHER_S and one.culprit.host is not None
+        if _same(one, first) and one.at - first.at <= within_s and one.culprit.host is not None
     }
-    return tuple(sorted(hosts)) if len(hosts) > 1 else ()
+    return hosts if len(hosts) > 1 else {}
 
 
 def _is_of_a_host(verdict: Verdict) -> bool:

@@ -58,9 +58,13 @@ def host_lost(lost: AgentLost) -> Verdict:
 
 
 def shared_cause(
-    first: Verdict, hosts: tuple[str, ...], switches: Mapping[str, tuple[str, ...]]
+    first: Verdict, hosts: tuple[str, ...], switches: Mapping[str, tuple[str, ...]], when: str
 ) -> Verdict:
-    """`first` happened to several `hosts` at once, so none of them is the culprit."""
+    """`first` happened to several `hosts` together, so none of them is the culprit.
+
+    Args:
+        when: how far apart, in words.
+    """
     above = [switches.get(host, ()) for host in hosts]
     shared = [name for name in above[0] if all(name in others for others in above)]
     under = f", all below {shared[-1]}" if shared else ""
@@ -68,7 +72,7 @@ def shared_cause(
     return replace(
         first,
         kind="hosts-lost" if first.failure is None else first.kind,
-        cause=f"{len(hosts)} hosts {what} at once: {named(hosts)}{under} (first: {first.cause})",
+        cause=f"{len(hosts)} hosts {what} {when}: {named(hosts)}{under} (first: {first.cause})",
         culprit=NOBODY,
     )
 

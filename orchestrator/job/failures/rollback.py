@@ -21,7 +21,10 @@ MOST_FROM_ONE = 3
 
 def perform(run: Run, exits: Iterable[RankExited], decision: Decision) -> tuple[Run, Decision]:
     """The state before the divergence; or the decision to stop, if there is no way back."""
-    error = next((exited.error for exited in exits if exited.error), None)
+    errors = [exited.error for exited in exits if exited.error]
+    # Peers that lost their connection to the first rank that stopped may report before it. Their
+    # errors do not say since which step the loss is bad.
+    error = min(errors, key=lambda one: one.since is None, default=None)
     if error is None:
         return run, _refused(decision, "no rank reported at which step the loss diverged")
     since, failed = error.since or error.step, error.step

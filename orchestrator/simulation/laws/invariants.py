@@ -5,7 +5,7 @@ recovery are in `recovery_laws.py`, laws of the policy in `policy_laws.py`.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from orchestrator.contract.files.leader_file import Term
 from orchestrator.contract.messages.actions import (
@@ -417,7 +417,7 @@ class Laws:
         """A host that the scheduler took is never a culprit."""
         if isinstance(event, AgentLost | AgentRegistered) and event.taken:
             self.evicted.add(event.host)
-        elif isinstance(event, AgentLost):
+        elif isinstance(event, AgentLost) or _replaces(event, before):
             self.evicted.discard(event.host)  # it came back, and this loss has another cause
             self.lost_before.add(event.host)
         taken = self.evicted | (
@@ -510,3 +510,11 @@ class Laws:
             agents = [agent.incarnation for agent in host.agents if agent.alive]
             require(not agents, f"{host.name} still has agents {agents}")
         require(not world.scheduler.has_job, "the scheduler still has the job")
+
+
+def _replaces(event: Event, before: Run) -> TypeGuard[AgentRegistered]:
+    """Another agent took the place of a live one: the loss of that one gets no event of its own."""
+    if not isinstance(event, AgentRegistered):
+        return False
+    known = before.hosts.by_name.get(event.host)
+    return known is not None and known.alive and known.incarnation != event.incarnation

@@ -362,6 +362,20 @@ def test_hosts_lost_one_after_the_other_are_separate_failures() -> None:
     assert (said.kind, said.culprit.host) == ("host-lost", "host-5")
 
 
+def test_hosts_lost_one_after_the_other_while_no_rank_runs_are_no_culprits() -> None:
+    """Seed 100127 of the simulation: every network connection loses messages during the check of
+    all hosts, and agents are lost and come back for 50 s. host-2 is only the first of them."""
+    heard = {"host-2": 103.3, "host-0": 108.1, "host-4": 109.1, "host-1": 108.9, "host-6": 151.4}
+    gone = tuple(lost(name, at=START + at + 2.5, silent_s=2.5) for name, at in heard.items())
+    said = verdict(lost=gone, idle=True)
+    assert (said.kind, said.culprit) == ("hosts-lost", NOBODY)
+    assert said.cause.startswith(
+        "5 hosts were lost within 48 s: host-0, host-1, host-2, host-4, host-6 (first: the agent of"
+        " host-2 is gone"
+    )
+    assert verdict(lost=gone[:1], idle=True).culprit.host == "host-2"
+
+
 def test_a_host_taken_by_the_scheduler_is_the_cause_even_if_others_follow() -> None:
     evicted = replace(lost("host-5"), taken="evicted for want of memory")
     said = verdict(lost=(evicted, lost("host-6")))

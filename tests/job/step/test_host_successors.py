@@ -22,6 +22,7 @@ from orchestrator.contract.messages.events import (
     LeaveAsked,
     Tick,
 )
+from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.job.hosts.host_pool import MOST_DOUBLINGS
 from orchestrator.job.hosts.host_replacement import AGAIN_S
 from orchestrator.job.stage import Running, Starting, Waiting
@@ -205,6 +206,32 @@ def test_a_host_preempted_while_the_job_waits_costs_no_budget() -> None:
     job.registers("host-0")
     assert job.loses("host-0", taken=EVICTED) == ()
     assert job.run.history.fruitless == 0
+
+
+def test_hosts_lost_together_have_no_culprit_if_the_scheduler_asks_for_them_meanwhile() -> None:
+    """Seed 204474 of the simulation: the leader is cut off from all hosts. It reports the others a
+    second later than the first, and has been asked to leave by then."""
+    job = Job(hosts=3).granted(successor_s=SUCCESSOR_S).running()
+    job.loses("host-1", silent_s=10.3)
+    job.tell(LeaveAsked(at=job.now(), cause="unknown", words="SIGTERM"))
+    job.loses("host-2", silent_s=12.0)
+    job.stops("host-0")
+    (incident,) = job.run.history.incidents
+    assert (incident.kind, incident.culprit) == ("hosts-lost", NOBODY)
+
+
+def test_a_host_lost_and_replaced_before_its_successor_was_preempted_is_an_incident() -> None:
+    """Seed 108948 of the simulation: an agent is killed while no rank runs. Another one connects
+    before the loss is noticed, and eight seconds later its pod is evicted."""
+    job = scheduled_job()
+    job.leads()
+    job.registers("host-0")
+    job.registers("host-0", pid=2)
+    job.loses("host-0", taken=EVICTED)
+    job.waits(3)
+    (incident,) = job.run.history.incidents
+    assert (incident.kind, incident.culprit.host) == ("host-lost", "host-0")
+    assert incident.cause == "the agent of host-0 is gone: another agent took its place"
 
 
 def test_a_preempted_leader_is_no_incident() -> None:
