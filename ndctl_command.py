@@ -6,9 +6,26 @@ imports the packages by path. It does so when it is imported, as worker processe
 simulate` do.
 """
 
+import os
+import signal
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
+
+EXIT_INTERRUPTED = 130
+"""As `orchestrator.contract.files.exit_codes`, which is not imported yet."""
+
+
+def _exit(*_: object) -> None:
+    os._exit(EXIT_INTERRUPTED)
+
+
+# Ctrl-C before the command runs: no traceback of an import. `main` handles it from then on. A shell
+# may have set it to be ignored.
+ON_INTERRUPT = signal.getsignal(signal.SIGINT)
+if ON_INTERRUPT is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _exit)
+
+from importlib.util import module_from_spec, spec_from_file_location  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 
 def _load_packages() -> None:
@@ -25,6 +42,8 @@ def _load_packages() -> None:
 _load_packages()
 
 from orchestrator.cli import main  # noqa: E402 (after the packages are loaded)
+
+signal.signal(signal.SIGINT, ON_INTERRUPT)
 
 __all__ = ["main"]
 

@@ -9,9 +9,11 @@ if __name__ == "__main__":  # the worker processes of `simulate` also import thi
         # the user has a folder `orchestrator`, Python has run that one; `ndctl` and `-P -m` avoid
         # this.
         del sys.path[0]
-    from orchestrator.run_module import OF_COMMANDS, load_packages
+    try:
+        from orchestrator.run_module import OF_COMMANDS, load_packages
 
-    load_packages(OF_COMMANDS)  # wherever PYTHONPATH leads
-    from orchestrator.cli import main
-
+        load_packages(OF_COMMANDS)  # wherever PYTHONPATH leads
+        from orchestrator.cli import main
+    except KeyboardInterrupt:
+        sys.exit(130)
     main()

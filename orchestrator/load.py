@@ -17,7 +17,7 @@ from orchestrator.contract.codec import Problem, encode, fields_of, join, key_of
 from orchestrator.contract.files.env import user_config_file
 from orchestrator.contract.spec.job_spec import CommonSpec, JobSpec, ScriptSpec
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
-from orchestrator.contract.spec.types import OVERLAY
+from orchestrator.contract.spec.types import OVERLAY, SET
 from orchestrator.diagnosis.logs.patterns import problem_of
 from orchestrator.errors import NdctlError, SpecError
 from orchestrator.yaml_document import (
@@ -71,7 +71,8 @@ def read_spec(
     """The spec in the file `path`.
 
     Args:
-        overrides: `KEY=VALUE` of `--set`, and `-f FILE` of overlays.
+        overrides: `KEY=VALUE` of `--set`, `--OPTION KEY=VALUE` of another option, and `-f FILE` of
+            overlays.
         environ: names the user's settings, and has the values of `${VAR}`; None for a spec that
             ndctl wrote, which has all values.
 
@@ -104,7 +105,9 @@ def read_document(
 def written_in(document: Document, path: Path, overrides: Sequence[str]) -> Written:
     """The spec in `document`, which was read from `path` with `overrides`."""
     spec = decode_document(_class_of(document), document, _advised)
-    return Written(spec=spec, path=path.absolute(), overrides=tuple(overrides), document=document)
+    # The commands that are made of them later have no other option than --set.
+    as_set = tuple(one if one.startswith(OVERLAY) else _option_of(one)[1] for one in overrides)
+    return Written(spec=spec, path=path.absolute(), overrides=as_set, document=document)
 
 
 def written_from(
@@ -292,32 +295,39 @@ def _without_absent(spec: Any) -> Any:
 
 def _override(document: Document, overrides: Sequence[str]) -> None:
     """Put the values of `a.b.c=VALUE` into the document."""
-    for override in overrides:
+    for option, override in map(_option_of, overrides):
         path, equals, text = override.partition("=")
         path = path.strip()
         keys = path.split(".")
-        place = f"--set {override}"
+        place = f"{option} {override}"
         if not (equals and all(keys)):
             limit = "written as KEY=VALUE"
-            fix = "for example --set train.steps=100"
-            document.problems.append((place, Problem(path=path, limit=limit, fix=fix)))
+            fix = f"for example {option} {'train.steps=100' if option == SET else 'parallel.tp=2'}"
+            said = Problem(path=override or '""', limit=limit, fix=fix)
+            document.problems.append((f"{option} {said.path}", said))
             continue
         try:
             value = parse(text, place)
         except SpecError as exc:
-            fix = f"quote the value: --set '{path}=\"…\"'"
+            fix = f"quote the value: {option} '{path}=\"…\"'"
             limit = f"a YAML value ({exc.message.rpartition('not YAML: ')[2]})"
             problem = Problem(path=path, value=text, limit=limit, fix=fix)
-            document.problems.append((f"--set {path}", problem))
+            document.problems.append((f"{option} {path}", problem))
             continue
         document.problems += [
-            (f"--set {path}", replace(problem, path=join(path, problem.path)))
+            (f"{option} {path}", replace(problem, path=join(path, problem.path)))
             for _, problem in value.problems
         ]
-        _put(document, keys, value.data)
+        _put(document, keys, value.data, option)
 
 
-def _put(document: Document, keys: Sequence[str], value: Any) -> None:
+def _option_of(override: str) -> tuple[str, str]:
+    """The option that was typed, and its `KEY=VALUE`."""
+    option, space, rest = override.partition(" ")
+    return (option, rest) if space and option.startswith("--") else (SET, override)
+
+
+def _put(document: Document, keys: Sequence[str], value: Any, option: str) -> None:
     inside = document.data
     path = ".".join(keys)
     for depth, key in enumerate(keys[:-1], 1):
@@ -327,8 +337,9 @@ def _put(document: Document, keys: Sequence[str], value: Any) -> None:
         if not isinstance(inside, dict):
             above = ".".join(keys[:depth])
             limit = f"a key of a mapping, but {above} is a single value"
-            problem = Problem(path=path, limit=limit, fix=f"set {above} itself: --set {above}=…")
-            document.problems.append((f"--set {path}", problem))
+            problem = Problem(path=path, limit=limit, fix=f"set {above} itself: {option} {above}=…")
+            document.problems.append((f"{option} {path}", problem))
             return
     inside[keys[-1]] = value
-    document.overridden.append(path)
+    document.overridden.pop(path, None)
+    document.overridden[path] = option

@@ -83,6 +83,9 @@ def read_text(path: Path, examples: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
+        if str(path) == "-":
+            message = "-: no such file"
+            raise SpecError(message, fix="give /dev/stdin for standard input") from None
         there = sorted(one.name for one in path.parent.glob("*.y*ml"))
         stems = {Path(one).stem: one for one in there}  # all end alike
         if (near := nearest(path.stem, stems)) is not None:
@@ -172,7 +175,8 @@ class Document:
     data: Any = None
     places: dict[str, str] = field(default_factory=dict)
     """Path -> `Place`, or where else the value came from."""
-    overridden: list[str] = field(default_factory=list)
+    overridden: dict[str, str] = field(default_factory=dict)
+    """Path -> the option that gave its value, the last one last."""
     problems: list[tuple[str, Problem]] = field(default_factory=list)
     texts: dict[str, tuple[Any, Any, str]] = field(default_factory=dict)
     """Path -> container, key and text of each value that came from variables."""
@@ -193,14 +197,14 @@ class Document:
     def place_of(self, path: str) -> str:
         """Where `path` was given; for a missing key, where the nearest existing key above it
         was."""
-        for changed in reversed(self.overridden):
+        for changed, option in reversed(self.overridden.items()):
             if path == changed or path.startswith((f"{changed}.", f"{changed}[")):
-                return f"--set {changed}"
+                return f"{option} {changed}"
         above = path
         while above not in self.places:
             made = [changed for changed in self.overridden if changed.startswith(f"{above}.")]
             if made:
-                return f"--set {made[-1]}"
+                return f"{self.overridden[made[-1]]} {made[-1]}"
             above = above[: max(above.rfind("."), above.rfind("["), 0)]
         return self.places[above]
 
@@ -358,7 +362,10 @@ def _lines(problems: Sequence[tuple[str, Problem]], also: Sequence[NdctlError]) 
 
 
 def _line(place: str, problem: Problem) -> str:
-    said = str(problem)
-    if place == f"--set {problem.path}":
-        return f"--set {said}"
-    return f"{place}: {said}"
+    return f"{lead(place, problem.path)}{problem}"
+
+
+def lead(place: str, path: str) -> str:
+    """What stands before a message about the value at `path`, which names `path` itself."""
+    option, _, given = place.partition(" ")
+    return f"{option} " if option.startswith("--") and given == path else f"{place}: "

@@ -1,11 +1,12 @@
 """`ndctl cancel` of several jobs. All leaders are asked before the first wait."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from msgspec import Struct
 
 from orchestrator.app.cancel_job import cancel, wait_until_ended
+from orchestrator.app.commands import commands_for
 from orchestrator.app.remote import MAX_PARALLEL, Found, kept_fresh
 from orchestrator.errors import NdctlError
 from orchestrator.journal.snapshot import replay
@@ -42,22 +43,39 @@ def cancel_all(
 ) -> Cancelled:
     """Cancel each job that has not ended. If one fails, the others are cancelled all the same.
     `by`: who cancels them; None: this user."""
+
+    def told(found: Iterable[_Outcome]) -> list[_Outcome]:
+        outcomes = []
+        for outcome in found:
+            if outcome.told:
+                say(outcome.told)
+            outcomes.append(outcome)
+        return outcomes
+
     with ThreadPoolExecutor(MAX_PARALLEL) as pool:
-
-        def each(work: Callable[[Found], _Outcome], found: Sequence[Found]) -> list[_Outcome]:
-            outcomes = []
-            for outcome in pool.map(work, found):
-                if outcome.told:
-                    say(outcome.told)
-                outcomes.append(outcome)
-            return outcomes
-
-        outcomes = each(lambda found: _ask(found, environ, clock, by), jobs)
-        if wait:
-            asked = [one.found for one in outcomes if not one.ended and one.error is None]
-            rest = [one for one in outcomes if one.ended or one.error is not None]
-            outcomes = [*each(lambda found: _await(found, environ, clock), asked), *rest]
+        outcomes = told(pool.map(lambda found: _ask(found, environ, clock, by), jobs))
+    if wait:
+        asked = [one.found for one in outcomes if not one.ended and one.error is None]
+        rest = [one for one in outcomes if one.ended or one.error is not None]
+        # One after the other: they end at the same time, and Ctrl-C would not end threads.
+        outcomes = [*told(_await(found, environ, clock) for found in asked), *rest]
     return _summary(outcomes, wait=wait)
+
+
+def after_interrupt(jobs: Sequence[Found], environ: Mapping[str, str]) -> str:
+    """What was asked of the jobs before Ctrl-C, according to their journals, and what to type."""
+    lines = [] if jobs else ["no job was asked to end"]
+    for found in jobs:
+        run, commands = replay(found.run_dir), commands_for(found, environ)
+        name = found.run_dir.path.name
+        if run.ending is not None:
+            lines.append(f"{name} has ended: {run.ending}")
+        elif run.interruption.cancelled_by is not None:
+            watch = commands.of("status")
+            lines.append(f"{name} is being cancelled, also without this command; watch: {watch}")
+        else:
+            lines.append(f"{name} is not cancelled yet; to cancel it: {commands.of('cancel')}")
+    return "\n".join(lines)
 
 
 def _ask(found: Found, environ: Mapping[str, str], clock: Clock, by: str | None) -> _Outcome:

@@ -27,7 +27,7 @@ from orchestrator.cli import (
 )
 from orchestrator.cli.options import say_error
 from orchestrator.cli.specs import explaining, starting
-from orchestrator.cli.usage.sections import Sections
+from orchestrator.cli.usage.sections import INTERRUPTED, Sections
 from orchestrator.contract.visible import VisibleStream
 
 EXIT_CODES = (
@@ -92,6 +92,8 @@ def main() -> None:
     sys.stderr = VisibleStream(sys.stderr)
     try:
         cli(prog_name="ndctl")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)  # before or after the command itself, which says what it did
     except Exception as exc:
         from orchestrator.errors import NdctlError
         from orchestrator.posix.denied import denied

@@ -348,22 +348,34 @@ def cancel(
     by: str | None,
 ) -> None:
     """Cancel jobs. Their ranks write a checkpoint and exit."""
+    from orchestrator.app.cancel_jobs import after_interrupt
+    from orchestrator.contract.files import exit_codes
+
+    found: list[Found] = []
+    try:
+        named = find_all(jobs, run_root, place)
+        found = [one for one, _ in named]
+        _cancel(found, is_one=_is_one(jobs, named), wait=not no_wait, by=by)
+    except KeyboardInterrupt:
+        say(f"\ninterrupted; {after_interrupt(found, os.environ)}", err=True)
+        sys.exit(exit_codes.INTERRUPTED)
+
+
+def _cancel(found: "list[Found]", *, is_one: bool, wait: bool, by: str | None) -> None:
     from orchestrator.app import cancel_job
     from orchestrator.app.cancel_jobs import cancel_all
     from orchestrator.app.remote import kept_fresh
     from orchestrator.system import SystemClock
 
     clock = SystemClock()
-    named = find_all(jobs, run_root, place)
-    found = [one for one, _ in named]
-    if not _is_one(jobs, named):
-        outcome = cancel_all(found, os.environ, clock, say, wait=not no_wait, by=by)
+    if not is_one:
+        outcome = cancel_all(found, os.environ, clock, say, wait=wait, by=by)
         say(outcome.words)
         if outcome.error is not None:
             raise outcome.error
         return
     (one,) = found
     say(cancel_job.cancel(one.run_dir, os.environ, clock, one, by))
-    if not no_wait:
+    if wait:
         with kept_fresh(one):
             say(cancel_job.wait_until_ended(one.run_dir, os.environ, clock, one))

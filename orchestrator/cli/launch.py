@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -208,7 +210,8 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     purpose: Purpose = "render" if dry_run == "client" else "submit"
     settings = (*overrides, *on_backend)
     looks = looks_for(resume=resume)
-    planned = _launchable(spec, settings, inventory, run_root, purpose, looks=looks)
+    with _existing_first(spec, settings, run_root, again=resume or new):
+        planned = _launchable(spec, settings, inventory, run_root, purpose, looks=looks)
     submission = payload.Submission(
         planned=planned,
         run_root=run_root_of(run_root, os.environ, planned.spec.run_root),
@@ -225,6 +228,25 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
         _print_dry_run(submission, asks=dry_run == "server")
     else:
         submit_one(submission, follow=follow)
+
+
+@contextmanager
+def _existing_first(
+    spec: str, settings: tuple[str, ...], run_root: str | None, *, again: bool
+) -> Iterator[None]:
+    """Report that the job exists, in place of that its spec has no plan."""
+    from pathlib import Path
+
+    from orchestrator.app.submission import submit_job
+    from orchestrator.errors import PlanError
+    from orchestrator.system import SystemClock
+
+    try:
+        yield
+    except PlanError:
+        path, clock = Path(spec), SystemClock()
+        submit_job.refuse_existing(path, settings, run_root, os.environ, clock, again=again)
+        raise
 
 
 def _earlier(names: tuple[str, ...], run_root: str | None) -> "tuple[Found, ...]":

@@ -193,19 +193,14 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
     elif zero:
         table = plans.zero_of(Path(spec), overrides, os.environ, hosts)
         print_as(as_json, table, zero_json, describe_zero)
+    elif explain is not None:
+        # Before the plan, so that all mistakes are reported at once.
+        other = plans.spec_beside(Path(spec), overrides, explain.split(","), os.environ)
+        planned = _noted(plan_for(spec, overrides, inventory, purpose=purpose))
+        pair = (planned.plan, plans.beside_plan(planned, other))
+        print_as(as_json, pair, lambda two: beside_json(*two), lambda two: describe_beside(*two))
     else:
-        planned = plan_for(spec, overrides, inventory, purpose=purpose)
-        for note in from_user(planned):
-            say(f"note: {note}", err=True)
-        if explain is not None:
-            other = plans.beside_plan(
-                planned, Path(spec), overrides, explain.split(","), os.environ
-            )
-            pair = (planned.plan, other)
-            print_as(
-                as_json, pair, lambda two: beside_json(*two), lambda two: describe_beside(*two)
-            )
-            return
+        planned = _noted(plan_for(spec, overrides, inventory, purpose=purpose))
         planned = plans.with_prices(planned)
         decision = decisions.decision_of(planned, os.environ, hosts, wish)
         print_as(
@@ -219,6 +214,12 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
 
             size = write_page(Path(page), planned, decision)
             say(f"wrote {page} ({size / 1000:,.0f} kB)", err=True)
+
+
+def _noted(planned: "Planned") -> "Planned":
+    for note in from_user(planned):
+        say(f"note: {note}", err=True)
+    return planned
 
 
 def _purpose(software: str | None, *, no_history: bool) -> "Purpose":

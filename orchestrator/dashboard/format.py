@@ -1,6 +1,9 @@
 """Formats numbers, times and names, the same way for every view."""
 
+import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from orchestrator.contract.times import date_time as date_time
 from orchestrator.contract.times import short_date_time as short_date_time
@@ -20,6 +23,18 @@ def one_line(text: str) -> str:
 def shorten(text: str, most: int = 120) -> str:
     text = one_line(text)
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+BEFORE_UNIT = re.compile(
+    r"(?<=\d) (?=(?:ms|s|min|h|d|B|[kKMGT]i?B|°C|W|steps?|ranks?|hosts?|GPUs?|tokens/s)\b)"
+)
+NO_BREAK = "\u00a0"
+
+
+def wrapped(text: str, width: int, **options: Any) -> list[str]:
+    """`textwrap.wrap`, but a number stays on the line of its unit."""
+    lines = textwrap.wrap(BEFORE_UNIT.sub(NO_BREAK, text), width, **options)
+    return [line.replace(NO_BREAK, " ") for line in lines]
 
 
 def duration(seconds: float) -> str:

@@ -7,6 +7,7 @@ from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.job_view.replayed_job import FailedSave
 from orchestrator.dashboard.job_view.standing import awaited_jobs
 from orchestrator.dashboard.snapshot import Snapshot
+from orchestrator.diagnosis.cause.exits import DISK_FULL
 from orchestrator.job.failures.policy import BUDGET
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short
 from orchestrator.job.incident import PREFLIGHT, Incident
@@ -112,6 +113,8 @@ def _resume_after_failure(run: Run, commands: Commands) -> str:
     stopped = last.remedy == "stop" and last.rule != BUDGET
     if not stopped:
         return commands.submit()
+    if last.failure == DISK_FULL:
+        return f"free disk space, then: {commands.submit()}"
     # The mistake may be in a `--set` option instead of the spec file.
     where = " in the spec file or in the --set options" if commands.overrides else ""
     return f"fix the cause{where}, then: {commands.submit()}"

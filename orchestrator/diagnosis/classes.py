@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from ndctl.rank.phases import Phase
+from orchestrator.contract.files import exit_codes
 from orchestrator.contract.spec.failures import FailureRule, Reading
 from orchestrator.diagnosis.logs.patterns import Text, compiled, which
 from orchestrator.diagnosis.logs.xids import xid_rules
@@ -142,9 +143,11 @@ def reading_of(found: Classified | None, own: Sequence[FailureRule] = ()) -> Rea
 def default_rules() -> tuple[FailureRule, ...]:
     """The rules that come with ndctl; loaded at first use, because most commands need none."""
     table = _table()
-    first, *rest = table.classes
-    # Xid numbers of the driver are more reliable than the text of messages, so they come first.
-    return (first, *xid_rules(), *rest, *table.families, *table.symptoms, *table.ends)
+    # A trainer that refuses to start says why. After that come Xid numbers of the driver, which are
+    # more reliable than the text of messages.
+    refusals = tuple(rule for rule in table.classes if exit_codes.REFUSED in rule.exit_codes)
+    rest = table.classes[len(refusals) :]
+    return (*refusals, *xid_rules(), *rest, *table.families, *table.symptoms, *table.ends)
 
 
 def families() -> tuple[FailureRule, ...]:

@@ -84,14 +84,12 @@ def _left_behind(
     run: Run,
     at: float,
     reached: Reached | None = None,
-    ended: str = "",
-    granted: Allocation | None = None,
+    started: LeaderStarted | None = None,
 ) -> Findings | None:
     """Findings of an attempt without an end: its leader was lost, whatever else had gone wrong.
 
     Args:
-        ended: how the leader ended.
-        granted: the allocation of the new leader.
+        started: the new leader; None if the job was submitted again.
     """
     if not isinstance(run.stage, ATTEMPT):
         return None
@@ -99,6 +97,10 @@ def _left_behind(
         return run.interruption.findings  # from before the scheduler asked the job to leave
     ours = reached is not None and reached.attempt == run.attempt.number and reached.at <= at
     lived_until = max(run.last_at, reached.at) if reached is not None and ours else run.last_at
+    ended = started.former if started else ""
+    granted = started.allocation if started else None
+    if started and started.heard is not None and started.heard <= at:
+        lived_until = max(lived_until, started.heard)
     return replace(
         run.interruption.findings or Findings(opened_at=at),
         leader_lost=lived_until,
@@ -221,7 +223,7 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
         return end(run, event.at, "FAILED", event.unable)
     # After a takeover the hosts are the same ones, so their agents are expected to come back.
     same = takes_over(run, event.allocation, event.former)
-    findings = _left_behind(run, event.at, event.reached, event.former, event.allocation)
+    findings = _left_behind(run, event.at, event.reached, event)
     run = _as_far_as(run, event.reached)
     # Each new allocation counts: a job that makes no progress must not be queued for ever.
     if not same:

@@ -129,6 +129,15 @@ class HostRecords(Struct, frozen=True, kw_only=True):
     """Hosts that a person declared healthy again -> when, Unix seconds."""
 
 
+class Lost(Struct, frozen=True, kw_only=True):
+    """The former leader, as one of its agents knows of it."""
+
+    how: str
+    """How it ended."""
+    heard: float
+    """When the agent last heard it, Unix seconds."""
+
+
 class Granted(Struct, frozen=True, kw_only=True):
     """The allocation and the history that a leader finds when it starts."""
 
@@ -138,8 +147,8 @@ class Granted(Struct, frozen=True, kw_only=True):
     """Only hosts of a cluster have some."""
     taken: str = ""
     """Why the scheduler itself ended the former leader."""
-    former: str = ""
-    """How the former leader ended, if this one takes over within the same allocation."""
+    former: Lost | None = None
+    """The former leader, if this one takes over within the same allocation."""
     reached: Reached | None = None
     """The progress of the newest attempt."""
 
@@ -282,7 +291,8 @@ class Leader:
         # The new leader was an agent of the former one. Except for the agent of the former leader,
         # the agents still run and look for it.
         run, granted = self.supervisor.run, self.granted
-        if takes_over(run, granted.allocation, granted.former):
+        former = granted.former
+        if takes_over(run, granted.allocation, former.how if former else ""):
             followers = expected_back(run, host)
             known = run.hosts.by_name
             self.sessions.await_agents({name: known[name].incarnation for name in followers})
@@ -297,7 +307,8 @@ class Leader:
                 always=records.always,
                 cleared=records.cleared,
                 taken=self.granted.taken,
-                former=self.granted.former,
+                former=former.how if former else "",
+                heard=former.heard if former else None,
                 reached=self.granted.reached,
             )
         )

@@ -34,7 +34,7 @@ from orchestrator.job.state import Run
 from orchestrator.journal.journal import LOCK_PATIENCE_S
 from orchestrator.journal.supervisor import OpenJournal, Supervisor
 from orchestrator.leader.backend_calls import Planners
-from orchestrator.leader.leader import Granted, HostRecords, Leader, LeaderSeams
+from orchestrator.leader.leader import Granted, HostRecords, Leader, LeaderSeams, Lost
 from orchestrator.posix.retry_io import TAKE_OVER_S, retry_io_in
 from orchestrator.seams import AllocationBackend, Clock, Worker
 
@@ -134,7 +134,8 @@ async def lead_on(
     with contextlib.closing(claim.turn), claim.journal as journal:
         # A longer journal shows later that this leader has already changed the job.
         supervisor, begun = await _supervisor(journal, seams), journal.seq
-        leader = await _granted_leader(config, supervisor, seams, claim.name, claim.how)
+        former = Lost(how=claim.how, heard=seams.clock.now() - agent.silent_for())
+        leader = await _granted_leader(config, supervisor, seams, claim.name, former)
         if leader is None:
             agent.leave(exit_codes.FAILED)
             return await following
@@ -239,11 +240,11 @@ async def _granted_leader(
     supervisor: Supervisor,
     seams: LeadingSeams,
     name: str,
-    former: str = "",
+    former: Lost | None = None,
 ) -> Leader | None:
     """The leader, with what the scheduler granted. Retries while the scheduler is unreachable,
     because the job cannot start without the answer. None: this host cannot ask the scheduler, so
-    the job ends. `former`: how the former leader ended."""
+    the job ends. `former`: the leader whose agent this was."""
     job = supervisor.run.job
     assert job is not None
     backend = seams.backend_named(job.backend)
@@ -278,7 +279,11 @@ async def _granted_leader(
 
 
 async def _granted(
-    config: AgentConfig, backend: AllocationBackend, run: Run, seams: LeadingSeams, former: str
+    config: AgentConfig,
+    backend: AllocationBackend,
+    run: Run,
+    seams: LeadingSeams,
+    former: Lost | None,
 ) -> Granted:
     assert run.job is not None
     launch, reached = run.job.launch, await seams.worker(seams.reached)

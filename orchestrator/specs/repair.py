@@ -40,7 +40,7 @@ def repaired(document: Document, problems: Sequence[Problem]) -> Document | None
         document.source,
         deepcopy(document.data),
         {**document.places},
-        [*document.overridden],
+        {**document.overridden},
         from_user={**document.from_user},
     )
     # A missing key may be the one that a misspelled key means, so those are moved first.

@@ -98,7 +98,8 @@ def test_a_submission_writes_the_run_directory_before_it_starts_agents(
 
 def test_a_running_job_is_not_started_again(tmp_path: Path, cluster: NoCluster) -> None:
     run_dir = submit(tmp_path).run_dir
-    with written(run_dir.journal), pytest.raises(JobError, match="e2e is running"):
+    said = "e2e already exists and has not ended: SUBMITTED, submitted"
+    with written(run_dir.journal), pytest.raises(JobError, match=said):
         submit(tmp_path, resume=True)
     assert len(cluster.submitted) == 1
 

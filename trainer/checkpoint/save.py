@@ -56,6 +56,11 @@ class SaveReport:
         return f"{size}, training paused for {self.block_s:.3f} s{slower}"
 
 
+class CheckpointNotSaved(RuntimeError):
+    """Raised on every rank, whichever of them failed to write. The diagnosis knows this name, and
+    names no rank as the culprit."""
+
+
 class Checkpoints:
     """Saves the checkpoints of a job, as one rank.
 
@@ -205,7 +210,7 @@ class Checkpoints:
         """The last save of a run; returns when it is complete.
 
         Raises:
-            RuntimeError: on every rank, if all tries failed.
+            CheckpointNotSaved: on every rank, if all tries failed.
         """
         self.wait()
         for pause_s in (*PAUSES_S, None):
@@ -214,7 +219,7 @@ class Checkpoints:
                 return
             if pause_s is not None:
                 threading.Event().wait(pause_s)
-        raise RuntimeError(
+        raise CheckpointNotSaved(
             f"the checkpoint of step {step} failed {len(PAUSES_S) + 1} times: {outcome.why}"
         )
 

@@ -4,11 +4,9 @@ It records the checksum of each file, computed from the bytes as they are writte
 a failed write: torch reports a full disk as a zip archive of unexpected length.
 """
 
-import errno
 import hashlib
 import io
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +17,8 @@ from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from torch.utils.serialization import config as serialization_config
 
 from ndctl.rank.checkpoint_files import Written
+from orchestrator.contract.files.atomic_write import NO_SPACE, free_space
 
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 MAX_CHARS = 300
 
 
@@ -129,11 +127,5 @@ def why_of(error: BaseException, folder: Path) -> str:
     if not isinstance(error, OSError) or error.strerror is None:
         text = " ".join(str(error).split())
         return f"{rank_prefix}{type(error).__name__}: {text[:MAX_CHARS]}"
-    space = f" ({_free_space(folder)})" if error.errno in NO_SPACE else ""
+    space = f" ({free_space(folder)})" if error.errno in NO_SPACE else ""
     return f"{rank_prefix}{error.strerror}: {error.filename or folder}{space}"
-
-
-def _free_space(folder: Path) -> str:
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    usage = shutil.disk_usage(existing)
-    return f"{usage.free / 2**20:,.1f} of {usage.total / 2**20:,.1f} MiB free"

@@ -351,6 +351,8 @@ def own_group(
     clock: Clock,
 ) -> list[Found]:
     """The user's own jobs of the group `name`; empty: there is no such group."""
+    if not name:  # `ndctl cancel "$JOB"` without JOB must not mean all jobs that are in no group
+        return []
     scope = Scope(run_root=run_root, place=place, user=user_name(os.geteuid()))
     jobs = (job.found for job in known_jobs(scope, environ, clock) if job.found is not None)
     return [found for found in jobs if group_of(found.run_dir) == name]

@@ -8,6 +8,7 @@ from orchestrator.app.planning.plans import plan_spec
 from orchestrator.app.submission.combinations import combinations
 from orchestrator.errors import PlanError, SpecError
 from orchestrator.plan.show.compare import Compared
+from orchestrator.yaml_document import spec_error
 
 
 def compare_plans(
@@ -22,14 +23,14 @@ def compare_plans(
     without a plan.
 
     Raises:
-        SpecError: no combination of values makes a valid spec; has the problems of the first.
+        SpecError: no combination of values makes a valid spec; has the problems of all.
         BackendError: the cluster is unreachable.
     """
     found: list[Compared] = []
     invalid: list[SpecError] = []
     for values in combinations(compare):
         try:
-            changed = (*overrides, *values)
+            changed = (*overrides, *(f"--compare {value}" for value in values))
             planned = plan_spec(path, changed, environ, inventory, purpose=wish.purpose)
         except PlanError as exc:
             found.append(Compared(values=values, plan=None, refusal=exc.message))
@@ -40,5 +41,16 @@ def compare_plans(
             decision = decision_of(planned, environ, inventory, wish)
             found.append(Compared(values=values, plan=planned.plan, decision=decision))
     if len(invalid) == len(found):
-        raise invalid[0]
+        raise _all_in_one(invalid, path)
     return found
+
+
+def _all_in_one(errors: Sequence[SpecError], path: Path) -> SpecError:
+    """Several combinations have the same problems, which are told once."""
+    if any(not error.placed and not error.also for error in errors):
+        return errors[0]  # the file itself cannot be read
+    placed = {
+        f"{place}: {problem}": (place, problem) for one in errors for place, problem in one.placed
+    }
+    also = {str(other): other for one in errors for other in one.also}
+    return spec_error(str(path), [*placed.values()], [*also.values()])

@@ -21,6 +21,7 @@ from orchestrator.app.planning.planned_hosts import (
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.job_spec import CommonSpec, JobSpec, ScriptSpec
 from orchestrator.errors import BackendError, NdctlError, PlanError, SpecError
+from orchestrator.yaml_document import lead
 
 if TYPE_CHECKING:
     from orchestrator.app.submission.inputs import Looked
@@ -232,24 +233,26 @@ def _planned(
     )
 
 
-def beside_plan(
-    planned: Planned,
-    path: Path,
-    overrides: Sequence[str],
-    asked: Sequence[str],
-    environ: Mapping[str, str],
-) -> "Beside":
-    """The mesh that `asked` fixes beside the plan. `asked`: items like `pp=4` or `KEY=VALUE`.
+def spec_beside(
+    path: Path, overrides: Sequence[str], asked: Sequence[str], environ: Mapping[str, str]
+) -> JobSpec:
+    """The spec with the mesh that `asked` fixes: items like `pp=4` or `KEY=VALUE`.
 
     Raises:
-        SpecError: with everything that is wrong in `asked`.
+        SpecError: with everything that is wrong in the file, in `overrides` and in `asked`.
     """
     from orchestrator.contract.mesh import AXES
     from orchestrator.load import of_the_trainer, read_spec
+
+    keys = [f"parallel.{one}" if one.split("=")[0] in AXES else one for one in asked]
+    fixed = [f"--explain {one}" for one in keys]
+    return of_the_trainer(read_spec(path, (*overrides, *fixed), environ), "plan --explain")
+
+
+def beside_plan(planned: Planned, spec: JobSpec) -> "Beside":
+    """The mesh of `spec`, which `spec_beside` returned, beside the plan."""
     from orchestrator.plan.beside import beside
 
-    fixed = [f"parallel.{one}" if one.split("=")[0] in AXES else one for one in asked]
-    spec = of_the_trainer(read_spec(path, (*overrides, *fixed), environ), "plan --explain")
     spec = replace(spec, cluster=planned.spec.cluster)
     return beside(planned.plan, spec, planned.inventory, planned.model_config)
 
@@ -288,9 +291,8 @@ def _model_config(written: "Written", environ: Mapping[str, str]) -> Mapping[str
         shape_of(config)
         return config
     except (SpecError, PlanError) as exc:
-        place = written.document.place_of(key)
-        place = "--set " if place == f"--set {key}" else f"{place}: "
-        raise type(exc)(f"{place}{exc.message}", fix=exc.fix) from exc
+        before = lead(written.document.place_of(key), key)
+        raise type(exc)(f"{before}{exc.message}", fix=exc.fix) from exc
 
 
 class CountedHosts(Struct, frozen=True, kw_only=True):
@@ -313,7 +315,7 @@ def inventory_at(
         from orchestrator.inventory.slurm.gpus import gpu_table
         from orchestrator.inventory.slurm.inventory import Use
 
-        found = read_cluster(slurm(), partition, whole=True)
+        found = read_cluster(slurm(), partition, whole=True, at="--partition")
         return CountedHosts(inventory=found.inventory(gpu_table(environ), Use()))
     if file is None and backend == "kubernetes":
         return _kubernetes_inventory(environ, context)

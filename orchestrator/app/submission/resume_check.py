@@ -114,8 +114,10 @@ def _look_at_copy(spec: JobSpec, run_dir: RunDir) -> Looked:
 
 
 def is_running(run_dir: RunDir, environ: Mapping[str, str], verb: str) -> JobError:
-    fix = watch_or_end(run_dir, environ, verb)
-    return JobError(f"job {run_dir.path.name} is running", fix=fix)
+    run = snapshot.replay(run_dir)
+    state = f"{run.state}, {run.stage.reason}" if run.job is not None else "it is starting"
+    message = f"job {run_dir.path.name} already exists and has not ended: {state}"
+    return JobError(message, fix=watch_or_end(run_dir, environ, verb))
 
 
 def watch_or_end(run_dir: RunDir, environ: Mapping[str, str], verb: str) -> str:

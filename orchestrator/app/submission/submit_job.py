@@ -4,7 +4,6 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from errno import EDQUOT, ENOSPC
 from pathlib import Path
 
 from msgspec import Struct
@@ -29,6 +28,7 @@ from orchestrator.contract.check_results import Finding, troubles, words_of_find
 from orchestrator.contract.codec import Problem
 from orchestrator.contract.drills import Drill, faults_of
 from orchestrator.contract.files.access import access_of, access_umask
+from orchestrator.contract.files.atomic_write import NO_SPACE, why_not_written
 from orchestrator.contract.files.last_metric import last_reached
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
@@ -49,6 +49,7 @@ from orchestrator.errors import (
 )
 from orchestrator.health.package_owners import other_owners
 from orchestrator.job.state import Run
+from orchestrator.job_paths import run_root_of
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import BEGINNING, Journal, Place, has_writer
 from orchestrator.journal.run_dir_init import (
@@ -59,6 +60,7 @@ from orchestrator.journal.run_dir_init import (
     unknown_run,
     write_files,
 )
+from orchestrator.load import read_spec
 from orchestrator.registry.submitted import register_job
 from orchestrator.seams import Clock, ExistingJob, JobCopy, RemoteScheduler, SubmittingScheduler
 
@@ -198,7 +200,7 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     if isinstance(backend, RemoteScheduler):
         submitted = _submit_remotely(submission, backend, first, environ, clock)
         return replace(submitted, warnings=(*warnings, *submitted.warnings), notes=notes)
-    with _writable(), submission_lock(run_dir):
+    with _writable(run_dir), submission_lock(run_dir):
         before = look(run_dir, _admit(submission, environ, clock))
         end = _journal_end(run_dir, clock)
         try:
@@ -225,7 +227,7 @@ def begin_inside(
     launch = launch_of(submission, 1)
     for one in program_copy.look(launch, run_of(submission.planned.spec), clock):
         log.warning("%s: %s", one.verdict, words_of_finding(one))
-    with _writable(), submission_lock(submission.run_dir):
+    with _writable(submission.run_dir), submission_lock(submission.run_dir):
         _admit(submission, environ, clock)
         lines = _journal_end(submission.run_dir, clock).lines
         with access_umask(access_of(launch_of(submission, 0))):
@@ -236,15 +238,14 @@ def begin_inside(
 
 
 @contextmanager
-def _writable() -> Iterator[None]:
+def _writable(run_dir: RunDir) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        full = exc.errno in (ENOSPC, EDQUOT)
-        free = "free space there, or " if full else ""
-        place = f" {exc.filename}" if exc.filename else ""
+        free = "free space there, or " if exc.errno in NO_SPACE else ""
+        place = exc.filename or run_dir.path
         raise BackendError(
-            f"cannot write the run directory{place}: {exc.strerror}",
+            f"cannot write the run directory {place}: {why_not_written(exc, run_dir.path)}",
             fix=f"{free}set --run-root to a directory that you can write to;"
             " `ndctl doctor` checks it",
         ) from exc
@@ -436,9 +437,41 @@ def _impossible(drill: Drill, planned: Planned) -> tuple[str, str] | None:
     )
 
 
+def refuse_existing(
+    path: Path,
+    overrides: Sequence[str],
+    run_root: str | None,
+    environ: Mapping[str, str],
+    clock: Clock,
+    *,
+    again: bool,
+) -> None:
+    """Raise JobError if the job of the spec `path` exists already: the reason of a PlanError may be
+    that this very job has the hosts, or waits for them.
+
+    Args:
+        again: the job may be submitted again if it has ended.
+    """
+    if not path.is_file():  # standard input, which cannot be read again
+        return
+    spec = read_spec(path, overrides, environ)
+    if spec.cluster.backend == "kubernetes":  # its run directory is in its pods
+        return
+    run_dir = RunDir(run_root_of(run_root, environ, spec.run_root) / spec.name)
+    if has_writer(run_dir.journal):
+        raise is_running(run_dir, environ, "dashboard")
+    run = snapshot.replay(run_dir)
+    if run.job is None:
+        return
+    if (left := standing(run, environ, clock)) is not None:
+        raise _at_scheduler(run_dir, left, environ)
+    if not again:
+        raise _was_run(run_dir, run)
+
+
 def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Path | None:
     """Raise JobError for a second start. With `new`, move the old run and return its new path."""
-    run_dir, name = submission.run_dir, submission.planned.spec.name
+    run_dir = submission.run_dir
     refuse_similar_name(run_dir)
     if has_writer(run_dir.journal):
         raise is_running(submission.run_dir, environ, "dashboard")
@@ -450,17 +483,25 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
         return archive(run_dir, clock.now())
     left = None if _has_own(submission, run) else standing(run, environ, clock)
     if left is not None:
-        raise JobError(
-            f"job {name} is at the scheduler: {left}",
-            fix=watch_or_end(submission.run_dir, environ, "status"),
-        )
+        raise _at_scheduler(run_dir, left, environ)
     if submission.resume:
         _check_resume(submission, run)
         return None
+    raise _was_run(run_dir, run)
+
+
+def _at_scheduler(run_dir: RunDir, left: str, environ: Mapping[str, str]) -> JobError:
+    return JobError(
+        f"job {run_dir.path.name} is at the scheduler: {left}",
+        fix=watch_or_end(run_dir, environ, "status"),
+    )
+
+
+def _was_run(run_dir: RunDir, run: Run) -> JobError:
     state = run.state
     ended = f"ended {state}" if state in ("SUCCEEDED", "FAILED", "CANCELLED") else "was interrupted"
-    raise JobError(
-        f"job {name} already exists in {run_dir.path} and {ended}",
+    return JobError(
+        f"job {run_dir.path.name} already exists in {run_dir.path} and {ended}",
         fix="--resume continues from its newest checkpoint; --new starts over and moves the old"
         f" run to {ARCHIVE}/",
     )

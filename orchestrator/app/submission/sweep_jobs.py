@@ -96,11 +96,15 @@ def elements_of(sweep: Sweep, environ: Mapping[str, str], clock: Clock) -> list[
     return elements
 
 
+def _overrides(sweep: Sweep, values: Sequence[str]) -> tuple[str, ...]:
+    return (*sweep.overrides, *(f"--sweep {value}" for value in values))
+
+
 def _planned(
     sweep: Sweep, values: Sequence[str], name: str, environ: Mapping[str, str]
 ) -> Submission:
     # The name goes last, because it includes a name that may be among the values.
-    overrides = (*sweep.overrides, *values, f"name='{name}'")
+    overrides = (*_overrides(sweep, values), f"name='{name}'")
     planned = plan_and_look(sweep.spec, overrides, environ, sweep.inventory, purpose="submit")
     if sweep.at_once is not None and planned.spec.cluster.backend != "slurm":
         raise JobError(
@@ -123,7 +127,7 @@ def _named(
     """The name of the group, and a name for each combination."""
     for values in found:
         try:
-            spec = read_spec(sweep.spec, (*sweep.overrides, *values), environ)
+            spec = read_spec(sweep.spec, _overrides(sweep, values), environ)
         except NdctlError:
             continue
         root = run_root_of(sweep.run_root, environ, spec.run_root)

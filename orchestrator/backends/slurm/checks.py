@@ -16,7 +16,7 @@ from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.spec.slurm_spec import SlurmSpec, notice_too_long, seconds
 from orchestrator.inventory.slurm.hostlist import expand
 from orchestrator.inventory.slurm.nodes import IN_RESERVATION, Node
-from orchestrator.inventory.slurm.partitions import Partition, time_words
+from orchestrator.inventory.slurm.partitions import Partition, partition_fix, time_words
 from orchestrator.job.hosts.preemption import ASK_S, STOP_SLACK_S, room_s
 from orchestrator.posix.denied import owner_of
 
@@ -135,14 +135,14 @@ def _partitions(
             yield Problem(
                 path=f"{AT}.partition",
                 value=name,
-                limit=f"one of {', '.join(sorted(known))}",
-                fix="use a partition that `sinfo -as` shows",
+                limit="a partition of this cluster",
+                fix=partition_fix(name, known),
             )
     if not names and not asked:
         yield Problem(
             path=f"{AT}.partition",
-            limit=f"one of {', '.join(sorted(known))}, because the cluster has no default",
-            fix="use a partition that `sinfo -as` shows",
+            limit="given, because the cluster has no default partition",
+            fix=partition_fix("", known),
         )
     if asked and len(asked) == len(names or asked) and all(one.state != "UP" for one in asked):
         yield Problem(

@@ -16,7 +16,7 @@ from orchestrator.inventory.hosts import Inventory
 from orchestrator.inventory.slurm.hostlist import fold
 from orchestrator.inventory.slurm.inventory import Use, inventory_of, use_of
 from orchestrator.inventory.slurm.nodes import Node, parse_nodes
-from orchestrator.inventory.slurm.partitions import Partition, parse_partitions
+from orchestrator.inventory.slurm.partitions import Partition, parse_partitions, partition_fix
 from orchestrator.inventory.slurm.topology import Topology, parse_topology
 
 # -a includes nodes that are only in hidden partitions.
@@ -132,15 +132,22 @@ def _check_known(seen: Cluster, found: Inventory, devices: int) -> None:
     )
 
 
-def read_cluster(slurm: Slurm, partition: str | None, *, whole: bool = False) -> Cluster:
-    """Read the nodes of `partition`, by default of the default partition; `whole`: of all.
+def read_cluster(
+    slurm: Slurm,
+    partition: str | None,
+    *,
+    whole: bool = False,
+    at: str = "cluster.slurm.partition",
+) -> Cluster:
+    """Read the nodes of `partition`, by default of the default partition; `whole`: of all. `at`:
+    the key or option that names `partition`.
 
     Raises:
         BackendError: Slurm does not answer, or the partition does not exist.
     """
     looked_at = None
     if partition is not None or not whole:
-        looked_at = _chosen(parse_partitions(slurm.told(PARTITIONS)), partition)
+        looked_at = _chosen(parse_partitions(slurm.told(PARTITIONS)), partition, at)
     every = nodes = parse_nodes(slurm.told(NODES))
     if looked_at is not None:
         inside = set(looked_at.nodes)
@@ -158,7 +165,7 @@ def read_cluster(slurm: Slurm, partition: str | None, *, whole: bool = False) ->
     )
 
 
-def _chosen(partitions: Sequence[Partition], name: str | None) -> Partition | None:
+def _chosen(partitions: Sequence[Partition], name: str | None, at: str) -> Partition | None:
     """The partition `name`, or several combined if separated by commas. None: no default exists."""
     if name is None:
         return next((one for one in partitions if one.default), None)
@@ -167,8 +174,8 @@ def _chosen(partitions: Sequence[Partition], name: str | None) -> Partition | No
     missing = [one for one in wanted if one not in by_name]
     if missing:
         raise BackendError(
-            f"Slurm has no partition {', '.join(missing)}",
-            fix=f"partitions: {', '.join(by_name) or 'none'}",
+            f"{at}: Slurm has no partition {', '.join(missing)}",
+            fix=partition_fix(missing[0], by_name),
         )
     chosen = [by_name[one] for one in wanted]
     up = [one for one in chosen if one.state == "UP"] or chosen

@@ -19,6 +19,7 @@ read since; `stop`: end the job, because a restart would fail in the same way.""
 
 KINDS = (
     "refused",
+    "disk-full",
     "ended-early",
     "ended-first",
     "exception",

@@ -6,6 +6,9 @@ from orchestrator.contract.spec.limits import Above, AtLeast, AtMost
 
 OVERLAY = "-f "
 """Begins an overlay, `-f FILE`, among the overrides of a spec. The others are `KEY=VALUE`."""
+SET = "--set"
+"""The option of an override `KEY=VALUE`. One of another option begins with that option and a space,
+so that messages name what was typed: `--compare parallel.tp=2`."""
 Auto = Literal["auto"]
 Count = Annotated[int, AtLeast(1)]
 MOST_HOSTS = 1_000_000

@@ -1,6 +1,5 @@
 """What every page gets to draw itself, and the parts that pages share."""
 
-import textwrap
 from collections.abc import Sequence
 from datetime import tzinfo
 
@@ -37,7 +36,7 @@ class Page(Struct, frozen=True, kw_only=True):
         return self.head((name, BOLD), "  ", (state.plain, str(state.style)), f"   {words}")
 
     def wrapped(self, text: str, style: str = "") -> list[Text]:
-        lines = textwrap.wrap(text, max(10, self.width - 2), break_on_hyphens=False)
+        lines = format.wrapped(text, max(10, self.width - 2), break_on_hyphens=False)
         return [Text(f" {line}", style=style) for line in lines]
 
     def matches(self, text: str) -> bool:

@@ -1,6 +1,5 @@
 """The first lines of a job's screen: state, progress, numbers, and what is wrong."""
 
-import textwrap
 from collections.abc import Iterator
 from datetime import tzinfo
 
@@ -130,9 +129,9 @@ def _reason(view: View, width: int) -> list[Text]:
     if view.as_of is None and (view.state == "RUNNING" or view.reason in view.stage):
         return []
     style = STATES[view.state][1]
-    wrapped = textwrap.wrap(format.one_line(view.reason), max(10, width - 2), max_lines=3)
+    wrapped = format.wrapped(format.one_line(view.reason), max(10, width - 2), max_lines=3)
     lines = [Text(f" {part}", style=style) for part in wrapped]
-    typed = textwrap.wrap(view.fix, max(10, width - 6), break_on_hyphens=False)
+    typed = format.wrapped(view.fix, max(10, width - 6), break_on_hyphens=False)
     marks = [" fix: ", *["      "] * len(typed)]
     return lines + [
         Text.assemble(mark, (part, BOLD)) for mark, part in zip(marks, typed, strict=False)

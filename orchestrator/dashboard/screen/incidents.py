@@ -1,6 +1,5 @@
 """Incidents on a job's screen: the newest as one sentence, earlier ones below it."""
 
-import textwrap
 from collections.abc import Iterator
 from datetime import tzinfo
 
@@ -49,7 +48,7 @@ def _followed(incident: Incident, view: View) -> str:
 
 
 def _sentence_lines(incident: Incident, view: View, width: int) -> list[str]:
-    lines = textwrap.wrap(sentence(incident, view), width)
+    lines = format.wrapped(sentence(incident, view), width)
     if len(lines) <= MOST_LINES:
         return lines
     # The cause of a hang is long. Cut it, and not what ndctl did and how long it took.
@@ -59,7 +58,7 @@ def _sentence_lines(incident: Incident, view: View, width: int) -> list[str]:
 
 
 def _cut_lines(text: str, width: int, most: int) -> list[str]:
-    return textwrap.wrap(text, width, max_lines=most, placeholder=" …")
+    return format.wrapped(text, width, max_lines=most, placeholder=" …")
 
 
 def who_text(incident: Incident) -> str:

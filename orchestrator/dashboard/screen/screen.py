@@ -6,7 +6,6 @@ A narrow screen is one column: ranks, charts, incidents, facts. A wide one has t
 
 import itertools
 import math
-import textwrap
 from collections.abc import Sequence
 from datetime import tzinfo
 
@@ -174,5 +173,5 @@ def _named_facts(view: View) -> Sequence[tuple[str, str, str]]:
 def _fact(name: str, text: str, style: str, width: int) -> list[Text]:
     if len(name) + format.cells(text) + 8 <= width:
         return [title(name, Text(text, style), width)]
-    wrapped = textwrap.wrap(text, max(10, width - 4), max_lines=5, placeholder=" …")
+    wrapped = format.wrapped(text, max(10, width - 4), max_lines=5, placeholder=" …")
     return [title(name, Text(), width), *(Text(f"    {line}", style) for line in wrapped)]

@@ -5,10 +5,10 @@ them: the terminal itself breaks them without a newline.
 """
 
 import re
-import textwrap
 from collections.abc import Iterator
 from typing import cast, get_args
 
+from orchestrator.dashboard import format
 from orchestrator.dashboard.fleet.columns import Line, Look, Piece
 from orchestrator.dashboard.fleet.table import COLOURS
 from orchestrator.job.stage import State
@@ -46,7 +46,7 @@ def _wrapped(line: str, width: int) -> list[str]:
     if event := TIME.fullmatch(line):
         # A narrow terminal would have a few letters left behind the time.
         indent = len(event["time"]) + 2 if width >= WIDE else 4
-    return textwrap.wrap(
+    return format.wrapped(
         line,
         width,
         subsequent_indent=" " * indent,

@@ -14,6 +14,11 @@ from orchestrator.diagnosis.hang.post_mortem import CLASS as MISMATCH
 
 FIX = "\n  fix: "
 """Text before the fix in the message of an `NdctlError`."""
+DISK_FULL = "disk-full"
+"""Kind and class of a trainer that refuses to start because the disk of the run directory is full.
+"""
+NOT_SAVED = "CheckpointNotSaved"
+"""The trainer's exception after a failed save."""
 EARLY = "ended-early"
 """Kind and class of a rank that returned 0 before the last step."""
 ENDED_FIRST = "ended-first"
@@ -90,8 +95,8 @@ def exited_verdict(exited: RankExited, hardware: Reading | None) -> Verdict:
         # Every rank refuses the same configuration, so the order in which they are heard is chance.
         # The traceback shows ndctl's own code, and the log repeats the message: both are left out.
         culprit, evidence = NOBODY, replace(evidence, log_tail=(), traceback="", notes=())
-    elif exited.exit_code == exit_codes.UNSTABLE:
-        culprit = NOBODY  # all ranks have the same loss, so the first one to exit is chance
+    elif _fails_alike(exited):
+        culprit = NOBODY  # the first one to exit is chance
     return Verdict(
         kind=kind,
         cause=cause,
@@ -105,6 +110,12 @@ def exited_verdict(exited: RankExited, hardware: Reading | None) -> Verdict:
         phase=exited.phase,
         fix=_fix_of(exited) if exited.exit_code == exit_codes.REFUSED else "",
     )
+
+
+def _fails_alike(exited: RankExited) -> bool:
+    """All ranks end like this one: they have the same loss, or one of them could not save."""
+    unsaved = exited.error is not None and exited.error.error == NOT_SAVED
+    return exited.exit_code == exit_codes.UNSTABLE or unsaved
 
 
 def _snapshot_notes(exited: RankExited) -> tuple[str, ...]:
@@ -172,6 +183,9 @@ def name_of(exited: RankExited) -> tuple[str, str, str]:
         if exited.ended_first
         else kind_of(exited.exit_code, exited.signal, raised=raised)
     )
+    found = failure_of(exited)
+    if kind == "refused" and found is not None and found.name == DISK_FULL:
+        kind = DISK_FULL
     cause, signature = _cause(kind, exited)
     return kind, cause, signature
 
@@ -180,9 +194,10 @@ def _cause(kind: str, exited: RankExited) -> tuple[str, str]:
     """Cause and signature."""
     unstable = exited.exit_code == exit_codes.UNSTABLE
     # An empty signature: the refusal is final already, so no repetition is counted.
-    if kind == "refused":
+    if kind in ("refused", DISK_FULL):
         text = exited.error.message.partition(FIX)[0] if exited.error else _last_line(exited)
-        return f"the trainer refused its configuration: {text}", ""
+        what = "the disk is full" if kind == DISK_FULL else "the trainer refused its configuration"
+        return f"{what}: {text}", ""
     if kind in (EARLY, ENDED_FIRST):
         words = f"rank {exited.rank} ended with exit code 0 {after_step(exited.step)}"
         # The signature: a program of the user that does the same again has a bug.
@@ -190,7 +205,7 @@ def _cause(kind: str, exited: RankExited) -> tuple[str, str]:
     if exited.error is not None:
         text = f"{exited.error.error}: {exited.error.message}"
         where = f"{text} at step {exited.error.step}" if exited.error.step else text
-        if unstable:
+        if _fails_alike(exited):
             return f"all ranks failed alike: {text} (rank {exited.rank} reported it first)", where
         return f"rank {exited.rank} raised {where}", where
     # The signal hit torchrun or the launcher above the rank, and the rank died with it.

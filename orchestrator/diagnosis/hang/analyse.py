@@ -7,7 +7,7 @@ dumps. If the evidence does not point to one rank, the verdict has no culprit an
 
 from msgspec.structs import replace
 
-from orchestrator.diagnosis.hang.evidence_index import STARVED, EvidenceIndex
+from orchestrator.diagnosis.hang.evidence_index import STARVED, STATES, EvidenceIndex
 from orchestrator.diagnosis.hang.mismatch import mismatch, skipped, strayed
 from orchestrator.diagnosis.hang.missing_dumps import not_waiting, went_past, without_dumps
 from orchestrator.diagnosis.hang.report import ranks_words
@@ -17,6 +17,8 @@ from orchestrator.diagnosis.hang.wait_graph import elsewhere, left_inside, never
 
 FOLLOWS: tuple[Kind, ...] = ("never-entered", "left-inside", "alone", "stopped")
 """Kinds of verdict that also follow if the process of the culprit does not run."""
+STOPPED = 0.98
+"""The confidence if a signal stopped all ranks for which the others wait, and no other process."""
 FOR_STARVED = (
     "check what else runs on the host (top), and how many CPUs the job has there: cpus_per_task of"
     " Slurm, the limits of the pod, cpu.max of the control group"
@@ -78,4 +80,18 @@ def _most_direct_first(case: EvidenceIndex, found: Diagnosis) -> Diagnosis:
         what = f"{what}; {subject}{found.cause.removeprefix(f'{ranks_words(found.ranks)} ')}"
     if starved:
         return replace(found, cause=what, evidence=signs, hosts=(), advice=FOR_STARVED)
-    return replace(found, kind="stopped", cause=what, evidence=signs)
+    return _certain_if_stopped(case, replace(found, kind="stopped", cause=what, evidence=signs))
+
+
+def _certain_if_stopped(case: EvidenceIndex, found: Diagnosis) -> Diagnosis:
+    """A rank that is stopped by a signal does nothing until another signal, so the ranks that wait
+    for it cannot go on, whatever the dumps leave open.
+
+    This is not so of the other states: a debugger is often attached because of a hang, a wait in
+    the kernel may end, and a rank may be gone because another one failed.
+    """
+    if {*case.odd_states.items()} != {(rank, STATES["T"]) for rank in found.ranks}:
+        return found
+    hosts = {case.scene.host(rank) for rank in found.ranks}
+    one = tuple(str(host) for host in hosts) if len(hosts) == 1 and None not in hosts else ()
+    return replace(found, confidence=max(found.confidence, STOPPED), hosts=one)

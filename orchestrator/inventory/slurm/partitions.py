@@ -1,7 +1,10 @@
 """Parses `scontrol -o show partitions`."""
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
+from orchestrator.contract.codec import nearest
 from orchestrator.contract.spec.slurm_spec import seconds
 from orchestrator.inventory.slurm.hostlist import expand
 from orchestrator.inventory.slurm.records import records, value
@@ -50,3 +53,11 @@ def time_words(seconds: int | None) -> str:
     hours, rest = divmod(rest, 3600)
     clock = f"{rest // 60:02}:{rest % 60:02}"
     return f"{days}-{hours:02}:{clock}" if days else f"{hours}:{clock}"
+
+
+def partition_fix(name: str, known: Iterable[str]) -> str:
+    """What to use in place of `name`, which is none of the `known` partitions."""
+    names = sorted(known)
+    near = nearest(name, names)
+    meant = f"did you mean {near}? " if near is not None else ""
+    return f"{meant}partitions of this cluster: {', '.join(names) or 'none'}"

@@ -36,7 +36,6 @@ BEFORE_FIX = "; fix: "
 """Separates why a job ended from what to do, in the reason of its end."""
 OOM_ON_CPU = "on-oom-cpu"
 """The rule that `resilience.on_oom` adds on a machine without GPUs."""
-INVALID_CONFIGURATION = "invalid-configuration"
 
 
 class Decision(Struct, frozen=True, kw_only=True):
@@ -307,10 +306,10 @@ def _without(run: Run, host: str, at: float) -> str | None:
 
 
 def _why_stop(rule: PolicyRule, verdict: Verdict, times: int) -> str:
-    """The reason without the cause, which the incident has. If the program or its configuration is
-    at fault, the cause is the reason."""
+    """The reason without the cause, which the incident has. If the trainer refused to start, or the
+    program is at fault, the cause is the reason."""
     stopped = "the job was stopped"
-    if rule.name == INVALID_CONFIGURATION:
+    if verdict.final:
         return verdict.cause
     if verdict.kind == EARLY:
         return f"{EARLY}: {verdict.cause}"

@@ -266,7 +266,7 @@ def test_a_running_job_cannot_resume(verb: str, run_dir: Path, cluster: NoCluste
     with Journal(run_dir / "journal.jsonl", TurnedClock()):
         done = ndctl(verb)
     assert (done.exit_code != 0, len(cluster.submitted)) == (True, 1)
-    assert "job e2e is running" in told(done)
+    assert "job e2e already exists and has not ended" in told(done)
     assert f"ndctl cancel {JOB}" in told(done)
 
 

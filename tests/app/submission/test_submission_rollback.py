@@ -131,5 +131,7 @@ def test_a_full_file_system_is_named_with_the_folder(
     refusing.error = OSError(ENOSPC, os.strerror(ENOSPC), folder)
     with pytest.raises(BackendError) as full:
         submit_job.submit(submission(tmp_path), {}, TurnedClock())
-    assert full.value.message == f"cannot write the run directory {folder}: No space left on device"
+    said = f"cannot write the run directory {folder}: No space left on device ("
+    assert full.value.message.startswith(said)
+    assert full.value.message.endswith(" MiB free)")
     assert full.value.fix.startswith("free space there, or set --run-root to a directory")

@@ -127,7 +127,7 @@ def test_all_problems_of_a_sweep_are_reported_before_submission(
         planned(a_sweep(tmp_path, "train.steps=10,0,-1", "parallel.tp=2,3"))
     told = refused.value.message
     assert told.startswith("5 of 6 combinations have errors; nothing was submitted:")
-    assert "train.steps=0 parallel.tp=2, train.steps=0 parallel.tp=3: --set train.steps" in told
+    assert "train.steps=0 parallel.tp=2, train.steps=0 parallel.tp=3: --sweep train.steps" in told
     assert "train.steps=10 parallel.tp=3: " in told
     assert "train.steps=10 parallel.tp=2" not in told
     assert cluster.submitted == []

@@ -43,7 +43,7 @@ def test_a_job_that_fits_has_no_problem(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hosts", "keys", "said"),
     [
-        (2, {"partition": "trian"}, "one of debug, train, got 'trian'"),
+        (2, {"partition": "trian"}, "must be a partition of this cluster, got 'trian'"),
         (2, {"partition": "debug"}, "up, but it is DOWN"),
         (2, {"time": "1:01:00"}, "at most 1:00:00"),
         (2, {"notice_s": 3600}, "notice_s: must be less than 3600 s, the default time limit"),

@@ -75,8 +75,8 @@ def test_a_partition_that_takes_no_jobs_has_no_free_hosts() -> None:
 def test_an_unknown_partition_is_named_with_the_known_ones() -> None:
     with pytest.raises(BackendError) as caught:
         read_cluster(slurm_of(CapturedCluster()), "h100,gpu")
-    assert caught.value.message == "Slurm has no partition gpu"
-    assert caught.value.fix == "partitions: h100, a100, cpu"
+    assert caught.value.message == "cluster.slurm.partition: Slurm has no partition gpu"
+    assert caught.value.fix == "did you mean cpu? partitions of this cluster: a100, cpu, h100"
 
 
 def test_the_topology_of_a_partition_is_used() -> None:

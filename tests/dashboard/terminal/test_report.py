@@ -53,6 +53,15 @@ def test_a_long_row_continues_behind_its_label() -> None:
     assert all(line.startswith(" " * 14 + "word") for line in rest)
 
 
+@pytest.mark.parametrize("width", range(60, 80))
+def test_a_number_stays_with_its_unit(width: int) -> None:
+    words = "  lost        found after 0.6 s, 3 min 20 s on 12 hosts with 39.6 GiB on 1,024 ranks"
+    shown = ["".join(piece.text for piece in line) for line in report_lines(words, width)]
+    assert " ".join(shown).split() == words.split()
+    for line in shown:
+        assert line[-1] not in "0123456789" or line == shown[-1], line
+
+
 def test_commands_are_not_broken() -> None:
     command = "  next        ndctl submit " + "--set a=b " * 30
     assert len(list(report_lines(command, 80))) == 1

@@ -19,9 +19,10 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.contract.spec.failures import FailureRule
 from orchestrator.diagnosis.cause.diagnose import Weight, diagnose, weigh
-from orchestrator.diagnosis.cause.exits import signal_name
+from orchestrator.diagnosis.cause.exits import NOT_SAVED, signal_name
 from orchestrator.diagnosis.cause.findings import Findings
 from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit, Verdict
+from orchestrator.diagnosis.logs.readings import End, read_exit
 from tests.job.job_driver import GLOO_CLOSED, START, error, exited, found, raised
 from tests.read_events import as_read
 
@@ -99,6 +100,17 @@ def test_a_save_on_a_full_disk_is_not_a_lost_peer() -> None:
     said = verdict(raised(0, RESET, at=START + 49.9), full, raised(1, GLOO_CLOSED, at=START + 50.2))
     assert said.failure is not None
     assert (said.failure.name, said.culprit.rank) == ("disk-full", 2)
+
+
+def test_a_save_that_failed_on_all_ranks_names_none() -> None:
+    """The exception of each rank names the one that could not write, which need not be at fault:
+    the disk is shared."""
+    why = "the checkpoint of step 60 failed 4 times: rank 1: No space left on device: /r/x"
+    full = raised(0, why, at=START + 50, kind=NOT_SAVED)
+    said = verdict(full, raised(1, why, at=START + 50.1, kind=NOT_SAVED))
+    assert said.failure is not None
+    assert (said.failure.name, said.culprit) == ("disk-full", NOBODY)
+    assert said.cause.startswith(f"all ranks failed alike: {NOT_SAVED}: {why}")
 
 
 KILLED = exited(1, at=START + 50)
@@ -488,6 +500,21 @@ def test_a_refused_configuration_is_final_with_any_message(
     said = verdict(exited(0, exit_code=exit_codes.REFUSED, **more))
     assert (said.kind, said.final) == ("refused", True)
     assert said.cause == f"the trainer refused its configuration: {words}"
+
+
+def test_a_full_disk_at_the_start_is_no_mistake_of_the_configuration() -> None:
+    full = "failed to write /r/train.tokens: No space left on device (0.0 of 3.0 MiB free)"
+    raised_error = error(f"{full}\n  fix: free space in /r")
+    reading = read_exit(End(exit_code=exit_codes.REFUSED, signal=None, error=raised_error))
+    said = verdict(exited(0, exit_code=exit_codes.REFUSED, error=raised_error, reading=reading))
+    assert said.failure is not None
+    assert (said.kind, said.failure.name, said.failure.scope) == (
+        "disk-full",
+        "disk-full",
+        "storage",
+    )
+    assert (said.culprit, said.final) == (NOBODY, True)  # all ranks raise what the first one met
+    assert (said.cause, said.fix) == (f"the disk is full: {full}", "free space in /r")
 
 
 @pytest.mark.parametrize(

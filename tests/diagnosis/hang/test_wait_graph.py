@@ -130,3 +130,32 @@ def test_the_only_rank_that_did_not_complete_its_first_call_is_named() -> None:
     facts = {rank: RankFacts(rank=rank, host=f"h{rank // 2}") for rank in range(WORLD)}
     found = analyse(HangEvidence(dumps=dumps_of(ranks), facts=facts, world=WORLD))
     assert (found.kind, found.ranks, found.hosts) == ("left-inside", (5,), ("h2",))
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+@pytest.mark.parametrize("called", [False, True])
+@pytest.mark.parametrize(
+    ("state", "other", "sure"),
+    [("T", "S", True), ("S", "S", False), ("t", "S", False), ("T", "t", False)],
+)
+def test_of_two_ranks_the_one_that_a_signal_stopped_is_named(
+    stopped: int, called: bool, state: str, other: str, sure: bool
+) -> None:
+    """It may have called the operation that is complete on the other rank. Without the state the
+    dumps of two ranks do not tell which of them failed."""
+    world = Pg("0", "default_pg", range(2))
+    ranks = recorders(2)
+    for one in ranks:
+        one.call(world)
+        if one.rank != stopped:
+            one.call(world, state="completed" if called else "started")
+        elif called:
+            one.call(world, state="started")
+    facts = {
+        rank: RankFacts(rank=rank, host="h0", process_state=state if rank == stopped else other)
+        for rank in range(2)
+    }
+    found = analyse(HangEvidence(dumps=dumps_of(ranks), facts=facts, world=2))
+    assert (found.ranks, found.hosts) == ((stopped,), ("h0",)) or not sure
+    if called:  # otherwise the dumps alone are enough
+        assert (found.confidence >= SURE) == sure

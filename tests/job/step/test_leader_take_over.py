@@ -195,6 +195,16 @@ def test_a_checkpoint_unknown_to_the_old_leader_counts_when_ranks_resume_from_it
     assert (incident.step, incident.saved) == (11, 10)
 
 
+def test_without_steps_the_leader_was_lost_when_it_was_last_heard() -> None:
+    job = allocated()
+    heard = job.at + 3000
+    job.at += 3004
+    takes_over_on(job, heard=heard)
+    (incident,) = job.run.history.incidents
+    assert (incident.kind, incident.at) == ("leader-lost", heard)
+    assert incident.detected_after_s == job.at - heard
+
+
 def test_metrics_of_an_earlier_attempt_are_ignored() -> None:
     job = allocated()
     job.fails_once()

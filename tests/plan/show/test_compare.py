@@ -74,7 +74,7 @@ def compared(*items: str) -> list[Compared]:
 def test_values_that_no_spec_can_have_are_rows_too() -> None:
     shown = describe_compared(compared("parallel.tp=2,3,many"))
     assert "parallel.tp=3: must divide the 2 ranks of a host" in shown
-    assert "--set parallel.tp: must be" in shown
+    assert "--compare parallel.tp: must be" in shown
     assert "got 'many'" in shown
     assert all(len(line) <= WIDTH for line in shown.splitlines())
 
@@ -82,3 +82,10 @@ def test_values_that_no_spec_can_have_are_rows_too() -> None:
 def test_a_spec_that_is_invalid_with_every_value_is_an_error() -> None:
     with pytest.raises(SpecError, match=r"did you mean cluster\.hosts"):
         compared("cluster.host=1,2")
+    with pytest.raises(SpecError) as caught:
+        compared("train.steps=x,0", "parallel.tp=y")
+    said = str(caught.value)
+    assert said.startswith(f"{QUICKSTART} has 3 problems\n")
+    for place in ("--compare train.steps: must be a whole", "--compare train.steps: must be at"):
+        assert said.count(place) == 1
+    assert said.count("--compare parallel.tp: must be") == 1  # in both combinations

@@ -11,7 +11,9 @@ import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ndctl.rank.checkpoint_files import Written, checksum
+from orchestrator.diagnosis.cause.exits import NOT_SAVED
 from tests.trainer.launch.tiny_runs import ROOT
+from trainer.checkpoint.save import CheckpointNotSaved
 from trainer.checkpoint.writer import WatchedFiles, why_of
 
 FULL_DISK = """
@@ -103,3 +105,7 @@ def test_a_run_directory_that_was_moved_is_not_created_again(tmp_path: Path) -> 
     run.mkdir()
     files.mkdir(run / "checkpoints" / "step-2.partial-1")
     assert (run / "checkpoints" / "step-2.partial-1").is_dir()
+
+
+def test_the_diagnosis_knows_the_exception_of_a_failed_save() -> None:
+    assert CheckpointNotSaved.__name__ == NOT_SAVED

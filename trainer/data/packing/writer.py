@@ -5,13 +5,14 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from errno import EDQUOT, EFBIG, ENOSPC
+from errno import EFBIG
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from ndctl.rank.checkpoint_files import sync
+from orchestrator.contract.files.atomic_write import NO_SPACE, why_not_written
 from orchestrator.errors import TrainingError
 from trainer.data.packing.tokenizer import Kind, Tokens, Vocabulary
 from trainer.data.tokens import HEADER_BYTES, LONG, WORD, Header, Longs
@@ -84,7 +85,7 @@ def writing(out: Path, kind: Kind) -> Iterator[TokenWriter]:
         sync(out.parent)
     except OSError as exc:
         raise TrainingError(
-            f"failed to write {out}: {exc.strerror or exc}",
+            f"failed to write {out}: {why_not_written(exc, out)}",
             fix=f"{_remedy(exc)} {out.parent}, or give another folder (of a job: --run-root)",
         ) from exc
     finally:
@@ -93,7 +94,8 @@ def writing(out: Path, kind: Kind) -> Iterator[TokenWriter]:
 
 
 def _remedy(exc: OSError) -> str:
-    return "free space in" if exc.errno in (ENOSPC, EDQUOT, EFBIG) else "make it possible to write"
+    full = exc.errno in (*NO_SPACE, EFBIG)
+    return "free space in" if full else "make it possible to write"
 
 
 def remove_partials(out: Path) -> None:

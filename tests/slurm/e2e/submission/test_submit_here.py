@@ -103,7 +103,7 @@ def test_an_interrupted_job_ends_with_a_checkpoint_and_resumes_in_place(job: Job
         job_here.wait_for_step(5)
         # A job name can be used only once, also from another allocation.
         refused = job_here("submit", str(SPEC), "--here")
-        assert f"job {NAME} is running" in refused.err
+        assert f"job {NAME} already exists and has not ended: RUNNING" in refused.err
         process.send_signal(signal.SIGINT)
         code, text = wait_for_exit(process)
         assert code == 7, text
