@@ -25,7 +25,7 @@ DRILLS = ("--drill", "kill:rank=1@step=4", "--drill", "kill:rank=1@step=6")
 FAILS = {"resilience__max_restarts": "1", "checkpoint__every_steps": "24"}
 PAGES = "https://ndctl.example.org"
 ON = "on: [incident, recovered, failed]"
-"""Not `budget_low`: this job may fail before the notifier looks again, which it does each second."""
+"""Not `budget_low`: this job may fail before the notifier looks again, each second."""
 
 
 @contextlib.contextmanager
