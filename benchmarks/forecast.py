@@ -87,11 +87,7 @@ def large() -> float:
     )
     begun, cpu = time.perf_counter(), time.process_time()
     told = forecast_spec(
-        EXAMPLES / "llama3-405b.yaml",
-        LARGE,
-        {},
-        EXAMPLES / "inventories" / "h100-100k.yaml",
-        asked,
+        EXAMPLES / "llama3-405b.yaml", LARGE, {}, EXAMPLES / "inventories" / "h100-100k.yaml", asked
     )
     took, cpu = time.perf_counter() - begun, time.process_time() - cpu
     found = told.found

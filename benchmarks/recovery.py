@@ -33,10 +33,7 @@ from benchmarks.jobs.local import (
 from benchmarks.measure.timing import machine, ratio, spread
 
 OPTIONS = sets(
-    train__steps=400,
-    data__sequence_length=128,
-    checkpoint__every_steps=10,
-    checkpoint__keep=50,
+    train__steps=400, data__sequence_length=128, checkpoint__every_steps=10, checkpoint__keep=50
 )
 KILL_AT = 14
 LIMIT_S = 180.0

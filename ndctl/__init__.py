@@ -26,14 +26,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ndctl.client.errors import (
-        BackendError,
-        Error,
-        JobError,
-        PlanError,
-        SpecError,
-        WaitTimeout,
-    )
+    from ndctl.client.errors import BackendError, Error, JobError, PlanError, SpecError, WaitTimeout
     from ndctl.client.finding import job, jobs
     from ndctl.client.job import Job
     from ndctl.client.planning import plan

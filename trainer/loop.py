@@ -252,10 +252,7 @@ def _fail_if_hopeless(job: Training, metrics: StepMetrics, totals: Totals) -> No
 def _beat(job: Training, metrics: StepMetrics, own_s: float | None) -> None:
     job.runtime.reporter.step = metrics.step
     job.runtime.reporter.beat(
-        "train",
-        loss=metrics.loss,
-        tokens_per_second=metrics.tokens_per_second,
-        own_s=own_s,
+        "train", loss=metrics.loss, tokens_per_second=metrics.tokens_per_second, own_s=own_s
     )
 
 

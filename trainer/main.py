@@ -91,11 +91,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Tr
     if memory is not None:
         runtime.on_leave.callback(memory.close)
     found = find_checkpoint(
-        run.checkpoints,
-        ranks,
-        verify=config.checkpoint.verify,
-        skip=runtime.skip,
-        memory=memory,
+        run.checkpoints, ranks, verify=config.checkpoint.verify, skip=runtime.skip, memory=memory
     )
     stages = build_model(config, ranks, batches.positions_T, resumed=found.has_weights)
     parameters = named_to_update(stages)
@@ -194,10 +190,7 @@ def named_to_update(stages: list[Decoder]) -> list[tuple[str, nn.Parameter]]:
 
 
 def optimizer_of(
-    config: TrainingConfig,
-    stages: list[Decoder],
-    parameters: list[nn.Parameter],
-    watch: Stopwatch,
+    config: TrainingConfig, stages: list[Decoder], parameters: list[nn.Parameter], watch: Stopwatch
 ) -> torch.optim.Optimizer:
     optimizer = build_optimizer(parameters, config.train.optimizer)
     # The hooks below may be collective, so stop measuring this rank's own work before them.

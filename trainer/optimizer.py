@@ -220,10 +220,7 @@ _OPTIMIZERS: dict[
     "adamw": (_adam(torch.optim.AdamW, fused=True), _adam_state),
     "adam": (_adam(torch.optim.Adam, fused=True), _adam_state),
     # These have no fused kernel. Weight decay is decoupled, as in AdamW.
-    "nadam": (
-        _adam(torch.optim.NAdam, foreach=True, decoupled_weight_decay=True),
-        _nadam_state,
-    ),
+    "nadam": (_adam(torch.optim.NAdam, foreach=True, decoupled_weight_decay=True), _nadam_state),
     "radam": (_adam(torch.optim.RAdam, foreach=True, decoupled_weight_decay=True), _adam_state),
     "adafactor": (_adafactor, _adafactor_state),
     "sgd": (_sgd, _sgd_state),

@@ -16,23 +16,18 @@ written.
 """
 
 import argparse
-import json
-import os
-import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from benchmarks.measure.timing import interval, machine
+from benchmarks.measure.ranks import run_ranks
+from benchmarks.measure.timing import machine, middle
 
-LIMIT_S = 3000.0
 MIB = 1 << 20
 
 
 def main(alternations: int, ranks: int, folder: Path | None) -> None:
-    result = run(alternations, ranks, folder)
+    with tempfile.TemporaryDirectory(dir=folder) as out:
+        result = run_ranks("benchmarks.checkpoint.rank", ranks, Path(out), alternations)
     print(f"{machine()}, {ranks} ranks, {alternations} alternations")
     print(f"a step takes {middle(result['step_s'], 3)} s, a rank keeps {result['mib']:.0f} MiB\n")
     print("| saved by | wait / copy | step while writing | all it costs, in steps | s | MiB |")
@@ -44,27 +39,6 @@ def main(alternations: int, ranks: int, folder: Path | None) -> None:
     print("\n| loaded by | s |\n|---|---|")
     for name, seconds in result["loads"].items():
         print(f"| {name} | {middle(seconds, 2)} |")
-
-
-def run(alternations: int, ranks: int, folder: Path | None) -> dict[str, Any]:
-    """What rank 0 measured."""
-    with tempfile.TemporaryDirectory(dir=folder) as out:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={ranks}", "-m", "benchmarks.checkpoint.rank"]
-        subprocess.run(
-            [*command, out, str(alternations)],
-            check=True,
-            timeout=LIMIT_S,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        result: dict[str, Any] = json.loads((Path(out) / "result.json").read_text())
-    return result
-
-
-def middle(values: list[float], digits: int) -> str:
-    """The median and its 95 % interval."""
-    low, high = interval(values)
-    return f"{statistics.median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 if __name__ == "__main__":

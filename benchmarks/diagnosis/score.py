@@ -6,13 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.diagnosis.hang.analyse import analyse
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence
-from tests.diagnosis.simulated_hang import (
-    FAULTS,
-    JUDGED,
-    MESHES,
-    STOPS,
-    random_hang,
-)
+from tests.diagnosis.simulated_hang import FAULTS, JUDGED, MESHES, STOPS, random_hang
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,10 +136,7 @@ def manifest(out: Path) -> dict[str, Any]:
         "env": [{"name": "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "value": "1"}],
         "volumeMounts": [{"name": "runs", "mountPath": str(out)}],
     }
-    pod = {
-        "containers": [container],
-        "volumes": [{"name": "runs", "hostPath": {"path": str(out)}}],
-    }
+    pod = {"containers": [container], "volumes": [{"name": "runs", "hostPath": {"path": str(out)}}]}
     return {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",

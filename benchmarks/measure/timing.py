@@ -22,6 +22,12 @@ def spread(values: Sequence[float], unit: str, digits: int = 1) -> str:
     return f"{middle:.{digits}f} {unit} ({low:.{digits}f} to {high:.{digits}f}, n={len(values)})"
 
 
+def middle(values: Sequence[float], digits: int) -> str:
+    """The median and its 95 % interval."""
+    low, high = interval(values)
+    return f"{statistics.median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Where the median of what was sampled is with a probability of at least 95 %: the innermost
     pair of sorted values for which the binomial distribution says so, whatever the values'

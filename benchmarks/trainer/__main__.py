@@ -14,22 +14,17 @@ the states that it keeps. Buffers inside of gloo are not seen, for anyone.
 Target: at least 1.05 of the best peer at the same mesh, with the interval above 1.
 """
 
-import json
-import os
-import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from benchmarks.measure.timing import interval, machine, pairs
+from benchmarks.measure.ranks import run_ranks
+from benchmarks.measure.timing import machine, middle, pairs
 
 STEPS = 3
 """That one contestant trains before it is the next one's turn."""
 RANKS = 2
-LIMIT_S = 3000.0
 MIB = 1 << 20
 FSDP_PEERS = ("accelerate fsdp2", "accelerate fsdp2, tuned", "fsdp2 by hand")
 PEERS = {
@@ -42,7 +37,10 @@ PEERS = {
 
 
 def main(alternations: int) -> None:
-    result = run(alternations)
+    with tempfile.TemporaryDirectory() as folder:
+        result = run_ranks(
+            "benchmarks.trainer.contestants", RANKS, Path(folder), alternations, STEPS
+        )
     rates: Mapping[str, list[float]] = result["rates"]
     peaks: Mapping[str, int] = result["peaks"]
     print(f"{machine()}, {alternations} alternations of {STEPS} steps")
@@ -58,27 +56,6 @@ def main(alternations: int) -> None:
             print(f"| {ours} | {peer} | {middle(pairs(rates, ours, peer), 3)} | {memory:.2f} |")
     gain = middle(pairs(rates, "fsdp", "fsdp, gathers as on a GPU"), 3)
     print(f"\ngain of ours by gathering without waiting, which a GPU has for every peer: {gain}")
-
-
-def run(alternations: int) -> dict[str, Any]:
-    """Rates by contestant, one for each alternation, and peak memory in bytes."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += [f"--nproc-per-node={RANKS}", "-m", "benchmarks.trainer.contestants"]
-        subprocess.run(
-            [*command, folder, str(alternations), str(STEPS)],
-            check=True,
-            timeout=LIMIT_S,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        result: dict[str, Any] = json.loads((Path(folder) / "result.json").read_text())
-    return result
-
-
-def middle(values: list[float], digits: int) -> str:
-    """The median and its 95 % interval."""
-    low, high = interval(values)
-    return f"{statistics.median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 if __name__ == "__main__":

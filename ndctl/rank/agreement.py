@@ -37,12 +37,7 @@ class Ranks(NamedTuple):
     calls."""
 
     def agree(
-        self,
-        what: str,
-        mine: Any,
-        decide: Callable[[list[Any]], Any],
-        timeout_s: float,
-        call: str,
+        self, what: str, mine: Any, decide: Callable[[list[Any]], Any], timeout_s: float, call: str
     ) -> Any:
         """Rank 0 decides from the values of all ranks; every rank returns its decision.
 

@@ -16,6 +16,7 @@ from orchestrator.backends.kubernetes.checks.launch_checks import (
 )
 from orchestrator.backends.kubernetes.checks.permissions import Right
 from orchestrator.backends.kubernetes.checks.queues import queue_there
+from orchestrator.backends.kubernetes.checks.references import Reference, object_there
 from orchestrator.backends.kubernetes.controller.controller_client import LEASE
 from orchestrator.backends.kubernetes.inventory import WITHOUT_NODES
 from orchestrator.backends.kubernetes.node_affinity import INSTALL
@@ -71,7 +72,13 @@ def _examined(api: ApiReader, spec: KubernetesSpec, job: Job | None) -> Iterator
         return
     yield namespace_there(api, namespace)
     if spec.service_account is not None:
-        yield _account(api, namespace, spec.service_account)
+        yield object_there(
+            api,
+            Reference(ACCOUNTS, spec.service_account),
+            namespace,
+            what="service account",
+            fix="remove cluster.kubernetes.service_account, and the job gets its own",
+        )
     yield _devices(api, spec)
     yield from queue_there(api, namespace, spec)
     for text in api.warnings:
@@ -143,20 +150,6 @@ def _controller(api: ApiReader, spec: KubernetesSpec, namespace: str) -> Finding
         fix=f"an administrator runs `{INSTALL}`; nothing to do if a controller manages all"
         " namespaces",
     )
-
-
-def _account(api: ApiReader, namespace: str, name: str) -> Finding:
-    what = "service account"
-    try:
-        item = api.get(ACCOUNTS, namespace, name)
-    except Forbidden as exc:
-        found = f"{name}; not allowed to check whether it exists ({exc.message})"
-        return Finding(what=what, verdict="note", found=found)
-    if item is not None:
-        return Finding(what=what, verdict="ok", found=name)
-    fix = "remove cluster.kubernetes.service_account, and the job gets its own"
-    found = f"{name} does not exist in {namespace}"
-    return Finding(what=what, verdict="stops", found=found, fix=fix)
 
 
 def _devices(api: ApiReader, spec: KubernetesSpec) -> Finding:

@@ -11,9 +11,7 @@ SPLITTING = ("tp", "cp", "pp")
 LENGTHS = (8192, 32768, 10**9)
 """Longest sequences of each class of lengths. The last class has no limit."""
 Group = Literal[
-    "one host",
-    "several hosts with data parallelism only",
-    "several hosts with tp, cp or pp",
+    "one host", "several hosts with data parallelism only", "several hosts with tp, cp or pp"
 ]
 """Published runs of a group share one range. Finer groups, by device, axes or length, did not
 predict the errors of sources that were left out better."""

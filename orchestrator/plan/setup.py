@@ -148,12 +148,7 @@ def setup_of_plan(spec: JobSpec, plan: Plan, shape: ModelShape) -> Setup:
         checkpoint=replace(spec.checkpoint, memory=memory),
     )
     decided = setup_of(
-        known,
-        shape,
-        plan.mesh,
-        plan.micro_batch_size,
-        plan.activation_checkpointing,
-        plan.pipeline,
+        known, shape, plan.mesh, plan.micro_batch_size, plan.activation_checkpointing, plan.pipeline
     )
     decided = replace(
         decided,

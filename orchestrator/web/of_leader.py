@@ -82,10 +82,6 @@ async def _prepared(
     )
     tls = None if spec.is_private else server_context(leader.secret, leader.folder)
     app = application(
-        looker,
-        Access(token=token, names=names),
-        Exposition(),
-        leader.figures,
-        more=[pages],
+        looker, Access(token=token, names=names), Exposition(), leader.figures, more=[pages]
     )
     return app, Listening(bind=spec.bind, port=spec.port, tls=tls, most=MOST_CONNECTIONS)

@@ -42,10 +42,7 @@ def test_options_for_a_part_of_a_cluster_select_its_scheduler(
     [
         ([], []),
         (["--backend", "slurm"], ["cluster.backend=slurm"]),
-        (
-            ["--kind", "jobset"],
-            ["cluster.backend=kubernetes", "cluster.kubernetes.kind=jobset"],
-        ),
+        (["--kind", "jobset"], ["cluster.backend=kubernetes", "cluster.kubernetes.kind=jobset"]),
     ],
 )
 def test_options_for_backend_and_kind_are_shortcuts_for_settings(

@@ -410,6 +410,11 @@ def test_an_unknown_verb_is_a_usage_error() -> None:
     assert "No such command 'sumbit'" in done.stderr
 
 
+@pytest.mark.parametrize("verb", cli.commands)
+def test_help_of_a_verb_has_an_example(verb: str) -> None:
+    assert f"Example: ndctl {verb}" in " ".join(ndctl(verb, "--help").output.split())
+
+
 def test_exit_codes_are_in_the_help() -> None:
     shown = " ".join(ndctl("--help").output.split())
     assert "3 bad spec, 4 no plan, 5 job state, 6 backend, 7 cancelled, 130 interrupted" in shown

@@ -25,8 +25,7 @@ def test_durations_are_shown_with_their_units(seconds: float, said: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(None, "-"), (102, "1:42"), (7510, "2:05:10"), (273_910, "3d 04:05:10")],
+    ("seconds", "shown"), [(None, "-"), (102, "1:42"), (7510, "2:05:10"), (273_910, "3d 04:05:10")]
 )
 def test_a_stopwatch_has_a_fixed_format(seconds: float | None, shown: str) -> None:
     assert format.stopwatch(seconds) == shown

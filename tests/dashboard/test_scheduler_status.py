@@ -129,11 +129,7 @@ def test_a_newer_report_of_the_leader_has_priority() -> None:
 def test_a_deleted_job_is_cancelled_at_once() -> None:
     gone = LaunchStatus("it was deleted", held=False, over="CANCELLED", at=START + 7000)
     found = effective_state(on_slurm(), False, START + 9999, launch_status=gone)
-    assert (found.state, found.reason, found.since) == (
-        "CANCELLED",
-        "it was deleted",
-        START + 7000,
-    )
+    assert (found.state, found.reason, found.since) == ("CANCELLED", "it was deleted", START + 7000)
     failed = effective_state(on_slurm(), False, START + 9999, "ndctl submit", FAILED)
     assert (failed.state, failed.fix) == ("FAILED", "ndctl submit")
 

@@ -80,11 +80,7 @@ from orchestrator.dashboard.format import date_time
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
 from orchestrator.dashboard.screen.screen import draw
 from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
-from orchestrator.dashboard.status import (
-    stale_reasons,
-    status_json,
-    status_text,
-)
+from orchestrator.dashboard.status import stale_reasons, status_json, status_text
 from orchestrator.diagnosis.classes import default_rules
 from orchestrator.job.failures.incident_records import left_out
 from orchestrator.journal.journal import Entry, Journal
@@ -656,10 +652,7 @@ def test_describe_shows_the_stacks_of_a_hang() -> None:
             HostStopped(at=START + 76, attempt=1, host=host, finished=False)
             for host in ("host-0", "host-1")
         ),
-        hang_judged(
-            at=START + 77,
-            stacks={"2": ("train.py:10 step", "main.py:3 main"), "3": ()},
-        ),
+        hang_judged(at=START + 77, stacks={"2": ("train.py:10 step", "main.py:3 main"), "3": ()}),
     ]
     text = describe_text(
         snapshot(events), UTC, [SkippedCheckpoint("step-9", "its marker is missing")]

@@ -34,7 +34,7 @@ PRODUCT = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
             {
                 "backend": "kubernetes",
                 "kubernetes": {
-                    "node_selector": {"cloud.google.com/gke-accelerator": "nvidia-b200"},
+                    "node_selector": {"cloud.google.com/gke-accelerator": "nvidia-b200"}
                 },
             },
             "b200-sxm-180gb",

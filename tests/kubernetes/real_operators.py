@@ -101,10 +101,7 @@ class RealOperator:
 
     def objects(self, net: int) -> list[Object]:
         there = {"namespace": self.namespace}
-        spec = {
-            "clusterIP": _address(net, self.address),
-            "ports": [{"port": self.port(net)}],
-        }
+        spec = {"clusterIP": _address(net, self.address), "ports": [{"port": self.port(net)}]}
         configurations = sorted({(hook.verdict, hook.configuration) for hook in self.hooks})
         return [
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}},

@@ -19,9 +19,7 @@ def contender(kube: KubeTestbed, identity: str) -> Election:
     return Election(api, "default", identity, LEASE_S, threading.Event())
 
 
-def test_the_second_controller_acts_after_the_first_releases_the_lease(
-    kube: KubeTestbed,
-) -> None:
+def test_the_second_controller_acts_after_the_first_releases_the_lease(kube: KubeTestbed) -> None:
     first, second = contender(kube, "first"), contender(kube, "second")
     first.begin()
     kube.wait_for("a holder", lambda: first.acts)
@@ -43,9 +41,7 @@ def test_the_second_controller_acts_after_the_first_releases_the_lease(
 
 
 @pytest.mark.slow
-def test_a_holder_without_the_server_stops_acting_and_resumes_later(
-    kube: KubeTestbed,
-) -> None:
+def test_a_holder_without_the_server_stops_acting_and_resumes_later(kube: KubeTestbed) -> None:
     alone = contender(kube, "alone")
     alone.begin()
     kube.wait_for("a holder", lambda: alone.acts)

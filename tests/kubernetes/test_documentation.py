@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -13,14 +12,10 @@ from msgspec.structs import fields
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec, RunVolume
 from tests.kubernetes.testbed import KubeTestbed, running_testbed
+from tests.site_document import ROOT, commands_in, keys_of_a_site, with_ndctl
 
-ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "kubernetes.md").read_text()
-COMMANDS = [
-    line
-    for block in re.findall(r"^```sh\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
-    for line in block.splitlines()
-]
+COMMANDS = commands_in(DOCUMENT)
 
 SUBMIT = "ndctl submit examples/kubernetes.yaml"
 SUSPEND, RESUME = (
@@ -115,17 +110,7 @@ def docs_runner(kube_available: None, tmp_path: Path) -> "Iterator[DocsRunner]":
 class DocsRunner:
     def __init__(self, testbed: KubeTestbed, folder: Path) -> None:
         self.testbed = testbed
-        own = folder / "bin"
-        own.mkdir()
-        (own / "ndctl").write_text(f'#!/bin/sh\nexec {sys.executable} -m orchestrator "$@"\n')
-        (own / "ndctl").chmod(0o755)
-        self.environ = {
-            **testbed.environ,
-            "PATH": f"{own}:{testbed.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "NDCTL_RUN_ROOT": str(folder / "runs"),
-            "COLUMNS": "120",
-        }
+        self.environ = with_ndctl(testbed.environ, folder)
 
     def __call__(self, command: str) -> str:
         """Runs a command and returns its output."""
@@ -240,12 +225,9 @@ def test_every_command_of_the_document_is_run() -> None:
 
 
 def test_every_key_of_a_site_is_documented() -> None:
-    table = DOCUMENT.partition("## Keys of a site")[2].partition("## ")[0]
-    cells = re.findall(r"^\| (`.+?`) \|", table, re.MULTILINE)
-    documented = {name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)}
     keys = {field.name for field in fields(KubernetesSpec)} - {"runs"}
     keys |= {f"runs.{field.name}" for field in fields(RunVolume)}
-    assert documented == keys
+    assert keys_of_a_site(DOCUMENT) == keys
 
 
 def test_documented_exit_codes_of_pods_are_complete() -> None:

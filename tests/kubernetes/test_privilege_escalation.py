@@ -86,10 +86,7 @@ class Account:
 PRINT_THE_SECRET = {
     "command": ["sh", "-c", "echo stolen: $STOLEN; sleep 600"],
     "env": [
-        {
-            "name": "STOLEN",
-            "valueFrom": {"secretKeyRef": {"name": "other-teams", "key": "key"}},
-        }
+        {"name": "STOLEN", "valueFrom": {"secretKeyRef": {"name": "other-teams", "key": "key"}}}
     ],
 }
 

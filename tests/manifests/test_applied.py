@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from orchestrator.backends.kubernetes.render import objects, text
 from tests.backends.kubernetes.rendered import CASES
 from tests.kubernetes.testbed import KubeTestbed
 from tests.manifests.examples import EXAMPLES, FOLDER, ROOT
@@ -18,11 +19,7 @@ from tests.manifests.examples import EXAMPLES, FOLDER, ROOT
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
 MANIFESTS = ROOT / "manifests"
-GOLDEN = ROOT / "tests" / "backends" / "kubernetes" / "render" / "golden"
-RENDERED = [
-    *(GOLDEN / f"{name}.yaml" for name in CASES),
-    *(FOLDER / f"{name}.yaml" for name in EXAMPLES),
-]
+FILES = {f"example-{name}": FOLDER / f"{name}.yaml" for name in EXAMPLES}
 NAMESPACES = ("plain", "training", "ndctl")
 
 
@@ -34,6 +31,15 @@ def still(kube: KubeTestbed) -> KubeTestbed:
         quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "still"}}
         kube.apply({**quota, "spec": {"hard": {"pods": "0"}}}, namespace=name)
     return kube
+
+
+def manifest(name: str, folder: Path) -> Path:
+    """An example, or a case of the rendering tests written to the folder."""
+    if name in FILES:
+        return FILES[name]
+    path = folder / f"{name}.yaml"
+    path.write_text(text(objects(CASES[name])) + "\n")
+    return path
 
 
 def namespace_of(path: Path) -> str:
@@ -60,9 +66,9 @@ def strict(kube: KubeTestbed) -> tuple[str, ...]:
 
 
 def test_applied_objects_keep_all_fields_and_a_second_apply_changes_nothing(
-    still: KubeTestbed,
+    still: KubeTestbed, tmp_path: Path
 ) -> None:
-    for path in RENDERED:
+    for path in (manifest(name, tmp_path) for name in (*CASES, *FILES)):
         place = ("-n", namespace_of(path), "-f", str(path))
         if path.parent == FOLDER:
             assert "created (dry run)" in still.kubectl("apply", "--dry-run=client", *place)
@@ -108,10 +114,12 @@ def pod_of(item: Mapping[str, Any]) -> dict[str, Any] | None:
 PERSON = ("--as=ada", "--as-group=ndctl-users", "--as-group=system:authenticated")
 
 
-@pytest.mark.parametrize("path", RENDERED, ids=[path.stem for path in RENDERED])
-def test_the_api_server_accepts_the_pods_of_a_job(kube: KubeTestbed, path: Path) -> None:
+@pytest.mark.parametrize("name", [*CASES, *FILES])
+def test_the_api_server_accepts_the_pods_of_a_job(
+    kube: KubeTestbed, name: str, tmp_path: Path
+) -> None:
     """The API server does not check them when it accepts the job."""
-    items = list(yaml.load_all(path.read_text(), yaml.CSafeLoader))
+    items = yaml.load_all(manifest(name, tmp_path).read_text(), yaml.CSafeLoader)
     (pod,) = (pod for item in items if (pod := pod_of(item)) is not None)
     sites = list(what_a_site_has_for(pod["spec"]))
     kube.apply(*sites)
@@ -120,7 +128,7 @@ def test_the_api_server_accepts_the_pods_of_a_job(kube: KubeTestbed, path: Path)
     try:
         create = ("create", "--dry-run=server", *strict(kube), "-f", str(file), "-o", "json")
         tried = json.loads(kube.kubectl(*create))
-        assert (tried["status"]["qosClass"] == "Guaranteed") is ("guaranteed" in path.stem)
+        assert (tried["status"]["qosClass"] == "Guaranteed") is ("guaranteed" in name)
     finally:
         for one in sites:
             kube.kubectl("delete", one["kind"], one["metadata"]["name"])
@@ -138,9 +146,9 @@ def what_a_site_has_for(pod: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {**runtime, "metadata": {"name": name}}
 
 
-def test_kubectl_apply_of_the_documents_works(still: KubeTestbed) -> None:
+def test_kubectl_apply_of_the_documents_works(still: KubeTestbed, tmp_path: Path) -> None:
     for kind in ("pytorchjob", "jobset", "trainjob"):
-        place = ("-n", "plain", "-f", str(GOLDEN / f"{kind}.yaml"))
+        place = ("-n", "plain", "-f", str(manifest(kind, tmp_path)))
         assert "created" in still.kubectl("apply", *place)
         assert "unchanged" in still.kubectl("apply", *place)
         still.kubectl("delete", "--wait=false", *place)

@@ -97,21 +97,13 @@ def test_auto_degrees_fill_what_the_fixed_degrees_leave(
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    (
-        {"parallel__tp": 4},
-        "no tensor-parallel group spans hosts",
-        "--set parallel.tp=2  (dp_s",
-    ),
+    ({"parallel__tp": 4}, "no tensor-parallel group spans hosts", "--set parallel.tp=2  (dp_s"),
     (
         {"cluster__gpus_per_host": 1, "parallel__tp": 2},
         "parallel.tp=2: must be 1, as cluster.gpus_per_host is, so that no tensor-parallel",
         "--set parallel.tp=1",
     ),
-    (
-        {"parallel__tp": 3},
-        "tp=3: must divide the 8 heads [tp-heads]",
-        "--set parallel.tp=",
-    ),
+    ({"parallel__tp": 3}, "tp=3: must divide the 8 heads [tp-heads]", "--set parallel.tp="),
     (
         {"cluster__gpus_per_host": 8, "parallel__tp": 8},
         "parallel.tp=8: must divide the 4 kv heads [tp-kv-heads]",
@@ -417,9 +409,7 @@ def test_a_job_that_does_not_fit_is_refused_with_changes_that_would_fit() -> Non
     with pytest.raises(PlanError) as caught:
         planned(
             job(
-                train__micro_batch_size=8,
-                train__activation_checkpointing="none",
-                cluster__hosts=1,
+                train__micro_batch_size=8, train__activation_checkpointing="none", cluster__hosts=1
             ),
             device_bytes=limit,
         )

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import re2
 
 ROOT = Path(__file__).parents[2]
-IDIOMS = re.compile(
-    "|".join(
+IDIOMS = re2.compile(  # `re` takes 20 times as long for the same text
+    "(?i)"
+    + "|".join(
         [
             r"\banew\b",  # again
             r"\bmend(?:s|ed|ing)?\b",  # fix
@@ -31,8 +33,7 @@ IDIOMS = re.compile(
             r"\bsure about \d",  # accuracy ±15 %
             r"\bdeal(?:s|t)? (?:it |them )?out\b",  # distributes
         ]
-    ),
-    re.IGNORECASE,
+    )
 )
 DOCUMENTS = sorted(
     path
@@ -58,11 +59,11 @@ def lines_of_code(path: Path) -> Iterator[tuple[int, str]]:
 
 def found_in(path: Path) -> list[str]:
     """Place and idiom. A match may include a line break. The glossary may name banned idioms."""
-    place = path.relative_to(ROOT)
+    place, text = path.relative_to(ROOT), path.read_text()
     if path.suffix == ".py":
-        pieces = list(lines_of_code(path))
+        # Tokens are needed only to tell strings and comments from code.
+        pieces = list(lines_of_code(path)) if IDIOMS.search(re.sub(r"\s", " ", text)) else []
     else:
-        text = path.read_text()
         if path.name == "CONTRIBUTING.md":
             text = text.partition("## Plain English")[0]
         pieces = [(1, text)]

@@ -19,7 +19,7 @@ OF_TORCH = {
     "ndctl/rank/agreement.py": {"_get_default_store"},
     "orchestrator/agent/processes/exec_in_fork.py": {"_is_in_bad_fork"},
     "trainer/checkpoint/read.py": {
-        "torch.distributed.checkpoint.state_dict_loader._load_state_dict",
+        "torch.distributed.checkpoint.state_dict_loader._load_state_dict"
     },
     "trainer/data/documents.py": {"torch.utils._pytree"},
     "trainer/gradients.py": {"_foreach_mul_", "_foreach_norm"},
@@ -28,7 +28,7 @@ OF_TORCH = {
     "trainer/model/chunked_loss.py": {"_assert_async"},
     "trainer/model/quantize.py": {"_local_tensor"},
     "trainer/model/regions.py": {
-        "torch.distributed.tensor._utils.compute_local_shape_and_global_offset",
+        "torch.distributed.tensor._utils.compute_local_shape_and_global_offset"
     },
     "trainer/model/sequence.py": {
         "_AutoDispatchBelowAutograd",
@@ -77,7 +77,7 @@ OF_TORCH = {
         "torch._ops.OpOverload",
     },
     "trainer/parallel/context/ulysses.py": {
-        "torch.distributed._functional_collectives.all_to_all_single_autograd",
+        "torch.distributed._functional_collectives.all_to_all_single_autograd"
     },
     "trainer/parallel/ddp.py": {"_foreach_copy_"},
     "trainer/parallel/fsdp.py": {
@@ -88,9 +88,7 @@ OF_TORCH = {
         "torch.distributed.fsdp._fully_shard._fsdp_common.HSDPMeshInfo",
         "torch.distributed.fsdp._fully_shard._fully_shard",
     },
-    "trainer/parallel/pipeline.py": {
-        "torch.distributed.pipelining._backward.stage_backward",
-    },
+    "trainer/parallel/pipeline.py": {"torch.distributed.pipelining._backward.stage_backward"},
     "trainer/parallel/zero1.py": {
         "_chunk_cat",
         "_foreach_copy_",
@@ -103,11 +101,7 @@ OF_TORCH = {
         "torch._C._distributed_c10d.Store",
         "torch._C._distributed_c10d.TCPStore",
     },
-    "trainer/rank/flight.py": {
-        "_dump_fr_trace",
-        "_dump_nccl_trace",
-        "torch._C._distributed_c10d",
-    },
+    "trainer/rank/flight.py": {"_dump_fr_trace", "_dump_nccl_trace", "torch._C._distributed_c10d"},
     "trainer/rank/heartbeat_store.py": {"torch._C._distributed_c10d.Store"},
     "trainer/rank/kept/orders.py": {"_abort_process_group"},
     "trainer/rank/ranks.py": {

@@ -1,9 +1,7 @@
 """The commands of docs/slurm.md work on a real cluster, and its tables and files are complete."""
 
-import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,15 +12,11 @@ from orchestrator import host_strikes
 from orchestrator.contract.spec.slurm_spec import ContainerSpec, SlurmSpec
 from orchestrator.system import SystemClock
 from tests.e2e.job import wait_for
+from tests.site_document import ROOT, commands_in, keys_of_a_site, with_ndctl
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
-ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "slurm.md").read_text()
-COMMANDS = [
-    line
-    for block in re.findall(r"^```sh\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
-    for line in block.splitlines()
-]
+COMMANDS = commands_in(DOCUMENT)
 SETTINGS = "".join(re.findall(r"^```conf\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL))
 """The document's settings for slurm.conf."""
 
@@ -73,7 +67,7 @@ def documented_cluster(slurm_available: None) -> Iterator[SlurmTestbed]:
 def test_the_commands_do_what_the_document_says(
     documented_cluster: SlurmTestbed, tmp_path: Path
 ) -> None:
-    environ = _environ(documented_cluster, tmp_path)
+    environ = with_ndctl(documented_cluster.environ, tmp_path)
     run = tmp_path / "runs" / "slurm-demo"
     _strike(tmp_path / "runs", "node4")
     output: dict[str, str] = {}
@@ -91,21 +85,6 @@ def test_the_commands_do_what_the_document_says(
     assert not {"requeue", "preemption", "kill wait", "prolog"} & set(warned)
     for path in _files(run):
         assert list(run.parent.glob(path)), path
-
-
-def _environ(testbed: SlurmTestbed, folder: Path) -> dict[str, str]:
-    """An environment whose `ndctl` runs this source tree."""
-    own = folder / "bin"
-    own.mkdir()
-    (own / "ndctl").write_text(f'#!/bin/sh\nexec {sys.executable} -m orchestrator "$@"\n')
-    (own / "ndctl").chmod(0o755)
-    return {
-        **testbed.environ,
-        "PATH": f"{own}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "NDCTL_RUN_ROOT": str(folder / "runs"),
-        "COLUMNS": "120",
-    }
 
 
 def _strike(run_root: Path, host: str) -> None:
@@ -151,9 +130,6 @@ def test_every_command_of_the_document_is_run() -> None:
 
 
 def test_every_key_of_a_site_is_documented() -> None:
-    table = DOCUMENT.partition("## Keys of a site")[2].partition("## ")[0]
-    cells = re.findall(r"^\| (`.+?`) \|", table, re.MULTILINE)
-    documented = {name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)}
     keys = {field.name for field in fields(SlurmSpec)} - {"container"}
     keys |= {f"container.{field.name}" for field in fields(ContainerSpec)}
-    assert documented == keys
+    assert keys_of_a_site(DOCUMENT) == keys

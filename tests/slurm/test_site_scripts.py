@@ -151,9 +151,7 @@ def test_a_node_that_breaks_under_a_job_is_drained_when_the_job_ends(
     assert site.reason("node3") == f"ndctl: epilog of job {job}: 1 of 2 GPUs"
 
 
-def test_the_health_check_drains_a_busy_node_and_keeps_an_administrators_reason(
-    site: Site,
-) -> None:
+def test_the_health_check_drains_a_busy_node_and_keeps_an_administrators_reason(site: Site) -> None:
     site.slurm.output_of("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=bad-cable")
     job = site.queue("-N1", "-w", "node4", shell="sleep 12")
     # A RUNNING job may still be in its prolog, which would find the same fault.

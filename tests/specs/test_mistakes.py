@@ -21,82 +21,112 @@ train:
 """
 MISTAKES = [
     # torchrun
-    ("cluster: {nnodes: 4}", "cluster.nnodes", "did you mean cluster.hosts?"),
-    ("nproc_per_node: 8", "nproc_per_node", "did you mean cluster.gpus_per_host?"),
-    ("cluster: {nproc-per-node: 8}", "cluster.nproc-per-node", "did you mean cluster.gpus_per"),
-    ("max_restarts: 3", "max_restarts", "did you mean resilience.max_restarts?"),
-    ("rdzv_endpoint: host:29500", "rdzv_endpoint", "remove it: ndctl brings the ranks together"),
-    ("cluster: {master_addr: n1}", "cluster.master_addr", "remove it: ndctl finds the address"),
+    ("cluster: {nnodes: 4}", "did you mean cluster.hosts?"),
+    ("nproc_per_node: 8", "did you mean cluster.gpus_per_host?"),
+    ("cluster: {nproc-per-node: 8}", "did you mean cluster.gpus_per"),
+    ("max_restarts: 3", "did you mean resilience.max_restarts?"),
+    ("rdzv_endpoint: host:29500", "remove it: ndctl brings the ranks together"),
+    ("cluster: {master_addr: n1}", "remove it: ndctl finds the address"),
     # DeepSpeed
-    ("train_batch_size: 64", "train_batch_size", "did you mean train.global_batch_size?"),
-    (
-        "gradient_accumulation_steps: 4",
-        "gradient_accumulation_steps",
-        "remove it: it follows from train.global_batch_size",
-    ),
-    ("zero_optimization: {stage: 3}", "zero_optimization", "did you mean parallel.data?"),
-    ("gradient_clipping: 1.0", "gradient_clipping", "did you mean train.grad_clip?"),
+    ("train_batch_size: 64", "did you mean train.global_batch_size?"),
+    ("gradient_accumulation_steps: 4", "remove it: it follows from train.global_batch_size"),
+    ("gradient_clipping: 1.0", "did you mean train.grad_clip?"),
     # Accelerate
-    ("num_machines: 2", "num_machines", "did you mean cluster.hosts?"),
-    ("num_processes: 16", "num_processes", "did you mean cluster.hosts and cluster.gpus_per_host?"),
-    ("mixed_precision: bf16", "mixed_precision", "did you mean train.dtype?"),
-    ("fsdp_config: {}", "fsdp_config", "did you mean parallel.fsdp?"),
+    ("num_machines: 2", "did you mean cluster.hosts?"),
+    ("num_processes: 16", "did you mean cluster.hosts and cluster.gpus_per_host?"),
+    ("mixed_precision: bf16", "did you mean train.dtype?"),
+    ("fsdp_config: {}", "did you mean parallel.fsdp?"),
     # Slurm
-    ("cluster: {nodes: 4}", "cluster.nodes", "did you mean cluster.hosts?"),
-    ("cluster: {gpus-per-node: 8}", "cluster.gpus-per-node", "did you mean cluster.gpus_per_host?"),
-    ("partition: gpu", "partition", "did you mean cluster.slurm.partition?"),
-    ("cluster: {slurm: {job-name: x}}", "cluster.slurm.job-name", "did you mean name?"),
-    (
-        "cluster: {slurm: {walltime: 60}}",
-        "cluster.slurm.walltime",
-        "did you mean cluster.slurm.time",
-    ),
-    (
-        "cluster: {slurm: {dependency: x}}",
-        "cluster.slurm.dependency",
-        "leave it out, and submit with",
-    ),
+    ("cluster: {nodes: 4}", "did you mean cluster.hosts?"),
+    ("cluster: {gpus-per-node: 8}", "did you mean cluster.gpus_per_host?"),
+    ("partition: gpu", "did you mean cluster.slurm.partition?"),
+    ("cluster: {slurm: {job-name: x}}", "did you mean name?"),
+    ("cluster: {slurm: {walltime: 60}}", "did you mean cluster.slurm.time"),
+    ("cluster: {slurm: {dependency: x}}", "leave it out, and submit with"),
     # Megatron-LM
-    (
-        "parallel: {tensor-model-parallel-size: 8}",
-        "parallel.tensor-model-parallel-size",
-        "did you mean parallel.tp?",
-    ),
-    (
-        "pipeline_model_parallel_size: 2",
-        "pipeline_model_parallel_size",
-        "did you mean parallel.pp?",
-    ),
-    ("data: {seq_length: 4096}", "data.seq_length", "did you mean data.sequence_length?"),
-    ("train: {train-iters: 500}", "train.train-iters", "did you mean train.steps?"),
-    ("train: {clip-grad: 1.0}", "train.clip-grad", "did you mean train.grad_clip?"),
-    ("save_interval: 500", "save_interval", "did you mean checkpoint.every_steps?"),
+    ("parallel: {tensor-model-parallel-size: 8}", "did you mean parallel.tp?"),
+    ("pipeline_model_parallel_size: 2", "did you mean parallel.pp?"),
+    ("data: {seq_length: 4096}", "did you mean data.sequence_length?"),
+    ("train: {train-iters: 500}", "did you mean train.steps?"),
+    ("train: {clip-grad: 1.0}", "did you mean train.grad_clip?"),
+    ("save_interval: 500", "did you mean checkpoint.every_steps?"),
     # torchtitan
-    (
-        "parallel: {dp: 4}",
-        "parallel.dp",
-        "did you mean parallel.dp_shard (FSDP), or parallel.dp_rep",
-    ),
-    (
-        "parallel: {data_parallel_shard_degree: 4}",
-        "parallel.data_parallel_shard_degree",
-        "did you mean parallel.dp_shard?",
-    ),
+    ("parallel: {dp: 4}", "did you mean parallel.dp_shard (FSDP), or parallel.dp_rep"),
+    ("parallel: {data_parallel_shard_degree: 4}", "did you mean parallel.dp_shard?"),
     # Hugging Face's Trainer
-    ("train: {learning_rate: 1e-4}", "train.learning_rate", "did you mean train.optimizer.lr?"),
-    ("train: {lr: 1e-4}", "train.lr", "did you mean train.optimizer.lr?"),
-    (
-        "train: {per_device_train_batch_size: 4}",
-        "train.per_device_train_batch_size",
-        "did you mean train.micro_batch_size?",
-    ),
-    ("train: {num_train_epochs: 3}", "train.num_train_epochs", "did you mean train.steps?"),
-    (
-        "checkpoint: {save_total_limit: 3}",
-        "checkpoint.save_total_limit",
-        "did you mean checkpoint.keep",
-    ),
+    ("train: {learning_rate: 1e-4}", "did you mean train.optimizer.lr?"),
+    ("train: {lr: 1e-4}", "did you mean train.optimizer.lr?"),
+    ("train: {per_device_train_batch_size: 4}", "did you mean train.micro_batch_size?"),
+    ("train: {num_train_epochs: 3}", "did you mean train.steps?"),
+    ("checkpoint: {save_total_limit: 3}", "did you mean checkpoint.keep"),
     # Kubernetes
+    ("cluster: {kubernetes: {volumeMounts: []}}", "did you mean cluster.kubernetes.volumes: ["),
+    ("cluster: {kubernetes: {shm_size: 64Gi}}", "did you mean cluster.kubernetes.shm?"),
+    # Options of sbatch and srun, as scripts for language models on GitHub have them
+    ("cluster: {slurm: {nice: 5}}", 'write cluster.slurm.sbatch_args: ["--nice=…"]'),
+    ("cluster: {slurm: {wckey: a}}", 'write cluster.slurm.sbatch_args: ["--wckey=…"]'),
+    ("cluster: {slurm: {time-min: 60}}", 'write cluster.slurm.sbatch_args: ["--time-min=…"]'),
+    ("cluster: {slurm: {quotatype: spot}}", 'write cluster.slurm.sbatch_args: ["--quotatype=…"]'),
+    ("cluster: {slurm: {cpu-bind: none}}", 'write cluster.slurm.srun_args: ["--cpu-bind=…"]'),
+    ("cluster: {slurm: {mpi: pmix}}", 'write cluster.slurm.srun_args: ["--mpi=…"]'),
+    ("cluster: {slurm: {signal: USR1@90}}", "did you mean cluster.slurm.notice_s?"),
+    ("cluster: {slurm: {open-mode: append}}", "remove it: logs of each"),
+    ("cluster: {slurm: {gpus-per-task: 1}}", "did you mean cluster.gpus_per_host?"),
+    ("cluster: {slurm: {cpus-per-gpu: 8}}", "did you mean cluster.slurm.cpus_per_task"),
+    ("cluster: {slurm: {export: ALL}}", "did you mean cluster.slurm.env?"),
+    ("cluster: {slurm: {container-image: a.sqsh}}", "did you mean cluster.slurm.container.image?"),
+    # Lightning
+    ("train: {precision: bf16-mixed}", "did you mean train.dtype?"),
+    ("train: {accumulate_grad_batches: 4}", "remove it: it fol"),
+    # Values
+    ("cluster: {slurm: {time: 24h}}", 'did you mean "1-00:00:00"?'),
+    ("cluster: {slurm: {time: 90min}}", 'did you mean "01:30:00"?'),
+    (
+        "cluster: {kubernetes: {env: [{name: A, value: b}]}}",
+        'write cluster.kubernetes.env: {A: "b"}',
+    ),
+    ("model: {flavor: 8B}", "did you mean model.preset, such as llama3-8b?"),
+    ("model: {name: llama3}", "did you mean model.preset, or model.path"),
+    ("parallel: {data: zero3}", "did you mean fsdp?"),
+    ("cluster: {gpu: H100}", "did you mean h100-sxm-80gb?"),
+    ("cluster: {gpu: A100-40GB}", "did you mean a100-sxm-40gb?"),
+    ("cluster: {gpu: t4}", "set cluster.gpu to one of h100-sxm-80gb, "),
+    ("cluster: {gpus: 8}", "did you mean cluster.gpus_per_host?"),
+    ("parallel: {fsdp: full_shard}", "did you mean parallel.data: fsdp?"),
+    ("parallel: {fsdp: 8}", "did you mean parallel.dp_shard: 8?"),
+    ("parallel: {fsdp: true}", "write parallel.data: fsdp"),
+    ("train: {dtype: bf16-mixed}", "did you mean bfloat16?"),
+    ("parallel: {dp_shard: -1}", "set parallel.dp_shard to auto"),
+    ("cluster: {slurm: {gres: 'nvme:1,gpu:h100:8'}}", "set cluster.gpus_per_host to 8"),
+    ("train: {dtype: bf16}", "did you mean bfloat16?"),
+    ("train: {dtype: fp16}", "set it to bfloat16"),
+    ("model: {preset: llama-7b}", "did you mean llama3-8b?"),
+    ("model: {preset: gpt2-xl}", "did you mean gpt2-large? Other models: model.p"),
+    ("model: {preset: mixtral-8x7b}", "presets: llama-tiny, "),
+    ("checkpoint: {every: 10}", "did you mean checkpoint.every_steps: 10?"),
+    ("train: {optimizer: {name: AdamW}}", "did you mean adamw?"),
+    ("cluster: {backend: k8s}", "did you mean kubernetes?"),
+    # Units, quotes and nesting
+    ("resilience: {hang_timeout: 5m}", "write 300, a number of seconds"),
+    ("resilience: {init_timeout: 1.5 h}", "write 5400, a number of"),
+    ("resilience: {hang_timeout: '300'}", "write 300 without quotes"),
+    ("checkpoint: {every: 10m}", "give a number of steps, checkpoint.every_"),
+    ("checkpoint: {interval: 100}", "did you mean checkpoint.every_steps?"),
+    ("checkpoint: {path: /x}", "remove it: checkpoints are in checkpoints/ of"),
+    ("name: \u201ca\u201d", 'write "a": YAML knows no typographic quotes'),
+    ("name: \u2018a\u2019", "write 'a': YAML knows no typographic quotes"),
+    ("cluster: local", 'write cluster: {backend: "local"}'),
+    ("cluster: [{hosts: 2}, {gpu: A100}]", "remove the - in front of hosts, gpu"),
+    ("train: {optimizer: adamw}", 'write train.optimizer: {name: "adamw"}'),
+    ("train: {schedule: cosine}", 'write train.schedule: {kind: "cosine"}'),
+    ("train: 10", "write key: value pairs; `ndctl explain train` lists the keys"),
+    ("model: llama-tiny", "write model: {preset: llama-tiny}"),
+    ("model: Qwen/Qwen3-8B", "write model: {path: Qwen/Qwen3-8B}"),
+    ("data: '*.txt'", 'write data: {files: "*.txt"}'),
+    ("parallel: {tensor_parallel: 2}", "did you mean parallel.tp?"),
+]
+ABOVE = [
+    ("zero_optimization: {stage: 3}", "zero_optimization", "did you mean parallel.data?"),
     (
         "cluster: {kubernetes: {nodeSelector: {a: b}}}",
         "cluster.kubernetes.nodeSelector",
@@ -107,125 +137,9 @@ MISTAKES = [
         "cluster.kubernetes.resources",
         "did you mean cluster.gpus_per_host (GPUs)",
     ),
-    (
-        "cluster: {kubernetes: {volumeMounts: []}}",
-        "cluster.kubernetes.volumeMounts",
-        "did you mean cluster.kubernetes.volumes: [",
-    ),
-    (
-        "cluster: {kubernetes: {shm_size: 64Gi}}",
-        "cluster.kubernetes.shm_size",
-        "did you mean cluster.kubernetes.shm?",
-    ),
-    # Options of sbatch and srun, as scripts for language models on GitHub have them
-    (
-        "cluster: {slurm: {nice: 5}}",
-        "cluster.slurm.nice",
-        'write cluster.slurm.sbatch_args: ["--nice=…"]',
-    ),
-    (
-        "cluster: {slurm: {wckey: a}}",
-        "cluster.slurm.wckey",
-        'write cluster.slurm.sbatch_args: ["--wckey=…"]',
-    ),
-    (
-        "cluster: {slurm: {time-min: 60}}",
-        "cluster.slurm.time-min",
-        'write cluster.slurm.sbatch_args: ["--time-min=…"]',
-    ),
-    (
-        "cluster: {slurm: {quotatype: spot}}",
-        "cluster.slurm.quotatype",
-        'write cluster.slurm.sbatch_args: ["--quotatype=…"]',
-    ),
-    (
-        "cluster: {slurm: {cpu-bind: none}}",
-        "cluster.slurm.cpu-bind",
-        'write cluster.slurm.srun_args: ["--cpu-bind=…"]',
-    ),
-    (
-        "cluster: {slurm: {mpi: pmix}}",
-        "cluster.slurm.mpi",
-        'write cluster.slurm.srun_args: ["--mpi=…"]',
-    ),
-    (
-        "cluster: {slurm: {signal: USR1@90}}",
-        "cluster.slurm.signal",
-        "did you mean cluster.slurm.notice_s?",
-    ),
-    ("cluster: {slurm: {open-mode: append}}", "cluster.slurm.open-mode", "remove it: logs of each"),
-    (
-        "cluster: {slurm: {gpus-per-task: 1}}",
-        "cluster.slurm.gpus-per-task",
-        "did you mean cluster.gpus_per_host?",
-    ),
-    (
-        "cluster: {slurm: {cpus-per-gpu: 8}}",
-        "cluster.slurm.cpus-per-gpu",
-        "did you mean cluster.slurm.cpus_per_task",
-    ),
-    ("cluster: {slurm: {export: ALL}}", "cluster.slurm.export", "did you mean cluster.slurm.env?"),
-    (
-        "cluster: {slurm: {container-image: a.sqsh}}",
-        "cluster.slurm.container-image",
-        "did you mean cluster.slurm.container.image?",
-    ),
-    # Lightning
-    ("train: {precision: bf16-mixed}", "train.precision", "did you mean train.dtype?"),
-    ("train: {accumulate_grad_batches: 4}", "train.accumulate_grad_batches", "remove it: it fol"),
-    # Values
-    ("cluster: {slurm: {time: 24h}}", "cluster.slurm.time", 'did you mean "1-00:00:00"?'),
-    ("cluster: {slurm: {time: 90min}}", "cluster.slurm.time", 'did you mean "01:30:00"?'),
-    (
-        "cluster: {kubernetes: {env: [{name: A, value: b}]}}",
-        "cluster.kubernetes.env",
-        'write cluster.kubernetes.env: {A: "b"}',
-    ),
-    ("model: {flavor: 8B}", "model.flavor", "did you mean model.preset, such as llama3-8b?"),
-    ("model: {name: llama3}", "model.name", "did you mean model.preset, or model.path"),
-    ("parallel: {data: zero3}", "parallel.data", "did you mean fsdp?"),
-    ("cluster: {gpu: H100}", "cluster.gpu", "did you mean h100-sxm-80gb?"),
-    ("cluster: {gpu: A100-40GB}", "cluster.gpu", "did you mean a100-sxm-40gb?"),
-    ("cluster: {gpu: t4}", "cluster.gpu", "set cluster.gpu to one of h100-sxm-80gb, "),
-    ("cluster: {gpus: 8}", "cluster.gpus", "did you mean cluster.gpus_per_host?"),
-    ("parallel: {fsdp: full_shard}", "parallel.fsdp", "did you mean parallel.data: fsdp?"),
-    ("parallel: {fsdp: 8}", "parallel.fsdp", "did you mean parallel.dp_shard: 8?"),
-    ("parallel: {fsdp: true}", "parallel.fsdp", "write parallel.data: fsdp"),
-    ("train: {dtype: bf16-mixed}", "train.dtype", "did you mean bfloat16?"),
-    ("parallel: {dp_shard: -1}", "parallel.dp_shard", "set parallel.dp_shard to auto"),
-    (
-        "cluster: {slurm: {gres: 'nvme:1,gpu:h100:8'}}",
-        "cluster.slurm.gres",
-        "set cluster.gpus_per_host to 8",
-    ),
-    ("train: {dtype: bf16}", "train.dtype", "did you mean bfloat16?"),
-    ("train: {dtype: fp16}", "train.dtype", "set it to bfloat16"),
-    ("model: {preset: llama-7b}", "model.preset", "did you mean llama3-8b?"),
-    ("model: {preset: gpt2-xl}", "model.preset", "did you mean gpt2-large? Other models: model.p"),
-    ("model: {preset: mixtral-8x7b}", "model.preset", "presets: llama-tiny, "),
-    ("checkpoint: {every: 10}", "checkpoint.every", "did you mean checkpoint.every_steps: 10?"),
-    ("train: {optimizer: {name: AdamW}}", "train.optimizer.name", "did you mean adamw?"),
-    ("cluster: {backend: k8s}", "cluster.backend", "did you mean kubernetes?"),
-    # Units, quotes and nesting
-    ("resilience: {hang_timeout: 5m}", "resilience.hang_timeout", "write 300, a number of seconds"),
-    ("resilience: {init_timeout: 1.5 h}", "resilience.init_timeout", "write 5400, a number of"),
-    ("resilience: {hang_timeout: '300'}", "resilience.hang_timeout", "write 300 without quotes"),
-    ("checkpoint: {every: 10m}", "checkpoint.every", "give a number of steps, checkpoint.every_"),
-    ("checkpoint: {interval: 100}", "checkpoint.interval", "did you mean checkpoint.every_steps?"),
-    ("checkpoint: {path: /x}", "checkpoint.path", "remove it: checkpoints are in checkpoints/ of"),
-    ("name: \u201ca\u201d", "name", 'write "a": YAML knows no typographic quotes'),
-    ("name: \u2018a\u2019", "name", "write 'a': YAML knows no typographic quotes"),
-    ("cluster: local", "cluster", 'write cluster: {backend: "local"}'),
-    ("cluster: [{hosts: 2}, {gpu: A100}]", "cluster", "remove the - in front of hosts, gpu"),
-    ("train: {optimizer: adamw}", "train.optimizer", 'write train.optimizer: {name: "adamw"}'),
-    ("train: {schedule: cosine}", "train.schedule", 'write train.schedule: {kind: "cosine"}'),
-    ("train: 10", "train", "write key: value pairs; `ndctl explain train` lists the keys"),
-    ("model: llama-tiny", "model", "write model: {preset: llama-tiny}"),
-    ("model: Qwen/Qwen3-8B", "model", "write model: {path: Qwen/Qwen3-8B}"),
-    ("data: '*.txt'", "data", 'write data: {files: "*.txt"}'),
     ("notify: {slack: 'env:HOOK'}", "notify", "write a list: notify: [{slack: …}]"),
-    ("parallel: {tensor_parallel: 2}", "parallel.tensor_parallel", "did you mean parallel.tp?"),
 ]
+"""Mistakes in a key above the innermost one, which is given."""
 
 
 def spec_with(snippet: str, key: str) -> tuple[str, int]:
@@ -247,7 +161,19 @@ def spec_with(snippet: str, key: str) -> tuple[str, int]:
     return text, max(number for number, line in lines if line.strip().startswith(f"{name}:"))
 
 
-@pytest.mark.parametrize(("snippet", "key", "fix"), MISTAKES, ids=[one[1] for one in MISTAKES])
+def innermost(snippet: str) -> str:
+    """The path of the only key of the innermost mapping."""
+    path, value = [], yaml.safe_load(snippet)
+    while isinstance(value, dict) and len(value) == 1:
+        ((key, value),) = value.items()
+        path.append(key)
+    return ".".join(path)
+
+
+@pytest.mark.parametrize(
+    ("snippet", "key", "fix"),
+    [*((snippet, innermost(snippet), fix) for snippet, fix in MISTAKES), *ABOVE],
+)
 def test_a_usual_mistake_has_its_place_one_sentence_and_the_right_spelling(
     snippet: str, key: str, fix: str
 ) -> None:
@@ -262,10 +188,6 @@ def test_a_usual_mistake_has_its_place_one_sentence_and_the_right_spelling(
     assert second.strip() == f"fix: {problem.fix}"
     assert place == f"job.yaml:{line}", text
     assert len(first) < 200, "no list of all keys before the answer"
-
-
-def test_there_are_at_least_25() -> None:
-    assert len(MISTAKES) >= 25
 
 
 def test_a_key_that_is_missing_because_it_is_written_wrongly_is_one_problem() -> None:

@@ -94,7 +94,7 @@ def test_a_misspelled_key_is_read_as_the_key_that_it_means(tmp_path: Path) -> No
     error = refused(tmp_path, text)
     # Its value is checked too, at the line where it is written.
     assert [(place.rpartition(":")[2], one.path) for place, one in error.placed] == [
-        ("8", "parallel.tpp"),
+        ("8", "parallel.tpp")
     ]
     assert "parallel.tp=300000" in error.also[0].message
 

@@ -48,11 +48,7 @@ def pipeline(schedule: str, **changes: Any) -> dict[str, Any]:
     ("changes", "world_size", "message"),
     [
         (pipeline("1f1b", micro=8), 2, "be at least 2, one for each stage; it is 1"),
-        (
-            pipeline("interleaved_1f1b", global_batch_size=10),
-            2,
-            "equal parts in its 2 rounds",
-        ),
+        (pipeline("interleaved_1f1b", global_batch_size=10), 2, "equal parts in its 2 rounds"),
         (pipeline("zbv", activation_checkpointing="selective"), 2, "selective recomputation sup"),
         (pipeline("zbv", activation_checkpointing="elementwise"), 2, "zbv runs two"),
         (pipeline("zbv", compile=True), 2, "cannot split the backward pass of a compiled layer"),

@@ -90,9 +90,7 @@ def test_windows_skipped_by_a_checkpoint_stay_skipped_unless_already_read(tmp_pa
     assert checkpoints(tmp_path / "run") == ["step-10", "step-8"]
 
 
-def test_a_lasting_loss_spike_ends_the_ranks_and_is_stored_in_a_checkpoint(
-    tmp_path: Path,
-) -> None:
+def test_a_lasting_loss_spike_ends_the_ranks_and_is_stored_in_a_checkpoint(tmp_path: Path) -> None:
     """The weight decay is far too high: from step 13 on, lr x weight_decay is above 2, so each step
     makes the weights larger. The loss then grows from step to step, without chance."""
     spike = {"window": 8, "steps": 3, "deviations": 8.0}
@@ -105,10 +103,7 @@ def test_a_lasting_loss_spike_ends_the_ranks_and_is_stored_in_a_checkpoint(
     watched = sharded(tmp_path / "watched", spike=spike, **steep)
     cut = sharded(tmp_path / "cut", spike=spike, **steep)
     unwatched = sharded(tmp_path / "unwatched", **steep)
-    answers = work(
-        tmp_path,
-        [{"config": watched}, {"config": unwatched}],
-    )
+    answers = work(tmp_path, [{"config": watched}, {"config": unwatched}])
     found = answers[0]
     assert found["error"] == "LossSpike"
     last = metrics_of(tmp_path / "watched")[-1]
@@ -116,10 +111,7 @@ def test_a_lasting_loss_spike_ends_the_ranks_and_is_stored_in_a_checkpoint(
     assert answers[1].get("error") != "LossSpike"
     assert metrics_of(tmp_path / "unwatched")[-1]["step"] > last["step"]
     assert max(int(name[5:]) for name in checkpoints(tmp_path / "watched")) < found["since"]
-    again = work(
-        tmp_path,
-        [{"config": cut, "stop_after": found["since"] + 1}, {"config": cut}],
-    )
+    again = work(tmp_path, [{"config": cut, "stop_after": found["since"] + 1}, {"config": cut}])
     assert again[0]["code"] == exit_codes.CHECKPOINTED
     assert (again[1]["error"], again[1]["since"]) == ("LossSpike", found["since"])
     assert metrics_of(tmp_path / "cut")[-1]["step"] == last["step"]

@@ -4,14 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainer.gradients import (
-    Parts,
-    clip_factor,
-    local_gradients,
-    part_norms,
-    scale,
-    squared_norm,
-)
+from trainer.gradients import Parts, clip_factor, local_gradients, part_norms, scale, squared_norm
 
 CPU = torch.device("cpu")
 

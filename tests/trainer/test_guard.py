@@ -34,9 +34,7 @@ def test_a_healthy_training_never_spikes(noise: float) -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.1])
-def test_a_lasting_rise_is_found_within_the_configured_steps(
-    noise: float,
-) -> None:
+def test_a_lasting_rise_is_found_within_the_configured_steps(noise: float) -> None:
     losses = healthy_losses(400, noise, 3)
     losses[300:] = [loss + 2.5 for loss in losses[300:]]
     assert steps_that_end(losses)[0] == 300 + SPEC.steps

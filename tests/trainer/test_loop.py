@@ -67,9 +67,7 @@ def test_the_loss_is_the_mean_over_all_learned_tokens_of_all_ranks(tmp_path: Pat
     assert first["grad_norm"] != pytest.approx(without["grad_norm"], rel=GRAD_NORM)
 
 
-def test_all_ranks_skip_a_bad_gradient_and_too_many_end_the_job(
-    tmp_path: Path,
-) -> None:
+def test_all_ranks_skip_a_bad_gradient_and_too_many_end_the_job(tmp_path: Path) -> None:
     """`Watched` compares the bits of weights and optimizer before and after each step."""
     sharded: dict[str, Any] = {"parallel": {"dp_shard": 2}}
     saving = {"every_steps": 1, "async": False, "keep": 1}
@@ -120,10 +118,7 @@ RUN_AHEAD: dict[str, dict[str, Any]] = {
     "tp2": {"parallel": {"tp": 2}, "grad_clip": None, "z_loss": 0.1},
     "pp2": {"parallel": {"pp": 2}, "optimizer": {"name": "adam", "lr": 1e-2}},
     "zero1": {"parallel": {"dp_replicate": 2, "data": "zero1"}},
-    "rounded": {
-        "parallel": {"dp_shard": 2},
-        "optimizer": {"lr": 1e-2, "state_dtype": "bfloat16"},
-    },
+    "rounded": {"parallel": {"dp_shard": 2}, "optimizer": {"lr": 1e-2, "state_dtype": "bfloat16"}},
 }
 
 

@@ -19,9 +19,7 @@ def loss_with(recompute: bool = False, device: torch.device = CPU, **train: Any)
     return TokenLoss(16, device, spec, recompute=recompute)
 
 
-def inputs(
-    dtype: torch.dtype = torch.float32,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Hidden states, weights of a head, and labels, three of which are not learned."""
     torch.manual_seed(0)
     labels_BT = torch.randint(0, VOCABULARY, (2, TOKENS // 2))

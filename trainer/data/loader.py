@@ -28,10 +28,7 @@ class Loader:
     """
 
     def __init__(
-        self,
-        batches: Batches,
-        depth: int = DEPTH,
-        clock: Callable[[], float] = time.perf_counter,
+        self, batches: Batches, depth: int = DEPTH, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._batches = batches
         self._depth = depth

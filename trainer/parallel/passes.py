@@ -26,11 +26,7 @@ class Passes(Protocol):
 
 class WholeModel:
     def __init__(
-        self,
-        decoder: Decoder,
-        loss: TokenLoss,
-        watch: Stopwatch,
-        forward_alone: bool = False,
+        self, decoder: Decoder, loss: TokenLoss, watch: Stopwatch, forward_alone: bool = False
     ) -> None:
         self._decoder = decoder
         decoder.loss = loss

@@ -36,11 +36,7 @@ and the end of this rank is what the agent must report."""
 
 
 def run(
-    workdir: str,
-    run_dir: str,
-    words: Sequence[str],
-    env: RankEnv,
-    captured: Captured | None = None,
+    workdir: str, run_dir: str, words: Sequence[str], env: RankEnv, captured: Captured | None = None
 ) -> NoReturn:
     """Run the program `words` in `workdir`. Never returns.
 

@@ -73,10 +73,7 @@ def prepare(store: Store, count: int) -> None:
 
 
 def watch(
-    store: Store,
-    count: int,
-    clock: Callable[[], float] = time.monotonic,
-    pause: Pause = pause,
+    store: Store, count: int, clock: Callable[[], float] = time.monotonic, pause: Pause = pause
 ) -> None:
     """Read the counters in a loop; raises RuntimeError when the store is lost."""
     before = beats(store, count)

@@ -165,27 +165,18 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds to wait for another leader, if the scheduler replaces lost hosts",
     )
     parser.add_argument(
-        "--turn",
-        type=int,
-        default=1,
-        help="order in which waiting hosts try to replace the leader",
+        "--turn", type=int, default=1, help="order in which waiting hosts try to replace the leader"
     )
     parser.add_argument("--lead", action="store_true")
     parser.add_argument(
-        "--leader-late",
-        type=float,
-        default=0.0,
-        help="extra seconds for the leader to start",
+        "--leader-late", type=float, default=0.0, help="extra seconds for the leader to start"
     )
     parser.add_argument("--hook-failed", default="", help="why the before hook failed on this host")
     return parser
 
 
 async def _follow(
-    config: AgentConfig,
-    args: argparse.Namespace,
-    environ: Mapping[str, str],
-    clock: Clock,
+    config: AgentConfig, args: argparse.Namespace, environ: Mapping[str, str], clock: Clock
 ) -> int:
     async def lead(agent: Agent, following: "asyncio.Task[int]", claim: Claim) -> int | None:
         # Imported here, because most agents never lead.

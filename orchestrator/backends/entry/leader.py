@@ -39,11 +39,7 @@ LATE_IMPORTS = ("orchestrator.app.planning.replan", "orchestrator.leader.records
 
 
 async def lead(
-    config: AgentConfig,
-    bind: str,
-    environ: Mapping[str, str],
-    clock: Clock,
-    port: int = 0,
+    config: AgentConfig, bind: str, environ: Mapping[str, str], clock: Clock, port: int = 0
 ) -> int:
     """Run the leader and the agent of its host."""
     place = config.place
@@ -176,13 +172,7 @@ async def _notifying(
     sent = await leader.worker(_notices_sent, run_dir)
     supervisor = leader.supervisor
     notifier = Notifier(
-        leader.job.notify,
-        run_dir,
-        lambda: supervisor.run,
-        leader.steady.now,
-        record,
-        environ,
-        sent,
+        leader.job.notify, run_dir, lambda: supervisor.run, leader.steady.now, record, environ, sent
     )
     leader.before_release = finish
     async with notifying(notifier):

@@ -29,12 +29,7 @@ from orchestrator.backends.kubernetes.observe.object_fields import (
 from orchestrator.backends.kubernetes.observe.pending_reasons import pod_problem
 from orchestrator.backends.kubernetes.pod_deletion import end_pod, node_answers
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.backends.kubernetes.resources import (
-    JOB_KINDS,
-    PODS,
-    Object,
-    name_of,
-)
+from orchestrator.backends.kubernetes.resources import JOB_KINDS, PODS, Object, name_of
 from orchestrator.backends.kubernetes.status_cache import events_of
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import BackendError

@@ -311,10 +311,7 @@ def take_away(api: Api, namespace: str, spec: KubernetesSpec, job: Object) -> No
     deadline = api.clock.monotonic() + GONE_S
     for resource in (kind.resource, PODS):
         watching = ListWatch(
-            api=api,
-            resource=resource,
-            namespace=namespace,
-            labels=f"{LABEL}={name}",
+            api=api, resource=resource, namespace=namespace, labels=f"{LABEL}={name}"
         )
         for cache in watching.changes(deadline):
             # A new job of this name must not be created while the old one still exists: the create

@@ -24,10 +24,7 @@ AT = "cluster.slurm"
 
 
 def problems(
-    launch: LaunchPlan,
-    python: str,
-    partitions: Sequence[Partition],
-    nodes: Sequence[Node],
+    launch: LaunchPlan, python: str, partitions: Sequence[Partition], nodes: Sequence[Node]
 ) -> list[Problem]:
     spec = launch.slurm_spec
     found = [*_paths(launch, spec, python), *_group(spec)]

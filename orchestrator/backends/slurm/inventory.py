@@ -54,10 +54,7 @@ class HostsFor(Struct, frozen=True, kw_only=True):
 
 
 def hosts_for(
-    slurm: Slurm,
-    table: GpuTable,
-    cluster: ClusterSpec,
-    excluded: Mapping[str, str] | None = None,
+    slurm: Slurm, table: GpuTable, cluster: ClusterSpec, excluded: Mapping[str, str] | None = None
 ) -> HostsFor:
     """The hosts to plan a job for.
 

@@ -153,13 +153,7 @@ def log_lines(  # noqa: PLR0913 - one argument per option of `ndctl logs`
     """
     if follow:
         yield from follow_logs(
-            run_dir,
-            clock=clock,
-            ended=ended,
-            rank=rank,
-            attempt=attempt,
-            tail=tail,
-            hosts=hosts,
+            run_dir, clock=clock, ended=ended, rank=rank, attempt=attempt, tail=tail, hosts=hosts
         )
         if attempts(run_dir):
             return

@@ -5,13 +5,7 @@ from collections.abc import Iterator, Sequence
 from orchestrator.dashboard import format
 from orchestrator.dashboard.report.costs import NOT_MEASURED, elsewhere, estimated_s
 from orchestrator.dashboard.report.curve_chart import curve_chart
-from orchestrator.dashboard.report.story import (
-    IncidentStory,
-    Report,
-    cost_words,
-    money,
-    summary,
-)
+from orchestrator.dashboard.report.story import IncidentStory, Report, cost_words, money, summary
 from orchestrator.dashboard.screen.chart import Marks
 from orchestrator.dashboard.screen.curves import points_of, telling
 from orchestrator.dashboard.time_spent.account import TimeSpent

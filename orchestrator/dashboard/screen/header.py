@@ -8,15 +8,7 @@ from rich.text import Text
 from orchestrator.dashboard import format
 from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.metrics import Metric
-from orchestrator.dashboard.theme import (
-    BOLD,
-    DIM,
-    STATES,
-    badge,
-    bar,
-    join_parts,
-    left_and_right,
-)
+from orchestrator.dashboard.theme import BOLD, DIM, STATES, badge, bar, join_parts, left_and_right
 from orchestrator.job.stage import ENDED
 
 MIN_BAR = 6

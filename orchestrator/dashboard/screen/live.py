@@ -79,8 +79,7 @@ def run_dashboard(
         first = screen.update(clock.now())
     if first is None:
         raise JobError(
-            f"{run_dir.path} has no journal of a job",
-            fix="list the jobs with `ndctl list`",
+            f"{run_dir.path} has no journal of a job", fix="list the jobs with `ndctl list`"
         )
     if not console.is_terminal:
         console.print(draw(first, *console.size))

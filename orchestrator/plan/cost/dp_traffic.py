@@ -14,11 +14,7 @@ from msgspec import Struct
 
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.plan.cost.collective import Flow
-from orchestrator.plan.cost.collectives import (
-    Wire,
-    ring_all_reduce_bytes,
-    ring_gather_bytes,
-)
+from orchestrator.plan.cost.collectives import Wire, ring_all_reduce_bytes, ring_gather_bytes
 from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.cost.units import Units
 from orchestrator.plan.setup import Setup

@@ -142,10 +142,7 @@ def _ring(
         what="keys and values",
         group=wire.group,
         forward=Times(
-            sent=hops * keys,
-            calls=hops,
-            seconds=hops * hop,
-            exposed=hops * max(0.0, hop - block),
+            sent=hops * keys, calls=hops, seconds=hops * hop, exposed=hops * max(0.0, hop - block)
         ),
         backward=Times(
             sent=hops * keys + ranks * sums,

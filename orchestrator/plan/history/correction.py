@@ -199,11 +199,7 @@ def _scaled(plan: Plan, time: StepTime, factor: float) -> Plan:
         plan,
         time=time,
         communication=tuple(
-            replace(
-                one,
-                seconds=one.seconds / factor,
-                exposed_seconds=one.exposed_seconds / factor,
-            )
+            replace(one, seconds=one.seconds / factor, exposed_seconds=one.exposed_seconds / factor)
             for one in plan.communication
         ),
         alternatives=tuple(map(partial(scaled_choice, factor=factor), plan.alternatives)),

@@ -362,8 +362,7 @@ def other_world(case: Case) -> Broken | None:
     hosts, ranks = spec.cluster.hosts, spec.cluster.gpus_per_host
     many = f"{hosts} host{'s' if hosts > 1 else ''} x {ranks}"
     return Broken(
-        f"degrees must multiply to the {world} ranks of {many}",
-        f"; {degrees} multiply to {made}",
+        f"degrees must multiply to the {world} ranks of {many}", f"; {degrees} multiply to {made}"
     )
 
 

@@ -27,229 +27,173 @@ TP_FIX = "set parallel.tp=auto, or a degree that divides"
 VOCABULARY_FIX = f"{TP_FIX}, or pad the vocabulary (--set model.pad_vocab_to_multiple_of=128)"
 FULL_FIX = "set data.sequence_length to at most that, or use another model"
 SCHEDULE_FIX = "set parallel.pipeline.schedule=auto"
+Check = Callable[[Case], Broken | None]
+
+
+def _of_job(name: str, reads: tuple[str, ...], check: Check, fix: str) -> Rule:
+    return Rule(name=name, scope="job", reads=reads, check=check, fix=fix)
+
+
+def _of_mesh(name: str, axis: str, reads: tuple[str, ...], check: Check, fix: str) -> Rule:
+    return Rule(name=name, scope="mesh", axis=axis, reads=reads, check=check, fix=fix)
+
+
+def _of_schedule(name: str, reads: tuple[str, ...], check: Check, fix: str) -> Rule:
+    return Rule(name=name, scope="schedule", axis="pp", reads=reads, check=check, fix=fix)
 
 
 def _tp_divides(name: str, what: str, size: Callable[[ModelShape], int], fix: str = TP_FIX) -> Rule:
-    return Rule(
-        name=name,
-        scope="mesh",
-        axis="tp",
-        reads=("parallel.tp",),
-        check=checks.divides(what, size),
-        fix=fix,
-    )
+    return _of_mesh(name, "tp", ("parallel.tp",), checks.divides(what, size), fix)
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
-        name="hosts-in-inventory",
-        scope="job",
-        reads=("cluster.hosts",),
-        check=checks.too_few_hosts,
-        fix=HOST_FIX,
+    # name, axis of a mesh, keys that it reads, check, fix
+    _of_job("hosts-in-inventory", ("cluster.hosts",), checks.too_few_hosts, HOST_FIX),
+    _of_job(
+        "devices-per-host",
+        ("cluster.gpus_per_host", "cluster.hosts"),
+        checks.too_few_devices,
+        HOST_FIX,
     ),
-    Rule(
-        name="devices-per-host",
-        scope="job",
-        reads=("cluster.gpus_per_host", "cluster.hosts"),
-        check=checks.too_few_devices,
-        fix=HOST_FIX,
+    _of_job(
+        "hosts-usable", ("cluster.hosts", "cluster.gpus_per_host"), checks.unusable_hosts, HOST_FIX
     ),
-    Rule(
-        name="hosts-usable",
-        scope="job",
-        reads=("cluster.hosts", "cluster.gpus_per_host"),
-        check=checks.unusable_hosts,
-        fix=HOST_FIX,
-    ),
-    Rule(
-        name="byte-vocabulary",
-        scope="job",
-        reads=("data.tokenizer",),
-        check=checks.small_vocabulary,
-        fix=f"use a model with a vocab_size of {checks.BYTE_TOKENS} or more"
+    _of_job(
+        "byte-vocabulary",
+        ("data.tokenizer",),
+        checks.small_vocabulary,
+        f"use a model with a vocab_size of {checks.BYTE_TOKENS} or more"
         f" (--set model.config.vocab_size={checks.BYTE_TOKENS} where the config is inline)",
     ),
-    Rule(
-        name="sequence-positions",
-        scope="job",
-        reads=("data.sequence_length",),
-        check=checks.long_sequence,
-        fix=FULL_FIX,
+    _of_job("sequence-positions", ("data.sequence_length",), checks.long_sequence, FULL_FIX),
+    _of_job("sequence-window", ("data.sequence_length",), checks.sliding_window, FULL_FIX),
+    _of_job(
+        "full-attention",
+        ("model",),
+        checks.other_layer_types,
+        "use a model whose layers are all full_attention",
     ),
-    Rule(
-        name="sequence-window",
-        scope="job",
-        reads=("data.sequence_length",),
-        check=checks.sliding_window,
-        fix=FULL_FIX,
+    _of_job(
+        "mask-dropout",
+        ("data.document_mask",),
+        checks.dropout_inside_documents,
+        "set attention dropout to 0 in the model's config, or data.document_mask=false",
     ),
-    Rule(
-        name="full-attention",
-        scope="job",
-        reads=("model",),
-        check=checks.other_layer_types,
-        fix="use a model whose layers are all full_attention",
+    _of_job(
+        "lora-modules",
+        ("model.lora.target_modules",),
+        checks.unknown_modules,
+        "name linear layers of the model in model.lora.target_modules",
     ),
-    Rule(
-        name="mask-dropout",
-        scope="job",
-        reads=("data.document_mask",),
-        check=checks.dropout_inside_documents,
-        fix="set attention dropout to 0 in the model's config, or data.document_mask=false",
+    _of_mesh(
+        "tp-near",
+        "tp",
+        ("parallel.tp", "cluster.gpus_per_host", "cluster.hosts"),
+        checks.distant_group,
+        TP_FIX,
     ),
-    Rule(
-        name="lora-modules",
-        scope="job",
-        reads=("model.lora.target_modules",),
-        check=checks.unknown_modules,
-        fix="name linear layers of the model in model.lora.target_modules",
-    ),
-    Rule(
-        name="tp-near",
-        scope="mesh",
-        axis="tp",
-        reads=("parallel.tp", "cluster.gpus_per_host", "cluster.hosts"),
-        check=checks.distant_group,
-        fix=TP_FIX,
-    ),
-    Rule(
-        name="tp-fused",
-        scope="mesh",
-        axis="tp",
-        reads=("parallel.tp",),
-        check=checks.fused_projections,
-        fix="set parallel.tp=1",
-    ),
+    _of_mesh("tp-fused", "tp", ("parallel.tp",), checks.fused_projections, "set parallel.tp=1"),
     _tp_divides("tp-heads", "heads", lambda shape: shape.num_heads),
     _tp_divides("tp-kv-heads", "kv heads", lambda shape: shape.num_kv_heads),
     _tp_divides(
         "tp-vocabulary", "vocabulary entries", lambda shape: shape.vocab_size, VOCABULARY_FIX
     ),
     _tp_divides("tp-intermediate", "intermediate columns", lambda shape: shape.intermediate_size),
-    Rule(
-        name="tp-sequence",
-        scope="mesh",
-        axis="tp",
-        reads=("parallel.tp", "parallel.cp", "data.sequence_length"),
-        check=checks.uneven_tokens,
-        fix=TP_FIX,
+    _of_mesh(
+        "tp-sequence",
+        "tp",
+        ("parallel.tp", "parallel.cp", "data.sequence_length"),
+        checks.uneven_tokens,
+        TP_FIX,
     ),
-    Rule(
-        name="cp-sequence",
-        scope="mesh",
-        axis="cp",
-        reads=("parallel.cp", "parallel.context", "data.sequence_length"),
-        check=checks.uneven_sequence,
-        fix="change data.sequence_length or parallel.cp",
+    _of_mesh(
+        "cp-sequence",
+        "cp",
+        ("parallel.cp", "parallel.context", "data.sequence_length"),
+        checks.uneven_sequence,
+        "change data.sequence_length or parallel.cp",
     ),
-    Rule(
-        name="cp-heads",
-        scope="mesh",
-        axis="cp",
-        reads=("parallel.cp", "parallel.tp", "parallel.context"),
-        check=checks.uneven_heads,
-        fix="set parallel.context=ring or all_gather, or change parallel.cp",
+    _of_mesh(
+        "cp-heads",
+        "cp",
+        ("parallel.cp", "parallel.tp", "parallel.context"),
+        checks.uneven_heads,
+        "set parallel.context=ring or all_gather, or change parallel.cp",
     ),
-    Rule(
-        name="cp-dropout",
-        scope="mesh",
-        axis="cp",
-        reads=("parallel.cp",),
-        check=checks.attention_dropout,
-        fix="set parallel.cp=1, or attention dropout to 0 in the model's config",
+    _of_mesh(
+        "cp-dropout",
+        "cp",
+        ("parallel.cp",),
+        checks.attention_dropout,
+        "set parallel.cp=1, or attention dropout to 0 in the model's config",
     ),
-    Rule(
-        name="reshard-group",
-        scope="mesh",
-        axis="dp_shard",
-        reads=("parallel.fsdp.reshard_after_forward", "parallel.dp_shard", "parallel.cp"),
-        check=checks.uneven_reshard,
-        fix="set parallel.fsdp.reshard_after_forward=auto",
+    _of_mesh(
+        "reshard-group",
+        "dp_shard",
+        ("parallel.fsdp.reshard_after_forward", "parallel.dp_shard", "parallel.cp"),
+        checks.uneven_reshard,
+        "set parallel.fsdp.reshard_after_forward=auto",
     ),
-    Rule(
-        name="pp-layers",
-        scope="schedule",
-        axis="pp",
-        reads=("parallel.pp", "parallel.pipeline.schedule", "parallel.pipeline.stages_per_rank"),
-        check=checks.few_layers,
-        fix="set parallel.pp=auto, or fewer stages per rank",
+    _of_schedule(
+        "pp-layers",
+        ("parallel.pp", "parallel.pipeline.schedule", "parallel.pipeline.stages_per_rank"),
+        checks.few_layers,
+        "set parallel.pp=auto, or fewer stages per rank",
     ),
-    Rule(
-        name="zbv-selective",
-        scope="schedule",
-        axis="pp",
-        reads=(
-            "train.activation_checkpointing",
-            "parallel.pipeline.schedule",
-            "parallel.pp",
-        ),
-        check=checks.split_selective,
-        fix=SCHEDULE_FIX,
+    _of_schedule(
+        "zbv-selective",
+        ("train.activation_checkpointing", "parallel.pipeline.schedule", "parallel.pp"),
+        checks.split_selective,
+        SCHEDULE_FIX,
     ),
-    Rule(
-        name="zbv-compile",
-        scope="schedule",
-        axis="pp",
-        reads=("train.compile", "parallel.pipeline.schedule", "parallel.pp"),
-        check=checks.split_compiled,
-        fix=SCHEDULE_FIX,
+    _of_schedule(
+        "zbv-compile",
+        ("train.compile", "parallel.pipeline.schedule", "parallel.pp"),
+        checks.split_compiled,
+        SCHEDULE_FIX,
     ),
-    Rule(
-        name="float8-compile",
-        scope="job",
-        reads=("train.float8", "train.compile"),
-        check=checks.uncompiled_float8,
-        fix="set train.compile=true, or train.float8=false",
+    _of_job(
+        "float8-compile",
+        ("train.float8", "train.compile"),
+        checks.uncompiled_float8,
+        "set train.compile=true, or train.float8=false",
     ),
-    Rule(
-        name="float8-device",
-        scope="job",
-        reads=("train.float8",),
-        check=checks.float8_device,
-        fix="set train.float8=false",
+    _of_job("float8-device", ("train.float8",), checks.float8_device, "set train.float8=false"),
+    _of_job(
+        "float8-adapters",
+        ("train.float8", "model.lora"),
+        checks.float8_adapters,
+        "set train.float8=false",
     ),
-    Rule(
-        name="float8-adapters",
-        scope="job",
-        reads=("train.float8", "model.lora"),
-        check=checks.float8_adapters,
-        fix="set train.float8=false",
+    _of_mesh(
+        "float8-sides",
+        "tp",
+        ("train.float8", "parallel.tp"),
+        checks.float8_sides,
+        "set train.float8=false",
     ),
-    Rule(
-        name="float8-sides",
-        scope="mesh",
-        axis="tp",
-        reads=("train.float8", "parallel.tp"),
-        check=checks.float8_sides,
-        fix="set train.float8=false",
+    _of_mesh(
+        "world-size",
+        "degrees",
+        ("parallel", "cluster.hosts", "cluster.gpus_per_host"),
+        checks.other_world,
+        "set one degree of parallel to auto",
     ),
-    Rule(
-        name="world-size",
-        scope="mesh",
-        axis="degrees",
-        reads=("parallel", "cluster.hosts", "cluster.gpus_per_host"),
-        check=checks.other_world,
-        fix="set one degree of parallel to auto",
-    ),
-    Rule(
-        name="batch-ranks",
-        scope="mesh",
-        axis="dp_replicate x dp_shard",
-        reads=(
+    _of_mesh(
+        "batch-ranks",
+        "dp_replicate x dp_shard",
+        (
             "train.global_batch_size",
             "train.micro_batch_size",
             "parallel.dp_replicate",
             "parallel.dp_shard",
         ),
-        check=checks.uneven_batch,
-        fix="change train.global_batch_size to a multiple",
+        checks.uneven_batch,
+        "change train.global_batch_size to a multiple",
     ),
-    Rule(
-        name="pp-micro-batches",
-        scope="schedule",
-        axis="pp",
-        reads=(
+    _of_schedule(
+        "pp-micro-batches",
+        (
             "parallel.pp",
             "parallel.pipeline.schedule",
             "parallel.pipeline.stages_per_rank",
@@ -258,8 +202,8 @@ RULES: tuple[Rule, ...] = (
             "parallel.dp_replicate",
             "parallel.dp_shard",
         ),
-        check=checks.unusable_micro_batches,
-        fix=SCHEDULE_FIX,
+        checks.unusable_micro_batches,
+        SCHEDULE_FIX,
     ),
 )
 MESH_RULES = tuple(rule for rule in RULES if rule.scope != "job")

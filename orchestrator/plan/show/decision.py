@@ -4,12 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.plan.decision import Decision, Estimate
-from orchestrator.plan.figures import (
-    show_amount,
-    show_duration,
-    show_durations,
-    show_energy,
-)
+from orchestrator.plan.figures import show_amount, show_duration, show_durations, show_energy
 from orchestrator.plan.show.tables import labelled, table, wrapped
 
 

@@ -5,14 +5,7 @@ from typing import Any
 
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.plan import (
-    Choice,
-    ModelWork,
-    Plan,
-    SpeedCorrection,
-    StepTime,
-    places,
-)
+from orchestrator.contract.plan import Choice, ModelWork, Plan, SpeedCorrection, StepTime, places
 from orchestrator.inventory.software import software_basis
 from orchestrator.plan.decision import Decision
 from orchestrator.plan.figures import (

@@ -72,7 +72,7 @@ def describe_zero(found: ZeroTable) -> str:
     limit = f" of {show_traffic(found.device_bytes)}" if found.device_bytes else ""
     lines = [
         f"{found.model_type} with {found.parameters:,} parameters and {found.optimizer}{kind} on"
-        f" {found.devices:,} devices{limit}: bytes per device",
+        f" {found.devices:,} devices{limit}: bytes per device"
     ]
     for policy, each in found.policies.items():
         rows = [

@@ -235,10 +235,7 @@ def _labels(
     carried: Carried, kubernetes: dict[str, Any], one: Mapping[str, Any], pods: Pods
 ) -> None:
     for here in ("labels", "annotations"):
-        given = {
-            **(at(pods.template, "metadata", here) or {}),
-            **(at(one, "metadata", here) or {}),
-        }
+        given = {**(at(pods.template, "metadata", here) or {}), **(at(one, "metadata", here) or {})}
         if here == "labels" and (queue := given.pop(QUEUE, None)) is not None:
             kubernetes["queue"] = queue
         kept = {key: str(value) for key, value in given.items() if not OF_TOOLS.fullmatch(key)}

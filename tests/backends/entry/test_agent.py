@@ -333,9 +333,7 @@ def test_a_job_that_has_ended_is_not_requeued(run_dir: RunDir, backend: FakeBack
     assert backend.requeued == []
 
 
-def test_a_leader_fails_at_once_if_its_own_agent_cannot_start(
-    tmp_path: Path,
-) -> None:
+def test_a_leader_fails_at_once_if_its_own_agent_cannot_start(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="too long"):
         lead(tmp_path, None, socket=str(tmp_path / ("x" * 120)))
 

@@ -165,13 +165,7 @@ def test_a_second_kind_of_job_with_the_same_name_fails(
     ],
 )
 def test_a_pod_exits_as_failed_only_if_the_journal_says_so(
-    environ: dict[str, str],
-    run_dir: RunDir,
-    rank: int,
-    code: int,
-    expected: int,
-    *,
-    ended: bool,
+    environ: dict[str, str], run_dir: RunDir, rank: int, code: int, expected: int, *, ended: bool
 ) -> None:
     if ended:
         with Journal(run_dir.journal, CLOCK) as journal:

@@ -87,9 +87,7 @@ NEAR = replace(
     ),
 )
 SLICES = replace(
-    PLAIN,
-    queue="train",
-    topology=TopologyRequest(slice="nvidia.com/gpu.clique", slice_size=2),
+    PLAIN, queue="train", topology=TopologyRequest(slice="nvidia.com/gpu.clique", slice_size=2)
 )
 GUARANTEED = replace(
     PLAIN, guaranteed=True, cpu="96", memory="1500Gi", ttl_after_finished=3600, gpu_resource=None

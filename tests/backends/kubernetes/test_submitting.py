@@ -18,12 +18,7 @@ from orchestrator.backends.kubernetes.api.api_errors import (
 )
 from orchestrator.backends.kubernetes.api.client import Api, Listed
 from orchestrator.backends.kubernetes.resources import Object, Resource, resource_of
-from orchestrator.backends.kubernetes.submitting import (
-    FRESH_S,
-    remove_orphans,
-    strangers,
-    submit,
-)
+from orchestrator.backends.kubernetes.submitting import FRESH_S, remove_orphans, strangers, submit
 from orchestrator.contract.spec.kubernetes_spec import Kind
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, Unanswered, Unsettled
@@ -223,9 +218,7 @@ def test_a_trainjob_whose_runtime_is_not_seen_at_once_is_created_again() -> None
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_submission_to_an_unreachable_server_is_retried_and_then_undone(
-    late: bool,
-) -> None:
+def test_a_submission_to_an_unreachable_server_is_retried_and_then_undone(late: bool) -> None:
     """The server answers again after four failed tries, when the submission is undone."""
     whole = Cluster()
     submitted(whole, a_handover(PLAIN))

@@ -130,9 +130,7 @@ def test_only_one_of_two_jobs_of_a_launch_counts(tmp_path: Path) -> None:
     assert second.name_of(launch) == "Slurm job 2"
 
 
-def test_if_sbatch_was_never_answered_the_first_running_job_counts(
-    tmp_path: Path,
-) -> None:
+def test_if_sbatch_was_never_answered_the_first_running_job_counts(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     first, launch, _ = submitted(slurm, tmp_path)
     slurm.queue(str(render.script_path(launch)))
@@ -483,9 +481,7 @@ def test_a_node_that_is_down_or_gone_from_the_job_gets_no_new_agent(tmp_path: Pa
 
 
 @pytest.mark.process
-def test_a_new_agent_is_a_step_and_a_failed_step_is_an_error(
-    tmp_path: Path,
-) -> None:
+def test_a_new_agent_is_a_step_and_a_failed_step_is_an_error(tmp_path: Path) -> None:
     srun = tmp_path / "srun"
     srun.write_text('#!/bin/sh\necho "$@" > "$0.said"\necho "step creation failed" >&2\nexit 1\n')
     srun.chmod(0o755)
@@ -549,9 +545,7 @@ def test_the_exclude_list_is_retried_if_slurmctld_is_briefly_down(
     assert job.excluded == "node2"
 
 
-def test_a_job_requeued_by_another_keeps_its_excluded_nodes(
-    tmp_path: Path,
-) -> None:
+def test_a_job_requeued_by_another_keeps_its_excluded_nodes(tmp_path: Path) -> None:
     """A late request knows less. A partitioned agent suspects all hosts that it cannot reach."""
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
@@ -668,9 +662,7 @@ def test_a_job_that_is_queued_again_while_it_is_cancelled_is_cancelled_again(
     assert (job.state, slurm.count("scancel")) == ("CANCELLED", 2)
 
 
-def test_a_requeue_waits_until_slurm_marks_an_unreachable_host_down(
-    tmp_path: Path,
-) -> None:
+def test_a_requeue_waits_until_slurm_marks_an_unreachable_host_down(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
     backend.environ = {**ENVIRON, "SLURMD_NODENAME": "node2"}

@@ -12,14 +12,7 @@ from orchestrator.inventory.slurm.nodes import Node
 from orchestrator.inventory.slurm.partitions import Partition
 from tests.backends.slurm.slurm_launch import a_launch
 
-TRAIN = Partition(
-    name="train",
-    state="UP",
-    default=True,
-    nodes=(),
-    max_time_s=3600,
-    max_nodes=4,
-)
+TRAIN = Partition(name="train", state="UP", default=True, nodes=(), max_time_s=3600, max_nodes=4)
 DEBUG = replace(TRAIN, name="debug", default=False, state="DOWN")
 NODES = [
     Node(name=f"node{i}", state="IDLE", cpus=8, memory_mib=64_000, gpus=2, partitions=("train",))

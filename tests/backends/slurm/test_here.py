@@ -84,10 +84,7 @@ def test_the_status_of_a_job_is_that_of_its_step(allocated: AllocatedJob) -> Non
     allocated.slurm.steps = {}
     assert allocated.backend.standing(allocated.launch) is None
     (seen,) = allocated.backend.glance([allocated.launch])
-    assert (seen.held, seen.words) == (
-        False,
-        "`ndctl submit --here` in Slurm job 7 has ended",
-    )
+    assert (seen.held, seen.words) == (False, "`ndctl submit --here` in Slurm job 7 has ended")
 
 
 def test_between_two_steps_the_status_is_that_of_the_starter(

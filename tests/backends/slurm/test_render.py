@@ -51,17 +51,30 @@ def rendered(launch: LaunchPlan) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "launch"),
-    [
-        ("plain", a_launch()),
-        ("full", a_launch("/runs/a b/job", 3, FULL)),
-        ("gres", a_launch(slurm=SlurmSpec(gpus="gres", gpu_type="a100", gres="nvme:1"))),
-        ("cpu", a_launch(slurm=SlurmSpec(gpus="none", exclusive=False, mem="0"))),
-    ],
+    ("name", "launch"), [("plain", a_launch()), ("full", a_launch("/runs/a b/job", 3, FULL))]
 )
 def test_the_script_equals_the_golden_file(name: str, launch: LaunchPlan) -> None:
     golden = GOLDEN / f"{name}.sh"
     assert portable(rendered(launch), Path("/home/me")) == golden.read_text()
+
+
+@pytest.mark.parametrize(
+    ("spec", "requests"),
+    [
+        (
+            SlurmSpec(gpus="gres", gpu_type="a100", gres="nvme:1"),
+            ["--gres=gpu:a100:2,nvme:1", "--exclusive"],
+        ),
+        (SlurmSpec(gpus="none", exclusive=False, mem="0"), ["--mem=0"]),
+    ],
+)
+def test_the_way_to_request_devices_changes_no_other_line(
+    spec: SlurmSpec, requests: list[str]
+) -> None:
+    lines = (GOLDEN / "plain.sh").read_text().splitlines()
+    at = lines.index("#SBATCH --gpus-per-node=2")
+    lines[at : at + 2] = [f"#SBATCH {option}" for option in requests]
+    assert portable(rendered(a_launch(slurm=spec)), Path("/home/me")).splitlines() == lines
 
 
 def test_excluded_hosts_of_the_launch_are_added_to_those_of_the_spec() -> None:

@@ -28,9 +28,7 @@ def test_only_the_newest_attempt_may_write(tmp_path: Path) -> None:
         check_attempt(path, 1)
 
 
-def test_ranks_write_nothing_if_their_fence_is_gone(
-    tmp_path: Path,
-) -> None:
+def test_ranks_write_nothing_if_their_fence_is_gone(tmp_path: Path) -> None:
     path = tmp_path / "fence.json"
     write_fence(path, Fence(leader="a", attempt=2))
     tmp_path.joinpath("fence.json").unlink()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orchestrator.contract.codec import Invalid, Problem, decode, encode
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.spec.data_spec import DataSpec, ValidationSpec
+from orchestrator.contract.spec.data_spec import ValidationSpec
 from orchestrator.contract.spec.kubernetes_spec import Toleration
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.contract.spec.parallel_spec import FsdpSpec, ParallelSpec, PipelineSpec
@@ -153,13 +153,6 @@ def test_a_toleration_that_kubernetes_refuses_is_refused(said: dict[str, Any], p
     with pytest.raises(Invalid) as raised:
         Toleration(**said)
     assert [one.path for one in raised.value.problems] == [path]
-
-
-@pytest.mark.parametrize("data", [{}, {"files": "a", "fraction": 0.1}])
-def test_held_out_data_is_given_by_exactly_one_key(data: dict[str, Any]) -> None:
-    found = problem(DataSpec, {"files": "*", "sequence_length": 8, "validation": data})
-    assert found.path == "validation"
-    assert found.limit == "given by exactly one of files, fraction"
 
 
 def test_a_trainers_configuration_is_checked_as_a_spec_is() -> None:

@@ -28,7 +28,7 @@ def test_every_option_that_is_refused_is_named_at_once() -> None:
     with pytest.raises(Invalid) as failed:
         decode(SlurmSpec, {"sbatch_args": ["-Jx", "nice", "--wrap=x"], "srun_args": ["-n4"]})
     assert [problem.path for problem in failed.value.problems] == [
-        *("sbatch_args[0]", "sbatch_args[1]", "sbatch_args[2]"),
+        *("sbatch_args[0]", "sbatch_args[1]", "sbatch_args[2]")
     ]
 
 
@@ -77,7 +77,7 @@ def test_all_variables_that_must_not_be_set_are_reported_at_once() -> None:
     with pytest.raises(Invalid) as failed:
         decode(SlurmSpec, {"env": dict.fromkeys(names, "x")})
     assert [problem.path for problem in failed.value.problems] == [
-        *("env.MASTER_PORT", "env.SLURM_CPU_BIND", "env.NDCTL_RUN_DIR", "env.1ST", "env.A-B"),
+        *("env.MASTER_PORT", "env.SLURM_CPU_BIND", "env.NDCTL_RUN_DIR", "env.1ST", "env.A-B")
     ]
 
 

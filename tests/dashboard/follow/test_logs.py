@@ -128,12 +128,7 @@ class Script:
 
         clock = StoryClock(during=act)
         lines = follow_logs(
-            run_dir,
-            clock=clock,
-            ended=lambda: not self.acts,
-            rank=rank,
-            attempt=attempt,
-            tail=tail,
+            run_dir, clock=clock, ended=lambda: not self.acts, rank=rank, attempt=attempt, tail=tail
         )
         return [str(line) for line in lines]
 

@@ -1,5 +1,5 @@
 """The screen as textual shows it. `python -m tests.dashboard.interactive.test_app` writes the
-pictures: open them and look."""
+styles of each page and a picture: look at the difference."""
 
 import asyncio
 import re
@@ -9,6 +9,7 @@ from datetime import UTC
 from pathlib import Path
 
 from textual.pilot import Pilot
+from textual.strip import Strip
 
 from orchestrator.dashboard.follow.newest_lines import NewestLines
 from orchestrator.dashboard.interactive.app import DashboardApp
@@ -18,7 +19,8 @@ from orchestrator.errors import JobError
 from tests.dashboard.dashboard_story import StoryClock
 from tests.dashboard.interactive.scenes import JOB, NOW, content_of, fleet, killed_job, log_lines
 
-PICTURES = Path(__file__).with_name("pictures")
+STYLES = Path(__file__).with_name("styles.txt")
+PICTURE = Path(__file__).with_name("fleet.svg")
 PAGES: dict[str, Place] = {
     "fleet": Place(kind="fleet"),
     "job": Place(kind="job", job=JOB),
@@ -101,20 +103,29 @@ async def press_all(app: DashboardApp, pilot: Pilot[None], keys: tuple[str, ...]
     await until(pilot, lambda: "reading …" not in text_of(app))
 
 
-def pictures() -> dict[str, str]:
-    """A picture of each page, all taken in one session, which costs less than twelve."""
-    taken: dict[str, str] = {}
+def screens() -> tuple[str, str]:
+    """The styles of each page, and a picture of the first. All are taken in one session, which
+    costs less than twelve."""
+    styles: list[str] = []
+    pictures: list[str] = []
 
     async def take(app: DashboardApp, pilot: Pilot[None]) -> None:
         for name, place in PAGES.items():
             app._go((Place(kind="fleet"), place))
             await until(pilot, lambda: "reading …" not in text_of(app))
-            taken[name] = without_fonts(
-                app.export_screenshot(title="ndctl dashboard", simplify=True)
-            )
+            styles.append(f"=== {name}")
+            styles.extend(styled(line) for line in app.canvas.lines if line.text.strip())
+            if not pictures:
+                svg = app.export_screenshot(title="ndctl dashboard", simplify=True)
+                pictures.append(without_fonts(svg))
 
     shown(take)
-    return taken
+    return "\n".join(styles) + "\n", pictures[0]
+
+
+def styled(line: Strip) -> str:
+    """The line with the style of each part before it, as `[bold red]`."""
+    return "".join(f"[{part.style or 'plain'}]{part.text}" for part in line.simplify()).rstrip()
 
 
 def without_fonts(svg: str) -> str:
@@ -123,9 +134,10 @@ def without_fonts(svg: str) -> str:
     return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
 
 
-def test_every_page_looks_as_its_picture() -> None:
-    for name, svg in pictures().items():
-        assert svg == (PICTURES / f"{name}.svg").read_text(), name
+def test_every_page_has_its_styles_and_the_first_looks_as_its_picture() -> None:
+    styles, picture = screens()
+    assert styles == STYLES.read_text()
+    assert picture == PICTURE.read_text()
 
 
 def test_a_job_is_cancelled_only_after_a_question() -> None:
@@ -199,6 +211,5 @@ def test_no_control_character_reaches_the_terminal() -> None:
 
 
 if __name__ == "__main__":
-    PICTURES.mkdir(exist_ok=True)
-    for name, svg in pictures().items():
-        (PICTURES / f"{name}.svg").write_text(svg)
+    for path, content in zip((STYLES, PICTURE), screens(), strict=True):
+        path.write_text(content)

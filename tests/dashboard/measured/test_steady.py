@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.dashboard.measured.steady import (
-    LINES,
-    WARM_UP,
-    attempts_of_plan,
-    read_steady,
-)
+from orchestrator.dashboard.measured.steady import LINES, WARM_UP, attempts_of_plan, read_steady
 from orchestrator.job.plans import JobPlan
 from tests.job.job_driver import Job
 from trainer.measure.metrics import StepMetrics, to_line

@@ -78,11 +78,7 @@ def test_all_problems_of_a_sites_table_are_reported() -> None:
         "dgx-00": ("free", "", 8),
         "dgx-01": ("free", "", 8),
         "dgx-02": ("cordoned", "", 8),
-        "dgx-03": (
-            "not ready",
-            "NodeStatusUnknown: Kubelet stopped posting node status.",
-            8,
-        ),
+        "dgx-03": ("not ready", "NodeStatusUnknown: Kubelet stopped posting node status.", 8),
         "dgx-04": ("free", "", 7),
         "dgx-05": ("tainted", "dedicated=inference:NoSchedule", 8),
         "dgx-06": ("free", "", 8),

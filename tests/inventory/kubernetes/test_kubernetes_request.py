@@ -24,10 +24,7 @@ A100 = {PRODUCT: "NVIDIA-A100-SXM4-80GB"}
 def racks(**more: str) -> list[dict[str, Any]]:
     """16 nodes, 4 to a rack, 8 to a block and a clique."""
     return [
-        node(
-            f"n{i}",
-            {BLOCK: f"b{i // 8}", RACK: f"r{i // 4}", CLIQUE: f"c.{i // 8}", **more},
-        )
+        node(f"n{i}", {BLOCK: f"b{i // 8}", RACK: f"r{i // 4}", CLIQUE: f"c.{i // 8}", **more})
         for i in range(16)
     ]
 

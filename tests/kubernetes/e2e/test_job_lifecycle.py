@@ -10,11 +10,7 @@ from tests.e2e.job import wait_for
 from tests.kubernetes.e2e.kube_job import JOB, LONG, NAMESPACE, STEPS, KubeNdctl, identity
 from tests.kubernetes.testbed import KubeTestbed
 
-pytestmark = [
-    pytest.mark.kubernetes,
-    pytest.mark.process,
-    pytest.mark.timeout(1800),
-]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.process, pytest.mark.timeout(1800)]
 
 THERE = ("--backend", "kubernetes", "-n", NAMESPACE)
 

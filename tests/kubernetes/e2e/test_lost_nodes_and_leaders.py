@@ -14,11 +14,7 @@ from orchestrator.backends.kubernetes.render.names import (
 from tests.kubernetes.e2e.kube_job import LONG, RESOURCES, KubeNdctl, controller
 from tests.kubernetes.testbed import KubeTestbed
 
-pytestmark = [
-    pytest.mark.kubernetes,
-    pytest.mark.process,
-    pytest.mark.timeout(1800),
-]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.process, pytest.mark.timeout(1800)]
 FORCED = {"cluster__kubernetes__force_delete_after": "3"}
 
 
@@ -86,9 +82,7 @@ def test_a_job_recovers_if_the_leaders_pod_is_killed_and_the_api_server_restarts
 
 
 @pytest.mark.slow
-def test_a_leaders_pod_that_cannot_start_on_its_node_is_recreated_elsewhere(
-    job: KubeNdctl,
-) -> None:
+def test_a_leaders_pod_that_cannot_start_on_its_node_is_recreated_elsewhere(job: KubeNdctl) -> None:
     """There is no leader then: a waiting follower deletes the pod, and a controller keeps the next
     pod off that node."""
     with controller(job):

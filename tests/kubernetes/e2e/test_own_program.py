@@ -7,11 +7,7 @@ import pytest
 
 from tests.kubernetes.e2e.kube_job import AGENT_TIMEOUT_S, JOB, KubeNdctl
 
-pytestmark = [
-    pytest.mark.kubernetes,
-    pytest.mark.process,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.process, pytest.mark.timeout(900)]
 SCRIPT = """
 import os
 from pathlib import Path

@@ -202,11 +202,7 @@ def state(state: Any, attempt: int) -> dict[str, Any]:
     labels = {**names.labels_of_job("job"), names.HOLDS_LABEL: "state"}
     metadata = {"name": "job-state", "namespace": NAMESPACE, "labels": labels}
     notes = to_annotation(report)
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {**metadata, "annotations": notes},
-    }
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {**metadata, "annotations": notes}}
 
 
 def noted(kube: KubeTestbed, state: str) -> None:

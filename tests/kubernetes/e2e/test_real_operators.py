@@ -21,11 +21,7 @@ pytestmark = [
     pytest.mark.timeout(1800),
 ]
 DONE = {"pytorchjob": "Succeeded", "jobset": "Completed", "trainjob": "Complete"}
-SUSPEND = {
-    "pytorchjob": ("runPolicy", "suspend"),
-    "jobset": ("suspend",),
-    "trainjob": ("suspend",),
-}
+SUSPEND = {"pytorchjob": ("runPolicy", "suspend"), "jobset": ("suspend",), "trainjob": ("suspend",)}
 FORCED = {"cluster__kubernetes__force_delete_after": "3"}
 
 

@@ -5,11 +5,7 @@ import pytest
 from tests.e2e.job import kill
 from tests.kubernetes.e2e.kube_job import KubeNdctl, identity
 
-pytestmark = [
-    pytest.mark.kubernetes,
-    pytest.mark.process,
-    pytest.mark.timeout(1800),
-]
+pytestmark = [pytest.mark.kubernetes, pytest.mark.process, pytest.mark.timeout(1800)]
 
 
 def test_a_job_recovers_from_a_lost_rank_lost_processes_and_a_lost_pod(

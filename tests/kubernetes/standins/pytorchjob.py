@@ -136,10 +136,7 @@ class PyTorchJobs:
 
     async def _create(self, job: Object, kind: str, index: int, replica: Object) -> None:
         name = f"{job['metadata']['name']}-{kind.lower()}-{index}"
-        labels = {
-            **_labels(job["metadata"]["name"], kind),
-            PREFIX + "replica-index": str(index),
-        }
+        labels = {**_labels(job["metadata"]["name"], kind), PREFIX + "replica-index": str(index)}
         role = {PREFIX + "job-role": "master"} if kind == "Master" else {}
         template = copy.deepcopy(replica["template"])
         policy = replica.get("restartPolicy", "OnFailure")

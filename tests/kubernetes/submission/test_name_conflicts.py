@@ -48,9 +48,7 @@ def test_a_name_that_a_job_of_another_kind_has_is_refused(kube: KubeTestbed) -> 
     assert "PyTorchJob" not in refusal_of(backend, handover(kube, namespace, "jobset"))
 
 
-def test_the_running_launch_is_noted_once_and_a_later_text_is_told_apart(
-    kube: KubeTestbed,
-) -> None:
+def test_the_running_launch_is_noted_once_and_a_later_text_is_told_apart(kube: KubeTestbed) -> None:
     """`kubectl apply` keeps fields that are not in the manifest, such as the leader's notes."""
     namespace = kube.namespace("text")
     backend = KubernetesBackend({"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())

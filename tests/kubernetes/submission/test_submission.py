@@ -178,12 +178,7 @@ JOB = 7
 
 @pytest.mark.parametrize(
     ("at", "after", "next_command"),
-    [
-        (1, True, "submit"),
-        (4, False, "cancel"),
-        (JOB, False, "submit"),
-        (JOB, True, "cancel"),
-    ],
+    [(1, True, "submit"), (4, False, "cancel"), (JOB, False, "submit"), (JOB, True, "cancel")],
 )
 def test_the_api_server_is_lost_during_a_submission(
     kube: KubeTestbed,

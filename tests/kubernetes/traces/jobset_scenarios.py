@@ -151,9 +151,7 @@ SCENARIOS = (
     _scenario(
         "pods-are-deleted",
         Action(
-            "a follower is deleted",
-            lambda tested: tested.delete_pod(FIRST),
-            were_recreated(FIRST),
+            "a follower is deleted", lambda tested: tested.delete_pod(FIRST), were_recreated(FIRST)
         ),
         Action(
             "the leader is deleted",

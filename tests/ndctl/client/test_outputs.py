@@ -41,10 +41,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> ndctl.Job:
     folder = tmp_path_factory.mktemp("told")
     spec = {
         "name": "told",
-        "run": {
-            "script": write_script(folder, STEPS),
-            "env": {"TEXT": HOSTILE},
-        },
+        "run": {"script": write_script(folder, STEPS), "env": {"TEXT": HOSTILE}},
         "cluster": {"gpus_per_host": 2},
     }
     job = ndctl.submit(spec, run_root=folder / "runs")

@@ -13,11 +13,7 @@ import torch
 
 import ndctl
 from orchestrator.contract.messages import rank_messages
-from orchestrator.contract.messages.events import (
-    CheckpointFailed,
-    CheckpointSaved,
-    TrainingResumed,
-)
+from orchestrator.contract.messages.events import CheckpointFailed, CheckpointSaved, TrainingResumed
 from orchestrator.contract.messages.rank_messages import Beat
 
 pytestmark = pytest.mark.process

@@ -134,10 +134,7 @@ def ways_by_block(mesh: Mesh, wide: int, switches: Switches) -> Iterator[Sequenc
             yield [next(left[block]) for block in chosen for _ in range(wide)]
 
 
-@pytest.mark.parametrize(
-    "hosts",
-    [2, 3, 4, 5, 6],
-)
+@pytest.mark.parametrize("hosts", [2, 3, 4, 5, 6])
 def test_tp_groups_treat_all_hosts_of_a_block_alike(hosts: int) -> None:
     for shape in trees(hosts):
         switches = with_blocks(shape)

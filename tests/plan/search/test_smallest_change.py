@@ -80,12 +80,7 @@ OFFLOAD = {"fsdp": {"cpu_offload": True}}
             "--set train.activation_checkpointing=auto  (the planner chooses it)",
         ),
         ({}, {}, needed({}, OFFLOAD), "--set parallel.fsdp.cpu_offload=true  (slower"),
-        (
-            {},
-            {"data": "ddp"},
-            needed({}, {}),
-            "--set parallel.data=fsdp  (the planner chooses it)",
-        ),
+        ({}, {"data": "ddp"}, needed({}, {}), "--set parallel.data=fsdp  (the planner chooses it)"),
     ],
 )
 def test_the_smallest_change_comes_first(train: Any, parallel: Any, limit: int, said: str) -> None:

@@ -216,11 +216,7 @@ def test_a_future_window_is_not_reported_as_skipped(tmp_path: Path) -> None:
     ],
 )
 def test_an_unordered_skip_is_detected(
-    rolled_back: Path,
-    number: int,
-    edit: Callable[[Values], Values | None],
-    step: int,
-    what: str,
+    rolled_back: Path, number: int, edit: Callable[[Values], Values | None], step: int, what: str
 ) -> None:
     change(rolled_back, number, edit)
     mistake = check(rolled_back)

@@ -28,12 +28,7 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 64,
     "tie_word_embeddings": False,
 }
-QWEN3: dict[str, Any] = {
-    **LLAMA,
-    "model_type": "qwen3",
-    "head_dim": 8,
-    "tie_word_embeddings": True,
-}
+QWEN3: dict[str, Any] = {**LLAMA, "model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True}
 MODELS = {"llama": LLAMA, "qwen3": QWEN3}
 
 DISK: dict[str, Any] = {"memory": {"every": "off"}}

@@ -66,9 +66,7 @@ def test_writers_get_only_available_figures(tmp_path: Path) -> None:
     assert not {"step", "time", "mfu", "eval_loss"} & figures.keys()
 
 
-def test_a_missing_package_is_reported_before_training(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_package_is_reported_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     train = TrainSpec(steps=1, global_batch_size=1, tensorboard=True, wandb="project")
     check_writers(train)
     here = importlib.util.find_spec

@@ -240,11 +240,7 @@ WITH_MASKS: Table = {
         )
     ],
 }
-TABLE: Table = {
-    2: [*TWO, *WITH_MASKS[2]],
-    4: [*FOUR, *WITH_MASKS[4]],
-    8: EIGHT,
-}
+TABLE: Table = {2: [*TWO, *WITH_MASKS[2]], 4: [*FOUR, *WITH_MASKS[4]], 8: EIGHT}
 
 
 def compiled(cell: Cell) -> Cell:

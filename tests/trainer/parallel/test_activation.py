@@ -13,11 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from orchestrator.contract.spec.model_spec import LoraSpec, ModelSpec
-from orchestrator.contract.spec.train_spec import (
-    Checkpointing,
-    repeated_products,
-    stored_products,
-)
+from orchestrator.contract.spec.train_spec import Checkpointing, repeated_products, stored_products
 from tests.trainer.launch.tiny_runs import LLAMA
 from trainer.model.adapters import add_adapters, draw_adapters
 from trainer.model.build import build_stages, read_model_config
@@ -119,8 +115,7 @@ def test_every_k_of_1_equals_full_and_a_larger_k_keeps_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "repeated"),
-    [(LLAMA, 3), ({**LLAMA, "model_type": "qwen2"}, 3), (GPT2, 2)],
+    ("config", "repeated"), [(LLAMA, 3), ({**LLAMA, "model_type": "qwen2"}, 3), (GPT2, 2)]
 )
 def test_modes_repeat_the_products_that_they_do_not_store(
     config: dict[str, Any], repeated: int

@@ -68,10 +68,7 @@ TWO: dict[str, dict[str, Any]] = {
     "fsdp offloaded": {"parallel": fsdp(cpu_offload=True)},
     "fsdp without prefetch": {"parallel": fsdp(forward_prefetch=0, backward_prefetch=0)},
     "fsdp prefetching 2": {"parallel": fsdp(forward_prefetch=2, backward_prefetch=2)},
-    "fsdp of half layers": {
-        "parallel": fsdp(wrap="LlamaMLP"),
-        "activation_checkpointing": "full",
-    },
+    "fsdp of half layers": {"parallel": fsdp(wrap="LlamaMLP"), "activation_checkpointing": "full"},
     "fsdp with outer units": {
         "parallel": SHARD,
         "broken": "embedding and head too large for the root",

@@ -20,10 +20,7 @@ from tests.web.live.live_server import Served
 from tests.web.pages.test_pages import SCRIPTS, hang_with_evidence, marked_lines
 from tests.web.served_jobs import line, renamed, written
 
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT),
-]
+pytestmark = [pytest.mark.process, pytest.mark.skipif(CHROMIUM is None, reason=WHY_NOT)]
 
 Use = Callable[[Tab, str], Awaitable[None]]
 TOKEN = "s3cret"

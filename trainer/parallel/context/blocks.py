@@ -150,11 +150,7 @@ def forward_own(kernel: Kernel, block: Block, ends: Ends | None) -> AttentionOut
 
 
 def backward_own(
-    kernel: Kernel,
-    block: Block,
-    whole: AttentionOutput,
-    grad_BHTD: torch.Tensor,
-    ends: Ends | None,
+    kernel: Kernel, block: Block, whole: AttentionOutput, grad_BHTD: torch.Tensor, ends: Ends | None
 ) -> Tensors:
     """Gradients of q, k and v. `whole` is the output for all keys, also those of other blocks."""
     if ends is None:

@@ -49,14 +49,7 @@ class FolderSave:
     """One rank's part in one checkpoint that a framework writes."""
 
     def __init__(
-        self,
-        folder: Path,
-        step: int,
-        ranks: Ranks | None,
-        link: Link,
-        where: Place,
-        *,
-        marks: bool,
+        self, folder: Path, step: int, ranks: Ranks | None, link: Link, where: Place, *, marks: bool
     ) -> None:
         """
         Args:

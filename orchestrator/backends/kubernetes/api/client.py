@@ -287,12 +287,7 @@ class Api:
         return execute(self.access, namespace, pod, container, argv, timeout_s=timeout_s)
 
     def stream_exec(
-        self,
-        namespace: str,
-        pod: str,
-        container: str,
-        argv: Sequence[str],
-        streams: Streams,
+        self, namespace: str, pod: str, container: str, argv: Sequence[str], streams: Streams
     ) -> int:
         """Run a command in a pod until it ends, and pass its output on; returns the exit code."""
         return stream(self.access, namespace, pod, container, argv, streams)

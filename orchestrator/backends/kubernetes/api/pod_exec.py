@@ -101,12 +101,7 @@ def execute(
 
 
 def stream(
-    access: Access,
-    namespace: str,
-    pod: str,
-    container: str,
-    argv: Sequence[str],
-    streams: Streams,
+    access: Access, namespace: str, pod: str, container: str, argv: Sequence[str], streams: Streams
 ) -> int:
     """Run a command in a pod until it ends, and pass its output on; returns the exit code."""
     given = streams.given

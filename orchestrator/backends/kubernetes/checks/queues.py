@@ -7,8 +7,9 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orchestrator.backends.kubernetes.api.api_errors import Forbidden, Missing
+from orchestrator.backends.kubernetes.api.api_errors import Missing
 from orchestrator.backends.kubernetes.api.client import ApiReader
+from orchestrator.backends.kubernetes.checks.references import Reference, object_there
 from orchestrator.backends.kubernetes.inventory import KUEUE, kueue_levels
 from orchestrator.backends.kubernetes.render.checks import GANG_SCHEDULERS
 from orchestrator.backends.kubernetes.resources import Resource, name_of
@@ -104,24 +105,11 @@ def queue_there(api: ApiReader, namespace: str, spec: KubernetesSpec) -> Iterato
         found = f"Kueue {resource.version} is installed; no {AT}.queue is set"
         yield Finding(what=what, verdict="note", found=found)
         return
-    yield _queue(api, resource, namespace, queue)
+    fix = f"`kubectl -n {namespace} get localqueues` lists existing ones"
+    yield object_there(api, Reference(resource, queue), namespace, what="queue", fix=fix)
     levels = kueue_levels(api)
     said = ", ".join(levels) if levels else "none" if levels is not None else "no right to read it"
     hint = ""
     if levels and spec.topology is None:
         hint = f"; {AT}.topology: {{preferred: {levels[-1]}}} prefers pods close to each other"
     yield Finding(what="kueue topology", verdict="note", found=f"levels: {said}{hint}")
-
-
-def _queue(api: ApiReader, resource: Resource, namespace: str, name: str) -> Finding:
-    what = "queue"
-    try:
-        item = api.get(resource, namespace, name)
-    except Forbidden as exc:
-        found = f"{name}; no right to check whether it exists ({exc.message})"
-        return Finding(what=what, verdict="note", found=found)
-    if item is not None:
-        return Finding(what=what, verdict="ok", found=name)
-    fix = f"`kubectl -n {namespace} get localqueues` lists existing ones"
-    found = f"there is no {name} in {namespace}"
-    return Finding(what=what, verdict="stops", found=found, fix=fix)

@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 
 from msgspec import Struct
 
+from orchestrator.backends.kubernetes.api.api_errors import Forbidden
 from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.pods import CONTAINER_LISTS, pod_template
@@ -206,6 +207,22 @@ def _to_create(namespace: str, reference: Reference, path: str) -> str:
         RUNTIME_CLASSES: "use one that `kubectl get runtimeclass` shows",
     }
     return words[resource]
+
+
+def object_there(
+    api: ApiReader, reference: Reference, namespace: str, *, what: str, fix: str
+) -> Finding:
+    """Whether the object exists; `fix` is for the case that it does not."""
+    name = reference.name
+    try:
+        item = api.get(reference.resource, namespace, name)
+    except Forbidden as exc:
+        found = f"{name}; no right to check whether it exists ({exc.message})"
+        return Finding(what=what, verdict="note", found=found)
+    if item is None:
+        found = f"there is no {name} in {namespace}"
+        return Finding(what=what, verdict="stops", found=found, fix=fix)
+    return Finding(what=what, verdict="ok", found=name)
 
 
 def get_or_none(

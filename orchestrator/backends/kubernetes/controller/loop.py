@@ -11,13 +11,7 @@ from dataclasses import dataclass, field
 from orchestrator.backends.kubernetes.api.api_errors import Conflict
 from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.controller.actions import Action, Create, Patch
-from orchestrator.backends.kubernetes.controller.decide import (
-    BESIDE,
-    Decision,
-    Scope,
-    Seen,
-    decide,
-)
+from orchestrator.backends.kubernetes.controller.decide import BESIDE, Decision, Scope, Seen, decide
 from orchestrator.backends.kubernetes.controller.election import Election
 from orchestrator.backends.kubernetes.controller.informer import Informer
 from orchestrator.backends.kubernetes.render import names

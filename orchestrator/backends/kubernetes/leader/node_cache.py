@@ -25,11 +25,7 @@ class NodeCache:
             with self.asking:
                 if self.watching is None:
                     self.watching = ListWatch(
-                        api=api,
-                        resource=NODES,
-                        namespace=None,
-                        cached=True,
-                        trim=trimmed,
+                        api=api, resource=NODES, namespace=None, cached=True, trim=trimmed
                     )
                 there = self.watching.catch_up().items
                 return {host: there["", host] for host in hosts if ("", host) in there}

@@ -45,12 +45,7 @@ from orchestrator.backends.kubernetes.mirror.report_lookup import newest_report
 from orchestrator.backends.kubernetes.observe import object_fields
 from orchestrator.backends.kubernetes.observe.object_fields import LABEL, leads
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.backends.kubernetes.resources import (
-    CONFIG_MAPS,
-    PODS,
-    Object,
-    name_of,
-)
+from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, PODS, Object, name_of
 from orchestrator.contract.codec import encode
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.run_dir import RunDir
@@ -492,11 +487,7 @@ class Mirror:
         for pod in islice(running, MOST_ASKED):
             with contextlib.suppress(Unanswered, Forbidden):
                 code, out, err = self.api.exec(
-                    remote.namespace,
-                    name_of(pod),
-                    remote.container,
-                    argv,
-                    timeout_s=timeout_s,
+                    remote.namespace, name_of(pod), remote.container, argv, timeout_s=timeout_s
                 )
                 return Completed(code, out.decode().strip(), err.decode().strip())
         return None

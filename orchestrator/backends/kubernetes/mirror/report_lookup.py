@@ -15,13 +15,7 @@ from orchestrator.backends.kubernetes.observe.reports import (
     report_from,
 )
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.backends.kubernetes.resources import (
-    CONFIG_MAPS,
-    EVENTS,
-    Object,
-    lookup,
-    name_of,
-)
+from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, EVENTS, Object, lookup, name_of
 from orchestrator.errors import BackendError
 from orchestrator.job.reports.job_report import JobReport
 from orchestrator.job.state import Run
@@ -33,11 +27,7 @@ MOST_PRINTED = 400
 def newest_report(api: Api, remote: Remote, run: Run, pods: Sequence[Object]) -> JobReport | None:
     """The newest report about the launch of `remote`; None if there is none. The logs of `pods` are
     searched in this order."""
-    found = [
-        _in_config_map(api, remote),
-        _in_events(api, remote),
-        _in_logs(api, remote, run, pods),
-    ]
+    found = [_in_config_map(api, remote), _in_events(api, remote), _in_logs(api, remote, run, pods)]
     reports = [one for one in found if one is not None and one.launch == remote.launch]
     if not reports:
         return None

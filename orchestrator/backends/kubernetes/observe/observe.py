@@ -258,12 +258,7 @@ TAKEN = ("Evicted", "Preempted")
 
 
 def taken(
-    kind: Kind,
-    job: str,
-    host: str,
-    pods: Sequence[Object],
-    events: Sequence[Object],
-    since: float,
+    kind: Kind, job: str, host: str, pods: Sequence[Object], events: Sequence[Object], since: float
 ) -> str:
     """Why Kubernetes itself ended the pod of `job` on `host` after `since`; empty: it did not."""
     there = [pod for pod in pods if node_of(pod) == host]

@@ -145,10 +145,7 @@ def _unscheduled(pod: str, reason: str, message: str) -> PendingReason:
 
 def _container_problem(pod: str, status: Object, events: Sequence[Object]) -> PendingReason | None:
     """`events`: about this pod, the newest first."""
-    every = [
-        *(status.get("initContainerStatuses") or ()),
-        *(status.get("containerStatuses") or ()),
-    ]
+    every = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
     for container in every:
         ended = lookup(container, ("state", "terminated"), {})
         before = lookup(container, ("lastState", "terminated"), {})

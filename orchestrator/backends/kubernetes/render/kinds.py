@@ -53,10 +53,7 @@ def pytorchjob(handover: Handover, metadata: dict[str, Any]) -> list[dict[str, A
 
 def jobset(handover: Handover, metadata: dict[str, Any]) -> list[dict[str, Any]]:
     launch = handover.launch
-    master = {
-        "MASTER_ADDR": names.leader_host_of(launch.job),
-        "MASTER_PORT": str(MASTER_PORT),
-    }
+    master = {"MASTER_ADDR": names.leader_host_of(launch.job), "MASTER_PORT": str(MASTER_PORT)}
     template = pod_template(handover, master)
     body = {**_jobset_body(template, len(launch.hosts)), **_ttl(launch.kubernetes_spec)}
     return [
@@ -97,10 +94,7 @@ def trainjob(handover: Handover, metadata: dict[str, Any]) -> list[dict[str, Any
         "metadata": metadata,
         "spec": {
             "runtimeRef": {"apiGroup": group, "kind": "TrainingRuntime", "name": launch.job},
-            "trainer": {
-                "numNodes": len(launch.hosts),
-                "numProcPerNode": launch.devices_per_host,
-            },
+            "trainer": {"numNodes": len(launch.hosts), "numProcPerNode": launch.devices_per_host},
         },
     }
     return [runtime, job]
@@ -147,16 +141,9 @@ def _failure_rules(pod: dict[str, Any]) -> list[dict[str, Any]]:
     main = pod["containers"][0]["name"]
     return [
         # Preemptions, evictions and drains do not count as failures.
-        {
-            "action": "Ignore",
-            "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
-        },
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {
             "action": "FailJob",
-            "onExitCodes": {
-                "containerName": main,
-                "operator": "In",
-                "values": list(FINAL_CODES),
-            },
+            "onExitCodes": {"containerName": main, "operator": "In", "values": list(FINAL_CODES)},
         },
     ]

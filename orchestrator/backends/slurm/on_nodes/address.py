@@ -7,10 +7,7 @@ from collections.abc import Callable, Sequence
 
 
 def choose_address(
-    resolved: str | None,
-    node_addr: str,
-    routed: str | None,
-    meaning: Callable[[str], str | None],
+    resolved: str | None, node_addr: str, routed: str | None, meaning: Callable[[str], str | None]
 ) -> str | None:
     """Choose between the address of the host name, Slurm's NodeAddr, and the source address.
 

@@ -90,9 +90,7 @@ def test_the_longest_pod_name_fits_a_label(kind: Any, hosts: int, longest: int) 
                 **WHOLE,
                 "pod_template": {
                     "spec": {
-                        "containers": [
-                            {"name": "pytorch", "resources": {"requests": {"cpu": "1"}}},
-                        ]
+                        "containers": [{"name": "pytorch", "resources": {"requests": {"cpu": "1"}}}]
                     }
                 },
             },
@@ -167,9 +165,7 @@ def test_a_container_with_another_name_is_extra_and_needs_an_image() -> None:
         },
     ],
 )
-def test_pods_stay_guaranteed_if_extra_containers_request_their_limits(
-    container: Any,
-) -> None:
+def test_pods_stay_guaranteed_if_extra_containers_request_their_limits(container: Any) -> None:
     spec = replace(PLAIN, **WHOLE, pod_template={"spec": {"containers": [container]}})
     assert list(problems(a_launch(spec))) == []
 

@@ -173,11 +173,7 @@ def test_a_job_without_a_controller_is_restarted_by_its_leader() -> None:
 @pytest.mark.parametrize("kind", ["pytorchjob", "jobset"])
 @pytest.mark.parametrize(
     ("found", "begins", "keeps", "waits_s"),
-    [
-        (lease(), 3, True, 3.0),
-        (lease(), None, False, 15 + PATIENCE_S),
-        (None, 0, False, 0.0),
-    ],
+    [(lease(), 3, True, 3.0), (lease(), None, False, 15 + PATIENCE_S), (None, 0, False, 0.0)],
     ids=["in a moment", "never", "nobody there"],
 )
 def test_pods_are_deleted_after_their_nodes_are_excluded(
@@ -212,7 +208,7 @@ def test_requests_written_at_the_same_time_are_all_kept() -> None:
 
 
 POD: Item = {
-    "metadata": {"name": "job-node-0-1-abcde", "uid": UID, "labels": {names.JOB_LABEL: "job"}},
+    "metadata": {"name": "job-node-0-1-abcde", "uid": UID, "labels": {names.JOB_LABEL: "job"}}
 }
 
 

@@ -210,10 +210,7 @@ def test_an_invalid_request_is_reported_and_not_carried_out(asks: dict[str, str]
     assert said.startswith("pods of job training/job have an invalid request: ndctl.dev/")
 
 
-BESIDE = {
-    **dict.fromkeys((ACCOUNTS, ROLES, ROLE_BINDINGS, POLICIES), "job-pods"),
-    RUNTIMES: "job",
-}
+BESIDE = {**dict.fromkeys((ACCOUNTS, ROLES, ROLE_BINDINGS, POLICIES), "job-pods"), RUNTIMES: "job"}
 
 
 def beside(resource: Resource, *, name: str = "", owned: bool = False) -> Item:

@@ -86,11 +86,7 @@ def test_requests_have_limits() -> None:
 @given(st.text(), st.text(), st.text())
 def test_any_text_parses_to_a_request_of_this_job_or_none(one: str, two: str, three: str) -> None:
     asked = config_map(
-        asks={
-            names.AVOID_ANNOTATION: one,
-            names.END_ANNOTATION: two,
-            names.GANG_ANNOTATION: three,
-        }
+        asks={names.AVOID_ANNOTATION: one, names.END_ANNOTATION: two, names.GANG_ANNOTATION: three}
     )
     found = requests_of("pytorchjob", job(), asked)
     assert all(NODE.fullmatch(host) for host in found.nodes)

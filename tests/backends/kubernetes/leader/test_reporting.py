@@ -247,9 +247,7 @@ def test_a_leader_that_was_superseded_reports_nothing_more(tmp_path: Path) -> No
     assert (server.events, server.maps) == ([], [])
 
 
-def test_a_missing_right_is_logged_once_and_retried_later(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_missing_right_is_logged_once_and_retried_later(caplog: pytest.LogCaptureFixture) -> None:
     clock, channel = TurnedClock(), Channel("events cannot be made")
     tries: list[float] = []
 

@@ -113,9 +113,7 @@ def test_a_job_with_steps_left_is_never_at_100_percent() -> None:
     assert nearly["progressPercentage"] == 99
 
 
-def test_more_steps_than_the_job_has_are_100_percent_and_no_time_left(
-    server: StatusServer,
-) -> None:
+def test_more_steps_than_the_job_has_are_100_percent_and_no_time_left(server: StatusServer) -> None:
     """A resume with fewer steps than the checkpoint has. The CRD refuses negative seconds."""
     client(server).post(status_body(replace(REPORT, step=6000), PACE))
     status = server.taken[0]["trainerStatus"]

@@ -430,9 +430,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("theirs", OTHERS)
-def test_other_jobs_and_former_jobs_of_the_name_are_ignored(
-    theirs: dict[str, Any],
-) -> None:
+def test_other_jobs_and_former_jobs_of_the_name_are_ignored(theirs: dict[str, Any]) -> None:
     mine = job(suspend=True, queue="ml")
     mine["metadata"] |= {"uid": "mine", "creationTimestamp": "2026-11-22T04:59:00Z"}
     assert observe(PYTORCHJOB, NAME, mine, (), [theirs]).troubles == ()

@@ -33,12 +33,7 @@ MAIN = {"name": "pytorch", "env": [{"name": "A", "value": "1"}], "command": ["py
         (
             {"mounts": [{"name": "data", "mountPath": "/a"}]},
             {"mounts": [{"name": "data", "mountPath": "/b"}]},
-            {
-                "mounts": [
-                    {"name": "data", "mountPath": "/a"},
-                    {"name": "data", "mountPath": "/b"},
-                ]
-            },
+            {"mounts": [{"name": "data", "mountPath": "/a"}, {"name": "data", "mountPath": "/b"}]},
         ),
         ({"command": ["a", "b"]}, {"command": ["c"]}, {"command": ["c"]}),
         ({"tolerations": [{"key": "a"}]}, {"tolerations": [{"key": "b"}]}, None),

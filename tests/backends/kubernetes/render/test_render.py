@@ -26,6 +26,7 @@ from orchestrator.contract.submission_payload import Handover, files_of, handove
 from orchestrator.errors import BackendError
 from tests.backends.kubernetes import structural
 from tests.backends.kubernetes.rendered import CASES, CRDS, FULL, PLAIN, a_handover, a_launch
+from tests.golden import changes
 
 GOLDEN = Path(__file__).parent / "golden"
 TOKEN = "a-token-that-nobody-may-read"
@@ -47,9 +48,20 @@ def pods_of(made: list[dict[str, Any]]) -> Iterator[Mapping[str, Any]]:
     return walk(made)
 
 
+def golden(name: str) -> tuple[str, str]:
+    """The name and the content of the golden file: for a kind and for all options the whole text,
+    for another case what it changes in the text of its kind."""
+    whole = text(objects(CASES[name])) + "\n"
+    kind, _, variant = name.partition("-")
+    if variant in ("", "full"):
+        return f"{name}.yaml", whole
+    return f"{name}.diff", changes(text(objects(CASES[kind])), whole)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_rendered_text_equals_the_golden_file(name: str) -> None:
-    assert text(objects(CASES[name])) + "\n" == (GOLDEN / f"{name}.yaml").read_text()
+    file, content = golden(name)
+    assert content == (GOLDEN / file).read_text()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -261,5 +273,5 @@ def test_a_run_volume_has_one_source() -> None:
 
 
 if __name__ == "__main__":
-    for case, handover in CASES.items():
-        (GOLDEN / f"{case}.yaml").write_text(text(objects(handover)) + "\n")
+    for file, content in map(golden, CASES):
+        (GOLDEN / file).write_text(content)

@@ -159,7 +159,7 @@ def test_links_stay_links_and_lead_where_they_led(tmp_path: Path) -> None:
     assert readlink(copy / "above") == str(tmp_path)
     assert not (copy / "shared.py").is_symlink(), "code is copied from wherever it is"
     assert {path.name for path in copy.iterdir()} == {
-        *("alias", "pkg", "data", "large", "above", "shared.py", "train.py", ".gitignore"),
+        *("alias", "pkg", "data", "large", "above", "shared.py", "train.py", ".gitignore")
     }
 
 

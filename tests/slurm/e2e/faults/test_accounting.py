@@ -9,12 +9,7 @@ from orchestrator.contract.files import exit_codes
 from tests.slurm.e2e.two_node_job import NAME, TESTBED_KNOBS, Job, job_on
 from tests.slurm.testbed import NOT_RUN, SlurmTestbed, running_testbed, why_no_slurm
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
 ACCOUNTING = {"TB_DBD": "1"}
 TRAINING = 3

@@ -9,12 +9,7 @@ import pytest
 
 from tests.slurm.e2e.slurm_job import STEPS, SlurmNdctl, hosts_of, incidents
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SMI = """#!/bin/sh
 # Two GPUs; one on node2, where the other has fallen off the bus.

@@ -14,12 +14,7 @@ import pytest
 from tests.e2e.job import processes_of, wait_for
 from tests.slurm.e2e.two_node_job import Job, uninterrupted
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SAVES = {"checkpoint.every_steps": "4"}
 

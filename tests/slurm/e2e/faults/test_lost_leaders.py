@@ -17,12 +17,7 @@ from tests.e2e.job import wait_for
 from tests.slurm.e2e.two_node_job import TESTBED_KNOBS, Job, fill_disk, job_on, uninterrupted
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(1500),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 STEPS = {"train.steps": "48"}
 SAVES = {**STEPS, "checkpoint.every_steps": "4"}

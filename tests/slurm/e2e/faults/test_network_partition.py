@@ -10,12 +10,7 @@ from tests.e2e.job import processes_of, wait_for
 from tests.slurm.e2e.two_node_job import TESTBED_KNOBS, Job, job_on, uninterrupted
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SAVES = {"checkpoint.every_steps": "4"}
 

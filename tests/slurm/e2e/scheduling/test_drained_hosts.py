@@ -5,12 +5,7 @@ import pytest
 from tests.e2e.job import LONG_TIMEOUTS, wait_for
 from tests.slurm.e2e.slurm_job import LIMIT_S, SlurmNdctl, hosts_of, incidents
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 REQUEUE_ON_DRAIN = {"cluster__slurm__on_drain": "checkpoint_and_requeue"}

@@ -12,12 +12,7 @@ from tests.e2e.job import LONG_TIMEOUTS, Ndctl, wait_for
 from tests.slurm.e2e.slurm_job import LIMIT_S, SlurmNdctl, hosts_of, incidents
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(1500),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 STEPS = {"train__steps": "64"}
 """Far more steps than are trained while a checkpoint is written."""

@@ -71,9 +71,7 @@ def test_a_node_with_strikes_is_shown_everywhere_with_the_command_that_clears_it
     slurm.output_of("scancel", other)
 
 
-def test_a_job_waits_for_one_switch_no_longer_than_the_spec_says(
-    ndctl: SlurmNdctl,
-) -> None:
+def test_a_job_waits_for_one_switch_no_longer_than_the_spec_says(ndctl: SlurmNdctl) -> None:
     slurm = ndctl.testbed
     others = [occupy(slurm, node) for node in ("node1", "node3")]
     asked = {"cluster__slurm__switches": "1", "cluster__slurm__switch_wait": "0:20"}

@@ -8,12 +8,7 @@ import pytest
 from tests.e2e.job import ROOT
 from tests.slurm.e2e.slurm_job import SlurmNdctl
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 60
 
 

@@ -10,12 +10,7 @@ import pytest
 from tests.slurm.e2e.two_node_job import Job, job_on, uninterrupted
 from tests.slurm.testbed import running_testbed
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SMALL = {
     "model.config.hidden_size": "64",
@@ -80,11 +75,7 @@ def test_a_job_trains_on_sixteen_nodes_below_two_leaf_switches(wide: Job) -> Non
 def test_a_job_trains_on_four_nodes_below_two_leaf_switches(
     slurm_available: None, tmp_path: Path
 ) -> None:
-    shape = {
-        "cluster.hosts": "4",
-        "parallel.dp_replicate": "2",
-        "parallel.dp_shard": "2",
-    }
+    shape = {"cluster.hosts": "4", "parallel.dp_replicate": "2", "parallel.dp_shard": "2"}
     with (
         running_testbed(nodes=4, gpus=1, knobs={"TB_LEAF": "2"}) as testbed,
         job_on(testbed, tmp_path / "runs") as job,

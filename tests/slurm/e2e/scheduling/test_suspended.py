@@ -7,12 +7,7 @@ import pytest
 from tests.e2e.job import wait_for
 from tests.slurm.e2e.two_node_job import NAME, Job, uninterrupted
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
 TRAINING = 3
 SUSPENDED_S = 30.0

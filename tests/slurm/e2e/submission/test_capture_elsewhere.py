@@ -14,12 +14,7 @@ from tests.slurm.e2e.submission.test_submit_here import allocation, wait_for_exi
 from tests.slurm.e2e.two_node_job import NAME, Job
 from tests.slurm.testbed import SlurmTestbed
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

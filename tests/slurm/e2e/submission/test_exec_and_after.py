@@ -8,12 +8,7 @@ from tests.e2e.job import SPEC
 from tests.slurm.e2e.two_node_job import SLOW_STEPS, Job
 from tests.slurm.testbed import SlurmTestbed
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_a_command_runs_beside_the_ranks_and_the_next_job_depends_on_this_one(

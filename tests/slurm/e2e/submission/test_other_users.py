@@ -15,12 +15,7 @@ from tests.e2e.job import ROOT, CommandResult, submit_args
 from tests.slurm.e2e.two_node_job import NAME, SLOW_STEPS, STEPS, TESTBED_KNOBS, Job, job_on
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
 USERS = ("games", "backup")
 """Users that every Debian has; they cannot write to their home directories."""

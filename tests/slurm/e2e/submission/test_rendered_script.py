@@ -13,12 +13,7 @@ from tests.slurm.e2e.two_node_job import NAME, SLOW_STEPS, Job, uninterrupted
 from tests.slurm.testbed import SlurmTestbed
 from tests.testbeds import run_within
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SAVES = {**SLOW_STEPS, "checkpoint.every_steps": "4"}
 RELATIVE = {**SAVES, "data.files": "orchestrator/contract/*.py"}

@@ -67,9 +67,7 @@ def test_a_node_whose_hook_fails_is_replaced_with_the_hooks_output_as_evidence(
 
 
 @pytest.mark.slow
-def test_a_hook_that_fails_everywhere_ends_the_job_without_strikes(
-    ndctl: SlurmNdctl,
-) -> None:
+def test_a_hook_that_fails_everywhere_ends_the_job_without_strikes(ndctl: SlurmNdctl) -> None:
     done = ndctl.submit("--follow", cluster__slurm__hooks__before="no-such-program", **SHORT)
     assert done.code == 1
     reason = ndctl.status()["reason"]

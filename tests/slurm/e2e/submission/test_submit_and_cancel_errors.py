@@ -62,9 +62,7 @@ def without_slurmctld(ndctl: SlurmNdctl) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_job_cancelled_while_slurmctld_is_down_ends_as_it_starts(
-    ndctl: SlurmNdctl,
-) -> None:
+def test_a_job_cancelled_while_slurmctld_is_down_ends_as_it_starts(ndctl: SlurmNdctl) -> None:
     slurm = ndctl.testbed
     other = slurm.output_of(
         "sbatch", "--parsable", "-N4", "--exclusive", "-o/dev/null", "--wrap=sleep 600"

@@ -14,12 +14,7 @@ from tests.slurm.e2e.submission.test_rendered_script import SAVES, job_fields
 from tests.slurm.e2e.two_node_job import Job, uninterrupted
 from tests.slurm.testbed import SlurmTestbed
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 EXAMPLE = ROOT / "examples" / "submitit_job.py"
 
 

@@ -10,12 +10,7 @@ from tests.slurm.e2e.submission.test_rendered_script import Element, job_fields
 from tests.slurm.e2e.two_node_job import SLOW_STEPS, Job
 from tests.slurm.testbed import SlurmTestbed
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_a_sweep_runs_one_after_the_other_and_is_cancelled_by_its_group(

@@ -20,12 +20,7 @@ from tests.slurm.e2e.two_node_job import (
 )
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(900)]
 
 TRAINING = 3
 SAVES = {"checkpoint.every_steps": "4"}

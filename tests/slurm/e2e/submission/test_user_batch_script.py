@@ -11,12 +11,7 @@ from tests.slurm.e2e.submission.test_rendered_script import SAVES, job_fields, s
 from tests.slurm.e2e.two_node_job import NAME, Job, uninterrupted
 from tests.slurm.testbed import SlurmTestbed
 
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(900)]
 
 EXAMPLE = ROOT / "examples" / "own-batch-script.sh"
 

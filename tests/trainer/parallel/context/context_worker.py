@@ -81,11 +81,7 @@ def _starts(lengths: torch.Tensor) -> torch.Tensor:
 
 
 def _in_one_process(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    grad: torch.Tensor,
-    starts_BS: torch.Tensor,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, starts_BS: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     group = q.shape[1] // k.shape[1]

@@ -11,11 +11,7 @@ from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.errors import TrainingError
 from tests.trainer.launch.tiny_runs import LLAMA, tiny, work
-from tests.trainer.parallel.parity_cells import (
-    GRAD_NORM,
-    LOSS,
-    difference,
-)
+from tests.trainer.parallel.parity_cells import GRAD_NORM, LOSS, difference
 from trainer.model.build import read_model_config
 from trainer.parallel.context import (
     Method,

@@ -5,11 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from trainer.program.frameworks import (
-    lightning_trainer,
-    torchtitan_trainer,
-    transformers_trainer,
-)
+from trainer.program.frameworks import lightning_trainer, torchtitan_trainer, transformers_trainer
 
 FRAMEWORKS = [
     ("transformers.trainer", transformers_trainer.add_to),
