@@ -13,6 +13,8 @@ from orchestrator.specs.foreign.pods import from_pods
 SHELL = re.compile(r"#!.*\b(ba|z|da|k)?sh\b")
 HELM = re.compile(r"\{\{-?\s*(\.|if |range |include |with |toYaml )")
 
+OWN = re.compile(r"^(cluster|model|run|train)\s*:", re.MULTILINE)
+
 
 def taken_over(text: str, path: PurePath) -> Carried:
     """The spec that a batch script or a manifest describes.
@@ -23,6 +25,12 @@ def taken_over(text: str, path: PurePath) -> Carried:
     if is_script(text):
         return from_script(text, path.stem)
     if not looks_like_manifest(text):
+        if OWN.search(text):
+            what = shlex.quote(str(path))
+            raise SpecError(
+                f"{path} looks like a job spec already",
+                fix=f"`ndctl validate {what}` checks it, `ndctl submit {what}` starts it",
+            )
         raise SpecError(
             f"{path}: neither a script of a shell nor a manifest of Kubernetes",
             fix="write a first spec with `ndctl init`, or give such a file",

@@ -14,6 +14,7 @@ from orchestrator.cli import cli
 from orchestrator.errors import SpecError
 from orchestrator.load import load_spec, read_spec
 from orchestrator.specs.foreign.command_lines import LAUNCHERS, program_in, without_launcher
+from orchestrator.specs.foreign.taking_over import taken_over
 
 FILES = {
     "pytorchjob.yaml": (
@@ -219,3 +220,9 @@ def test_any_command_line_gets_an_answer(launcher: str, words: list[str]) -> Non
 def test_other_programs_are_no_launchers() -> None:
     for words in (("train.py",), ("-m", "pkg.train"), ("--no-python", "torchrun"), ()):
         assert without_launcher(words) is None
+
+
+def test_a_job_spec_is_not_taken_over() -> None:
+    with pytest.raises(SpecError, match="my job.yaml looks like a job spec already") as refused:
+        taken_over("name: a\nmodel: {preset: llama-tiny}\n", PurePath("my job.yaml"))
+    assert "`ndctl submit 'my job.yaml'` starts it" in refused.value.fix
