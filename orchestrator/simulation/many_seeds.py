@@ -81,7 +81,8 @@ def command(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> str:
 def text(total: Summary, kinds: Sequence[str], took_s: float) -> str:
     endings = ", ".join(f"{number} {name}" for name, number in sorted(total.endings.items()))
     lines = [
-        f"{total.seeds} seed{'' if total.seeds == 1 else 's'}: {endings or 'none ended'}, {len(total.broken)} broke a law",
+        f"{total.seeds} seed{'' if total.seeds == 1 else 's'}: {endings or 'none ended'},"
+        f" {len(total.broken)} broke a law",
         f"{total.attempts} attempts, {total.incidents} incidents, {total.lines} journal lines,"
         f" {total.events} events, {total.virtual_s / 3600:.0f} h of virtual time;"
         f" {total.resumed} times a person had to submit a job again",

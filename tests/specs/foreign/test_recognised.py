@@ -223,6 +223,6 @@ def test_other_programs_are_no_launchers() -> None:
 
 
 def test_a_job_spec_is_not_taken_over() -> None:
-    with pytest.raises(SpecError, match="my job.yaml looks like a job spec already") as refused:
+    with pytest.raises(SpecError, match="looks like a job spec already") as refused:
         taken_over("name: a\nmodel: {preset: llama-tiny}\n", PurePath("my job.yaml"))
     assert "`ndctl submit 'my job.yaml'` starts it" in refused.value.fix
