@@ -59,6 +59,8 @@ INSTEAD: Mapping[str, str] = {
     "dependency": "submit with --after JOB",
 }
 GPUS = re.compile(r"(?:gres[/:])?gpu(?::([A-Za-z][\w.-]*))?(?::(\$?\{?\w+\}?))?(?:\([^)]*\))?")
+POSITIONAL = re.compile(r"\$(?:([1-9])|\{([1-9]))")
+"""An argument of the script itself."""
 ONLY_A_SHELL_KNOWS = re.compile(r"\$\(|`|\$\{(?:SLURM|RANDOM|HOSTNAME|!)")
 
 
@@ -79,11 +81,31 @@ def from_script(text: str, stem: str) -> Carried:
         hosts = number_of(sizes["--hosts"])
     if each is None:
         carried.before.append("set cluster.gpus_per_host: the script does not say how many GPUs")
-    carried.cluster = {"backend": "slurm", "hosts": hosts, "gpus_per_host": each or 1}
-    carried.cluster["slurm"] = {**_slurm(carried, given, how), **_around(shell)}
-    _container(carried, typed)
+    of_slurm = bool(given) or re.search(r"SLURM_|\bsrun\b", text) is not None
+    backend = "slurm" if of_slurm else "local"
+    carried.cluster = {"backend": backend, "hosts": hosts, "gpus_per_host": each or 1}
+    if of_slurm:
+        carried.cluster["slurm"] = {**_slurm(carried, given, how), **_around(shell)}
+        _container(carried, typed)
+        if shell.setup:
+            carried.before.append(
+                "install ndctl in the environment that cluster.slurm.setup activates, and submit"
+                " from it: ranks run with the interpreter of `ndctl submit`"
+            )
+    else:
+        prepares = [*(f"module load {name}" for name in shell.modules), *shell.setup]
+        carried.before += [f"type in the shell that submits: {line}" for line in prepares]
     _rest(carried, shell, start)
+    _ask_for_arguments(carried)
     return carried
+
+
+def _ask_for_arguments(carried: Carried) -> None:
+    """Nothing replaces `$1` in a spec."""
+    numbers = {one[0] or one[1] for one in POSITIONAL.findall(str(carried.run))}
+    if numbers:
+        names = ", ".join(f"${number}" for number in sorted(numbers))
+        carried.before.append(f"replace {names} in run, which are arguments of the script")
 
 
 def options_in(text: str) -> dict[str, str]:
@@ -193,14 +215,12 @@ def _around(shell: Shell) -> dict[str, Any]:
 def _run(carried: Carried, shell: Shell, start: Start | None, given: Mapping[str, str]) -> None:
     set_program(carried, start)
     folder = given.get("chdir") or shell.folder
-    if folder not in (None, ".", "${PWD}"):
+    if folder is not None and ONLY_A_SHELL_KNOWS.search(folder):
+        words = f"set run.workdir: only the script's shell knows {_short(folder)}"
+        carried.before.append(words)
+    elif folder not in (None, ".", "${PWD}"):
         carried.run["workdir"] = folder
     set_variables(carried, shell)
-    if shell.setup:
-        carried.before.append(
-            "install ndctl in the environment that cluster.slurm.setup activates, and submit from"
-            " it: ranks run with the interpreter of `ndctl submit`"
-        )
 
 
 def set_program(carried: Carried, start: Start | None) -> None:
@@ -231,7 +251,8 @@ def set_variables(carried: Carried, shell: Shell) -> None:
     kept: dict[str, str] = {}
     start = shell.training()
     for name, value in variables(shell):
-        if start is not None and re.search(rf"\$\{{?{name}\b", start.text):
+        in_line = start is not None and re.search(rf"\$\{{?{name}\b", start.text)
+        if in_line and start is not None and f"{name}=" not in start.text:
             continue  # a part of the command line, such as CMD
         if any(is_launcher(word) for word in value.split()):
             continue

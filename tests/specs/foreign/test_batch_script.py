@@ -218,3 +218,30 @@ PIECES = ["if", "then", "fi", "else", "for x in a", "do", "done", "$(", ")", "((
 def test_any_script_gets_an_answer(text: str) -> None:
     read_shell(text, {})
     assert taken(text).text("x").startswith("# A job of ndctl")
+
+
+def test_an_argument_of_the_script_is_asked_for() -> None:
+    carried = from_script(
+        "#SBATCH -N 2 --gres=gpu:4\nMODEL=$2\nPYTHONPATH=$1/deps:$PYTHONPATH srun torchrun"
+        " --nnodes 2 --nproc-per-node 4 ${1}/train.py --model $MODEL\n",
+        "job",
+    )
+    assert carried.run["script"] == "${1}/train.py"
+    assert carried.run["env"] == {"PYTHONPATH": "$1/deps:${PYTHONPATH:-}"}
+    assert "replace $1, $2 in run, which are arguments of the script" in carried.before
+
+
+def test_a_script_that_names_nothing_of_slurm_is_for_this_machine() -> None:
+    carried = from_script(
+        "#!/bin/bash\nsource venv/bin/activate\ntorchrun --nproc_per_node=2 train.py\n", "job"
+    )
+    assert carried.cluster == {"backend": "local", "hosts": 1, "gpus_per_host": 2}
+    assert carried.before == ["type in the shell that submits: source venv/bin/activate"]
+
+
+def test_the_folder_of_the_script_is_asked_for() -> None:
+    carried = from_script(
+        'cd "$(dirname "${BASH_SOURCE[0]}")"\nsrun -N 1 --gpus-per-node 8 python train.py', "job"
+    )
+    assert "workdir" not in carried.run
+    assert any(one.startswith("set run.workdir: only the script's shell") for one in carried.before)
