@@ -23,6 +23,8 @@ Tensors = Mapping[str, torch.Tensor]
 Digest = Callable[[], int]
 """Waits until the slot has the copy, and returns the digest of its tensors. Raises OSError if the
 memory is refused, RuntimeError if the device fails."""
+MOST_WAITS = 4
+"""Only rank 0 reads how long updates waited, so the others must not collect it."""
 WORD = 8
 """A digest is the sum of words of so many bytes."""
 
@@ -94,14 +96,18 @@ class OnDevice:
             1, "memory-copies", initializer=torch.cuda.set_device, initargs=(device,)
         )
         self.last: Future[Queued] | None = None
-        self.waits: deque[Wait] = deque()
+        self.awaited: Future[Queued] | None = None
+        """The copy that the next update must wait for; None: an update has waited for the last."""
+        self.waits: deque[Wait] = deque(maxlen=MOST_WAITS)
         self.known_s = 0.0
         self.hook = optimizer.register_step_pre_hook(self._before_update)
 
     def start(self, slot: Slot, layout: Layout, tensors: Tensors) -> Digest:
         updated = torch.cuda.Event()
         updated.record()
-        self.last = made = self.thread.submit(self._queue, slot, layout, tensors, updated)
+        self.last = self.awaited = made = self.thread.submit(
+            self._queue, slot, layout, tensors, updated
+        )
 
         def digest() -> int:
             queued = made.result()
@@ -122,13 +128,13 @@ class OnDevice:
                 slot.write(layout, tensors)
                 digest.copy_(digest_of(tensors, self.device), non_blocking=True)
                 copied.record()
-        except BaseException:
+        except Exception as exc:
             self.stream.synchronize()  # the slot may be unmapped next
-            raise
+            raise RuntimeError(f"{type(exc).__name__}: {exc}") from exc
         return Queued(copied, digest)
 
     def _before_update(self, *_: Any) -> None:
-        made, begun = self.last, time.perf_counter()
+        made, self.awaited, begun = self.awaited, None, time.perf_counter()
         # An error is raised where the digest is asked for.
         if made is None or made.exception() is not None:
             return

@@ -107,7 +107,11 @@ def test_a_copy_has_the_state_of_its_step_although_the_next_update_follows_at_on
         for entry in layout.table:
             assert torch.equal(slot.view(entry), before[entry.name].cpu()), entry.name
         torch.cuda.synchronize()
-        assert gpu.copying.waited_s > 0
+        waited_s = gpu.copying.waited_s
+        assert waited_s > 0
+        gpu.step()  # no copy has begun since, so it waits for none
+        torch.cuda.synchronize()
+        assert gpu.copying.waited_s == waited_s
     gpu.copying.close()
 
 
