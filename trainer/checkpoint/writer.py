@@ -20,6 +20,10 @@ from ndctl.rank.checkpoint_files import Written
 from orchestrator.contract.files.atomic_write import NO_SPACE, free_space
 
 MAX_CHARS = 300
+PIECE_BYTES = 1 << 19
+"""Bytes written at a time. Writes of 2 MiB and more can take Linux 6.18 three to five times the
+processor time on ext4. After its checksum, a piece of this size is still in the processor's cache
+when it is written."""
 
 
 class Writer(FileSystemWriter):
@@ -94,11 +98,15 @@ class _Watched:
         self._size = 0
 
     def write(self, data: Any) -> int:
-        self._sha256.update(data)
-        self._size += memoryview(data).nbytes
+        given = memoryview(data).cast("B")
+        self._size += given.nbytes
         # Recorded here, because torch does not pass the exception on.
         with self._files.remembering(self._path):
-            return self._raw.write(data)
+            for start in range(0, given.nbytes, PIECE_BYTES):
+                piece = given[start : start + PIECE_BYTES]
+                self._sha256.update(piece)
+                self._raw.write(piece)
+        return given.nbytes
 
     def flush(self) -> None:
         self._raw.flush()

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from ndctl.rank.checkpoint_files import Written, checksum
 from orchestrator.diagnosis.cause.exits import NOT_SAVED
 from tests.trainer.launch.tiny_runs import ROOT
 from trainer.checkpoint.save import CheckpointNotSaved
-from trainer.checkpoint.writer import WatchedFiles, why_of
+from trainer.checkpoint.writer import PIECE_BYTES, WatchedFiles, why_of
 
 FULL_DISK = """
 import sys
@@ -46,6 +47,15 @@ def test_a_files_checksum_is_computed_from_the_disk(tmp_path: Path) -> None:
     assert files.written == {"final": Written(12, checksum(tmp_path / "final"))}
     with files.create_stream(tmp_path / "final", "rb") as stream:
         assert stream.read() == b"first second"
+
+
+@pytest.mark.parametrize("items", [0, PIECE_BYTES // 8, PIECE_BYTES // 8 + 1, PIECE_BYTES])
+def test_values_of_any_size_are_written_whole_and_in_order(tmp_path: Path, items: int) -> None:
+    files, values = WatchedFiles(), array("d", range(items))
+    with files.create_stream(tmp_path / "file", "wb") as stream:
+        assert stream.write(memoryview(values)) == stream.tell() == 8 * items
+    assert (tmp_path / "file").read_bytes() == values.tobytes()
+    assert files.written == {"file": Written(8 * items, checksum(tmp_path / "file"))}
 
 
 @pytest.mark.parametrize("size", [1, 1_000_000])
