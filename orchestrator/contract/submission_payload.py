@@ -26,6 +26,7 @@ PLAN = "plan.json"
 TRAINER = "trainer.json"
 PACKED = ".gz"
 """Ending of the name of a compressed file."""
+LINE_CHARS = 96
 
 
 class Handover(Struct, frozen=True, kw_only=True):
@@ -85,7 +86,31 @@ def files_of(handover: Handover) -> dict[str, str]:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    """JSON with lines filled as in a text, because a manifest that holds it is read by people."""
+    return "\n".join(_lines(value, "")) + "\n"
+
+
+def _lines(value: Any, key: str) -> list[str]:
+    flat = key + json.dumps(value, ensure_ascii=False)
+    if len(flat) <= LINE_CHARS or not isinstance(value, (Mapping, list, tuple)):
+        return [flat]
+    if isinstance(value, Mapping):
+        keys = (f"{json.dumps(name, ensure_ascii=False)}: " for name in value)
+        items, (opening, closing) = [*zip(keys, value.values(), strict=True)], "{}"
+    else:
+        items, (opening, closing) = [("", item) for item in value], "[]"
+    lines: list[str] = []
+    room = 0
+    for at, (name, item) in enumerate(items):
+        parts = _lines(item, name)
+        parts[-1] += "," if at < len(items) - 1 else ""
+        if len(parts) == 1 and len(parts[0]) < room:
+            lines[-1] += f" {parts[0]}"
+        else:
+            lines += parts
+        # What takes several lines has them for itself.
+        room = LINE_CHARS - len(lines[-1]) if len(parts) == 1 else 0
+    return [key + opening, *(f" {line}" for line in lines), closing]
 
 
 def packed(files: Mapping[str, str]) -> dict[str, bytes]:
