@@ -13,14 +13,16 @@ from msgspec.structs import replace
 from benchmarks.corpus import __main__ as command
 from benchmarks.corpus.cases import (
     CORPUS,
+    HALF_KEPT,
     ROUNDS,
     Case,
     DumpCase,
+    is_kept,
     part_of,
     read_cases,
     read_dump_cases,
 )
-from benchmarks.corpus.report import misses, passes, report
+from benchmarks.corpus.report import kept_half, misses, passes, report
 from benchmarks.corpus.score import (
     Grade,
     Outcome,
@@ -287,6 +289,20 @@ def test_a_miss_is_listed_also_where_only_the_host_is_wrong() -> None:
     assert "f w: wrong" in listed
     assert "f m: right MISSED" in listed
     assert "f a:" not in listed
+
+
+def test_misses_of_a_kept_half_are_counted_but_never_listed() -> None:
+    wrong = [
+        Outcome(name=f"r16-{n}", file=HALF_KEPT[-1], grade=Grade.WRONG, expected="", got="")
+        for n in range(20)
+    ]
+    kept = [one for one in wrong if is_kept(one.name, one.file)]
+    assert 0 < len(kept) < len(wrong)
+    listed = "\n".join(misses(wrong))
+    assert [one.name for one in wrong if f" {one.name}:" in listed] == [
+        one.name for one in wrong if one not in kept
+    ]
+    assert f"0 of {len(kept)} right, 0 generic, {len(kept)} wrong" in kept_half(wrong)
 
 
 def test_misses_of_held_out_cases_need_their_own_flag(

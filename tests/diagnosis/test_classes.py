@@ -63,6 +63,32 @@ def test_every_class_has_a_sample() -> None:
     assert {rule.name for rule in default_rules()} - xids == sampled - xids
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'", "build for CPUs"),
+        ("CUDA error: system not yet initialized", "nvidia-fabricmanager"),
+        ("429 Client Error: Too Many Requests for url: https://huggingface.co/x", "HF_HUB_OFFLINE"),
+        ("Signal 7 (SIGBUS) received by PID 986", "/dev/shm"),
+        ("[CUDA_ERROR_NOT_PERMITTED] operation not permitted in expression cuMemCreate", "IMEX"),
+    ],
+)
+def test_the_advice_names_what_to_type_or_look_at(line: str, words: str) -> None:
+    found = classify(FailureSigns(lines=(line,)))
+    assert found is not None
+    assert words in found.rule.advice
+
+
+def test_what_python_raises_in_s3fs_is_no_mounted_file_system() -> None:
+    raised = "  raised in s3fs/core.py: botocore.exceptions.ClientError: Region does not match."
+    found = classify(FailureSigns(lines=(raised,)))
+    assert found is not None
+    assert found.rule.name == "service-unreachable"
+    mounted = classify(FailureSigns(lines=("s3fs[71]: curl.cpp: ### CURLE error 28",)))
+    assert mounted is not None
+    assert mounted.rule.name == "storage-error"
+
+
 def test_causes_have_priority_over_symptoms_in_one_log() -> None:
     lines = (
         "RuntimeError: [gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.1]:99",

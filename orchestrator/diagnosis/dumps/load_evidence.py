@@ -30,7 +30,11 @@ from orchestrator.diagnosis.dumps.reader_client import read_dumps
 from orchestrator.diagnosis.hang.verdicts import HangEvidence, RankFacts
 from orchestrator.diagnosis.stacks.python_stacks import main_stack
 
-RANK = re.compile(r"rank[-_]?(\d{1,9})|(?<!\d)(\d{1,9})(?:\.\w+)?$")
+NUMBER_AT_THE_END = r"(?<!\d)(\d{1,9})(?:\.[a-z][a-z\d]*)?$"
+RANK = re.compile(rf"rank[-_]?(\d{{1,9}})(?![\da-z])|{NUMBER_AT_THE_END}", re.IGNORECASE)
+OF_TORCH = re.compile(rf"trace_rank_.*?{NUMBER_AT_THE_END}", re.IGNORECASE)
+"""torch writes the rank behind the path that the user gives. Some users end it with the name or
+address of the host: `nccl_trace_rank_10.3.7.1_12` is of rank 12."""
 OF_A_RANK = re.compile(r"rank[-_]?\d+", re.IGNORECASE)
 PACKED = ".gz"
 STACKS = (".stacks", ".stack", ".txt", ".pyspy")
@@ -284,8 +288,11 @@ def _asked(question: Callable[[], bool]) -> bool:
 
 def rank_of(name: str) -> int | None:
     """The rank in a file name: the number after `rank`, else the number at its end."""
+    bare = name.removesuffix(PACKED)
+    if of_torch := OF_TORCH.search(bare):
+        return int(of_torch[1])
     found = None
-    for found in RANK.finditer(name.removesuffix(PACKED)):
+    for found in RANK.finditer(bare):
         if found[1]:
             break
     return None if found is None else int(found[1] or found[2])

@@ -172,10 +172,19 @@ class EvidenceIndex:
             cause=cause,
             evidence=evidence,
             waiting=tuple(self.waiting(stuck) for stuck in ops[:SHOWN]),
-            advice="check the stack of the rank and the kernel log of its host"
-            if kind != "left-inside"
-            else "check the device and the links of its host",
+            advice=self._advice(kind, ranks),
         )
+
+    def _advice(self, kind: Kind, ranks: tuple[int, ...]) -> str:
+        if kind == "left-inside":
+            return "check the device and the links of its host"
+        if set(ranks) <= set(self.no_dump):
+            # torch ends the thread that writes dumps when a rank that raised destroys its groups.
+            return (
+                "read the log of the rank, because one that raised an exception may write no dump;"
+                " or collect its dump, if there is one, and diagnose again"
+            )
+        return "check the stack of the rank and the kernel log of its host"
 
     def waiting(self, stuck: Stuck) -> Waiting:
         return Waiting(

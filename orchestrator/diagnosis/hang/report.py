@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from orchestrator.diagnosis.hang.evidence_index import SURE
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, Waiting
 from orchestrator.diagnosis.stacks import python_stacks
 
@@ -44,8 +45,11 @@ def diagnosis_text(
 
 
 def _lines(diagnosis: Diagnosis, scene: HangEvidence, decided: str) -> Iterator[str]:
-    yield _row("verdict", f"{diagnosis.kind}: {diagnosis.cause}")
-    yield _row("culprit", _culprit(diagnosis, scene, decided))
+    # A rank whose dump was not copied looks like one that did not call, so it is only suspected.
+    only_suspected = bool(diagnosis.ranks) and diagnosis.confidence < SURE
+    yield _row("verdict", f"{'possibly ' * only_suspected}{diagnosis.kind}: {diagnosis.cause}")
+    title = "suspect" if only_suspected else "culprit"
+    yield _row(title, _culprit(diagnosis, scene, decided))
     if decided:
         yield _row("ndctl did", decided)
     yield _row("confidence", f"{diagnosis.confidence:.0%}")

@@ -15,6 +15,7 @@ ABORTS = (
     r"(stack smashing|buffer overflow) detected|^\[F(\d+ | \S+\.cpp:)",
     r"watchdog caught collective|detected by watchdog|watchdog got stuck",
     r"NCCL operations have failed or timed out",
+    r"^DeepEP .*timeout",  # a kernel prints it before it ends itself, which aborts the process
 )
 """First words of a process that aborts."""
 BEFORE_ABORTS = (

@@ -15,7 +15,9 @@ _PATH = re.compile(rb'\s*File "([^"]*)"')
 _FOLDERS = (b"site-packages/", b"dist-packages/")
 _STANDARD = re.compile(rb"/python3\.\d{1,2}/(.{1,200})$")
 _OF_CYTHON = re.compile(rb"[\w/.]{1,100}\.(?:pyx|pxi|pxd)$")
-_AT_IMPORT = re.compile(rb", in <module>\s*$")
+_OF_A_MODULE = re.compile(rb", in <module>\s*$")
+_STARTED = (r"Traceback \(most recent call last\):\s*$|, in _run_code\s*$",)
+"""Lines above the frame of a program: it is the first of its traceback, or `python -m` runs it."""
 _EXCEPTION = re.compile(rb"[A-Za-z_][\w.]{0,120}(?:: |$)")
 
 
@@ -32,7 +34,7 @@ def with_packages(text: Text) -> Text:
         raised = _exception_below(text, frame, following) if package else None
         if raised is not None and tell.isdisjoint(range(frame, raised)):
             # Indented like the frame, so that it stays part of its traceback.
-            when = b"at import in " if _is_import(text.line(frame)) else b"in "
+            when = b"at import in " if _is_import(text, frame) else b"in "
             line = b"  raised " + when + package + b": " + text.line(raised).strip()
             changes[frame] = (text.lines[raised], line)
             below.update(range(frame + 1, raised))  # the source lines of the frame
@@ -49,8 +51,14 @@ def _exception_below(text: Text, frame: int, following: int) -> int | None:
     return None
 
 
-def _is_import(frame: bytes) -> bool:
-    return _AT_IMPORT.search(frame) is not None and any(folder in frame for folder in _FOLDERS)
+def _is_import(text: Text, frame: int) -> bool:
+    """Whether the frame is of a module of a package that another module imports. A program inside
+    a package, such as `torchrun .../site-packages/swift/cli/sft.py`, has such a frame too."""
+    line = text.line(frame)
+    if not _OF_A_MODULE.search(line) or not any(folder in line for folder in _FOLDERS):
+        return False
+    above = text.pick(range(max(frame - 2, 0), frame))  # a frame may have its source line
+    return not above.has(_STARTED)
 
 
 def _package_of(frame: bytes) -> bytes:

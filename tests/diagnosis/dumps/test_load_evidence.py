@@ -162,6 +162,13 @@ def test_an_unreadable_file_does_not_stop_the_diagnosis(tmp_path: Path) -> None:
         ("rank-7.stacks", 7),
         ("trace_4.json", 4),
         ("rank5_of_16.pickle", 5),
+        ("nccl_trace_rank_3.json.gz", 3),
+        # Names from https://github.com/pytorch/pytorch/issues/140879, and with other hosts.
+        ("nccl_trace_rank_container-node07_40", 40),
+        ("nccl_trace_rank_10.3.7.1_12", 12),
+        ("nccl_trace_rank_4f2a9c1b_7", 7),
+        ("nccl_trace_rank_node1.cluster_5", 5),
+        ("rank4f.log", None),
         ("README", None),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 from orchestrator.diagnosis.dumps.dump import MOST_RANKS
 from orchestrator.diagnosis.hang.analyse import analyse
 from orchestrator.diagnosis.hang.evidence_index import EvidenceIndex
+from orchestrator.diagnosis.hang.report import diagnosis_text
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
 from orchestrator.diagnosis.hang.wait_graph import GUESSED
 from tests.diagnosis.recorder import IN_ALL_REDUCE, IN_LOADER, Pg, Recorder, dumps_of, recorders
@@ -73,6 +74,11 @@ def test_a_group_outside_the_mesh_has_only_the_members_that_used_it() -> None:
 def test_if_all_ranks_with_dumps_wait_a_rank_without_one_is_suspected() -> None:
     found = with_a_logger(lost=(1,), desc="undefined")
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (1,), ())
+    shown = diagnosis_text(found, HangEvidence(dumps={}))
+    assert "possibly never-entered: " in shown
+    assert "suspect     rank 1 " in shown
+    assert "next        read the log of the rank" in shown
+    assert "culprit" not in shown
     assert found.confidence <= GUESSED
 
 

@@ -107,6 +107,15 @@ def test_messages_of_a_library_before_its_abort_are_used() -> None:
     assert found("step 1\nFatal Python error: Aborted", signal="SIGABRT").class_ == "abort"
 
 
+def test_a_kernel_that_waited_for_a_peer_made_no_wrong_access() -> None:
+    log = """terminate called after throwing an instance of 'EPException'
+  what():  Failed: CUDA error deep_ep.cpp:83 'unspecified launch failure'
+"""
+    waited = "DeepEP dispatch NVL receiver timeout, channel: 6, RDMA: 0, nvl: 0, src NVL: 5"
+    assert found(f"{waited}\n{log}", signal="SIGABRT").class_ == "infiniband-error"
+    assert found(log, signal="SIGABRT").class_ == "illegal-memory-access"
+
+
 def test_nccls_last_error_is_read_as_its_warning() -> None:
     log = f"""{TRACEBACK}torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:93, \
 unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.3

@@ -57,3 +57,12 @@ def test_an_error_during_import_has_the_class_environment() -> None:
     assert classify_log(error, exit_code=1).class_ == "import-or-version"
     own = raised("/opt/job/mine.py", "RuntimeError: odd").replace("in inner", "in <module>")
     assert classify_log(own, exit_code=1).class_ == "python-exception"
+
+
+@pytest.mark.parametrize("above", ["", '  File "<frozen runpy>", line 88, in _run_code\n'])
+def test_a_program_inside_a_package_is_not_an_import(above: str) -> None:
+    log = f"""Traceback (most recent call last):
+{above}  File "/opt/v/lib/python3.11/site-packages/swift/cli/sft.py", line 20, in <module>
+    sft_main()
+RuntimeError: odd"""
+    assert classify_log(log, exit_code=1).class_ == "python-exception"
