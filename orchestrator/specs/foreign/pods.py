@@ -9,7 +9,7 @@ from orchestrator.contract.spec.job_spec import kubernetes_name
 from orchestrator.contract.spec.slurm_spec import bad_variable
 from orchestrator.specs.foreign.batch_script import set_program, set_variables
 from orchestrator.specs.foreign.carried import Carried, braced, job_name, number_of
-from orchestrator.specs.foreign.command_lines import sizes_of
+from orchestrator.specs.foreign.command_lines import sizes_of, variable_ranks
 from orchestrator.specs.foreign.manifests import Pods, at
 from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell
 
@@ -18,7 +18,7 @@ CONTAINER: Mapping[str, str] = {"pytorchjob": "pytorch", "jobset": "pytorch", "t
 QUEUE = "kueue.x-k8s.io/queue-name"
 OF_TOOLS = re.compile(r"(trainer\.kubeflow\.org|training\.kubeflow\.org|jobset\.sigs\.k8s\.io)/.*")
 """Labels that operators read."""
-GPU = re.compile(r".+/(gpu|mig-.+)|\$\{GPU_RESOURCE\}|gpu", re.IGNORECASE)
+GPU = re.compile(r"[\w.-]+/(gpu|mig-[\w.]+)|\$\{GPU_RESOURCE\}|gpu", re.IGNORECASE)
 RDMA = re.compile(r"rdma/.+|.*/(efa|hostdev|rdma.*|hca.*|ib.*|roce.*)", re.IGNORECASE)
 BY_NDCTL = frozenset(
     [
@@ -61,6 +61,7 @@ OF_CONTAINER = frozenset(
         "terminationMessagePolicy",
     ]
 )
+IN_TEMPLATE = re.compile(r"\$\{?[A-Z][A-Z0-9_]*\}?")
 PROBES = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
 
 
@@ -71,7 +72,7 @@ def from_pods(one: Mapping[str, Any], pods: Pods, stem: str) -> Carried:
     name = str(meta.get("name") or meta.get("generateName") or stem)
     carried.name = kubernetes_name(job_name(name))
     pod = at(pods.template, "spec") or {}
-    container = _trainer(carried, pod)
+    container = _trainer(pod)
     kubernetes: dict[str, Any] = {"kind": pods.kind}
     if (namespace := meta.get("namespace")) is not None:
         kubernetes["namespace"] = braced(str(namespace))
@@ -81,29 +82,33 @@ def from_pods(one: Mapping[str, Any], pods: Pods, stem: str) -> Carried:
     if folder:
         carried.run["workdir"] = braced(str(folder))
     set_variables(carried, shell)
-    for _, text in shell.others:
+    others = [text for _, text in shell.others]
+    others += [one.text for one in shell.starts if start is None or one.words != start.words]
+    for text in others:
         carried.leave(f"in its command: {text[:60]}")
-    if shell.others:
+    if others:
         carried.leave("what these lines do belongs into the image or an init container")
     hosts = number_of(pods.hosts) or 1
     each = _resources(carried, kubernetes, container, pods, start)
     carried.cluster = {"backend": "kubernetes", "hosts": hosts, "gpus_per_host": each}
     _image(carried, kubernetes, container, pod)
-    _variables(carried, kubernetes, container)
+    _variables(kubernetes, container)
     _places(kubernetes, pod)
     _labels(carried, kubernetes, one, pods)
     _volumes(carried, kubernetes, pod, container)
     _other_fields(carried, kubernetes, pod, container)
     _policies(carried, kubernetes, one)
+    if "pod_template" in kubernetes:
+        kubernetes["pod_template"] = kubernetes.pop("pod_template")  # it is the longest
     carried.cluster["kubernetes"] = kubernetes
     return carried
 
 
-def _trainer(carried: Carried, pod: Mapping[str, Any]) -> dict[str, Any]:
+def _trainer(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """The container that trains: the first that asks for GPUs, or the first."""
     containers = [one for one in pod.get("containers") or [] if isinstance(one, dict)]
-    for extra in containers[1:]:
-        carried.leave(f"container {extra.get('name')}: add it to cluster.kubernetes.pod_template")
-    return containers[0] if containers else {}
+    asking = (one for one in containers if GPU.search(str(at(one, "resources"))))
+    return next(asking, containers[0] if containers else {})
 
 
 def _started(pods: Pods, container: Mapping[str, Any]) -> tuple[Shell, Start | None]:
@@ -138,25 +143,48 @@ def _resources(
 ) -> Any:
     """The ranks of a pod. Sets the resources that it asks for."""
     limits = at(container, "resources", "limits") or {}
-    asked = {**limits, **(at(container, "resources", "requests") or {})}
+    requests = at(container, "resources", "requests") or {}
+    asked = {**limits, **requests}
     gpus = {name: asked[name] for name in asked if GPU.fullmatch(braced(name))}
-    typed = [*start.words] if start is not None else []
+    # mpirun has the number of all ranks.
+    typed = [f"--nnodes={pods.hosts}", *start.words] if start is not None else []
     sizes = dict(zip(*[iter(sizes_of(typed))] * 2, strict=True))
     each = number_of(next(iter(gpus.values()), None))
-    if not gpus and pods.whole:
+    if not gpus and pods.says_devices:
         kubernetes["gpu_resource"] = None
     elif not gpus:
         pass  # the runtime, which is not in the file, says it
     elif (resource := braced(next(iter(gpus)))) != "nvidia.com/gpu":
         kubernetes["gpu_resource"] = resource
+    rest: set[str] = set()
     for name, count in asked.items():
-        if RDMA.fullmatch(name) and name not in gpus:
+        if RDMA.fullmatch(name) and name not in gpus and "rdma_resource" not in kubernetes:
             kubernetes.update({"rdma_resource": name, "rdma_count": number_of(count) or 1})
         elif name in ("cpu", "memory"):
             kubernetes[name] = braced(str(count))
         elif name not in gpus:
-            carried.leave(f"resource {name}: add it to cluster.kubernetes.pod_template")
-    return each or number_of(pods.ranks) or number_of(sizes.get("--gpus-per-host")) or 1
+            rest.add(name)
+    # ndctl limits memory to its request, and CPUs not at all.
+    more = {name: limits[name] for name in limits if name in rest}
+    more |= {
+        name: limits[name]
+        for name in ("cpu", "memory")
+        if name in limits and (name == "cpu" or limits[name] != asked[name])
+    }
+    wanted = {name: requests[name] for name in requests if name in rest}
+    template = {**({"limits": more} if more else {}), **({"requests": wanted} if wanted else {})}
+    if template:
+        _patch(kubernetes)["resources"] = template
+    by_launcher = variable_ranks(typed) or number_of(sizes.get("--gpus-per-host"))
+    return each or number_of(pods.ranks) or by_launcher or 1
+
+
+def _patch(kubernetes: dict[str, Any]) -> dict[str, Any]:
+    """The entry of ndctl's own container in `pod_template`."""
+    template = kubernetes.setdefault("pod_template", {"spec": {}})["spec"]
+    own = template.setdefault("containers", [{"name": CONTAINER[kubernetes["kind"]]}])
+    found: dict[str, Any] = own[0]
+    return found
 
 
 def _image(
@@ -179,7 +207,7 @@ def _image(
         kubernetes["image_pull_secrets"] = secrets
 
 
-def _variables(carried: Carried, kubernetes: dict[str, Any], container: Mapping[str, Any]) -> None:
+def _variables(kubernetes: dict[str, Any], container: Mapping[str, Any]) -> None:
     env: dict[str, Any] = {}
     for one in container.get("env") or []:
         name = str(at(one, "name"))
@@ -188,7 +216,7 @@ def _variables(carried: Carried, kubernetes: dict[str, Any], container: Mapping[
         if (value := _variable(one)) is not None:
             env[name] = value
         else:
-            carried.leave(f"variable {name}: add its valueFrom to cluster.kubernetes.pod_template")
+            _patch(kubernetes).setdefault("env", []).append(dict(one))
     if env:
         kubernetes["env"] = env
     sources = [
@@ -269,6 +297,7 @@ def _volumes(
 ) -> None:
     named = {at(one, "name"): one for one in pod.get("volumes") or []}
     found: list[dict[str, Any]] = []
+    others = _mounted_elsewhere(pod, container)
     kubernetes["runs"] = {}
     for mount in container.get("volumeMounts") or []:
         name, path = at(mount, "name"), str(at(mount, "mountPath"))
@@ -278,8 +307,12 @@ def _volumes(
             kubernetes.update({"shm": braced(str(size))} if size is not None else {})
             continue
         source = next(((key, value) for key, value in _source(volume)), None)
-        if source is None or "subPath" in mount or name in [one["name"] for one in found]:
-            carried.leave(f"mount {path} of volume {name}: add it to pod_template, with its volume")
+        if source is None or len(mount.keys() - {"name", "mountPath", "readOnly"}):
+            _patch(kubernetes).setdefault("volumeMounts", []).append(dict(mount))
+            others.append(name)
+            continue
+        if name in [one["name"] for one in found]:
+            _patch(kubernetes).setdefault("volumeMounts", []).append(dict(mount))
             continue
         read_only = bool(mount.get("readOnly"))
         found.append(
@@ -287,7 +320,22 @@ def _volumes(
         )
     if found:
         kubernetes["volumes"] = found
+    taken = [one["name"] for one in found]
+    if rest := [dict(named[one]) for one in named if one in others and one not in taken]:
+        _patch(kubernetes)
+        kubernetes["pod_template"]["spec"]["volumes"] = rest
     _runs(carried, kubernetes, found)
+
+
+def _mounted_elsewhere(pod: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
+    """Volumes that the other containers of the pod mount."""
+    every = [*(pod.get("initContainers") or []), *(pod.get("containers") or [])]
+    return [
+        str(at(mount, "name"))
+        for one in every
+        if one is not container and isinstance(one, dict)
+        for mount in one.get("volumeMounts") or []
+    ]
 
 
 def _source(volume: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -330,10 +378,17 @@ def _other_fields(
     for key in PROBES:
         if key in container:
             carried.leave(f"{key}: ndctl watches the ranks itself")
-    if rest:
-        template["containers"] = [{"name": CONTAINER[kubernetes["kind"]], **rest}]
+    beside = [one for one in pod.get("containers") or [] if one is not container]
+    if rest or beside:
+        _patch(kubernetes).update(rest)
+        kubernetes["pod_template"]["spec"]["containers"] += beside
     if template:
-        kubernetes["pod_template"] = {"spec": template}
+        given = kubernetes.setdefault("pod_template", {"spec": {}})
+        given["spec"] = {**template, **given["spec"]}
+    if names := dict.fromkeys(IN_TEMPLATE.findall(str(kubernetes.get("pod_template", "")))):
+        carried.before.append(
+            f"check {', '.join(names)} in pod_template, where ndctl replaces no variables"
+        )
     account = pod.get("serviceAccountName") or pod.get("serviceAccount")
     if account not in (None, "default"):
         kubernetes["service_account"] = braced(str(account))
