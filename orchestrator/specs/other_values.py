@@ -62,6 +62,7 @@ DOUBLE = "\u201c\u201d\u201e\u00ab\u00bb"
 SINGLE = "\u2018\u2019\u201a"
 QUOTES = str.maketrans({**dict.fromkeys(DOUBLE, '"'), **dict.fromkeys(SINGLE, "'")})
 NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
+PLAIN = re.compile(r"[\w.:/,@%+-]+")
 THOUSANDS = re.compile(r"(\d+)\s*k", re.IGNORECASE)
 SECONDS = re.compile(
     r"(\d+(?:\.\d+)?)\s*(s|sec|second|m|min|minute|h|hr|hour|d|day)s?", re.IGNORECASE
@@ -73,10 +74,12 @@ def _text_fix(problem: Problem, value: str) -> str | None:
     """The fix of a text that an editor has changed, or in which a number was written."""
     if (fix := straight_quotes(value)) is not None:
         return fix
-    if problem.limit.startswith("one word, without spaces") and value.strip():
+    if problem.limit.startswith("one word, without spaces"):
         # The example of the limit is a partition, and the value may be of any kind.
         together = "".join(value.split())
-        return f"without spaces it is {together}; `ndctl explain {problem.path}` says what it takes"
+        said = f"without spaces it is {together}; " if PLAIN.fullmatch(together) else ""
+        key = problem.path.partition("[")[0]
+        return f"{said}`ndctl explain {key}` says what it takes"
     if "number" not in problem.limit:
         return None
     if NUMBER.fullmatch(value):
@@ -153,7 +156,8 @@ def _gpu(value: Any) -> str | None:
     from orchestrator.contract.devices import nearest_gpu
 
     near = nearest_gpu(value)
-    return f"did you mean {near}?" if near else None
+    # A GPU that exists may be wrong for another reason, which the problem says.
+    return f"did you mean {near}?" if near and near != value else None
 
 
 def _every(value: Any) -> str | None:

@@ -235,3 +235,17 @@ def test_arguments_in_one_text_are_shown_as_the_list_that_a_shell_makes_of_them(
 def test_a_number_in_quotes_is_written_without_them() -> None:
     with pytest.raises(SpecError, match="write 3e-4 without quotes"):
         load_spec(f"{GOOD}  optimizer: {{lr: '3e-4'}}\n", "job.yaml")
+
+
+def test_a_gpu_that_exists_is_not_proposed_again() -> None:
+    more = "cluster: {backend: kubernetes, gpu: h100-sxm-80gb, kubernetes: {gpu_resource: null}}\n"
+    with pytest.raises(SpecError, match=r"cluster\.gpu: must be left out") as refused:
+        load_spec(f"{GOOD}{more}", "job.yaml")
+    assert "did you mean h100" not in str(refused.value)
+
+
+def test_a_value_with_spaces_that_belong_to_it_is_not_joined() -> None:
+    more = "cluster: {backend: slurm, slurm: {container: {image: a, mounts: ['$(pwd; x):/d']}}}\n"
+    with pytest.raises(SpecError) as refused:
+        load_spec(f"{GOOD}{more}", "job.yaml")
+    assert "fix: `ndctl explain cluster.slurm.container.mounts` says what" in str(refused.value)

@@ -234,7 +234,11 @@ def _variable(one: Mapping[str, Any]) -> Any:
     for key, here in (("secretKeyRef", "secret"), ("configMapKeyRef", "config_map")):
         if (source := at(one, "valueFrom", key)) is not None:
             return {here: at(source, "name"), "key": at(source, "key")}
-    return None if "valueFrom" in one else braced(str(one.get("value") or ""))
+    if "valueFrom" in one:
+        return None
+    # Templates have variables in capitals. Others are those of a script that the value is.
+    text = re.sub(r"\$\{(?![A-Z][A-Z0-9_]*\})", "$${", str(one.get("value") or ""))
+    return re.sub(r"(?<!\$)\$([A-Z][A-Z0-9_]*)", r"${\1}", text)
 
 
 def _places(kubernetes: dict[str, Any], pod: Mapping[str, Any]) -> None:

@@ -409,3 +409,23 @@ spec:
         "args": ["-n", "3"],
         "env": {"NCCL_DEBUG": "INFO"},
     }
+
+
+def test_a_script_in_a_variable_keeps_its_own_variables() -> None:
+    carried = taken(
+        """
+apiVersion: batch/v1
+kind: Job
+metadata: {name: a}
+spec:
+  template:
+    spec:
+      containers:
+      - image: a
+        args: [/t.py]
+        env:
+        - {name: WORK, value: 'n=${1##*exit}; echo $n ${n} $SIZE'}
+"""
+    )
+    assert spec_of(carried).cluster.kubernetes.env["WORK"] == "n=${1##*exit}; echo $n ${n} 2"
+    assert carried.notes()[0].endswith("to replace here: SIZE")
