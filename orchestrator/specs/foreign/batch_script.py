@@ -373,8 +373,9 @@ def set_variables(carried: Carried, shell: Shell) -> None:
         if ONLY_A_SHELL_KNOWS.search(value):
             carried.leave(f"export {name}: only the script's shell knows {_short(value)}")
         elif bad_variable(name) is None and not name.startswith(OURS_BEGIN):
-            # A part such as ${LD_LIBRARY_PATH} may be unset where the job is submitted.
-            kept[name] = re.sub(r"\$\{(\w+)\}", r"${\1:-}", value)
+            # A list such as LD_LIBRARY_PATH may be unset where the job is submitted. Another
+            # variable must be set: `$WORK/data` without it would be another folder.
+            kept[name] = re.sub(r"\$\{(\w*PATH)\}", r"${\1:-}", value)
     if kept:
         carried.run["env"] = kept
 

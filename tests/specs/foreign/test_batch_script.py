@@ -421,7 +421,15 @@ def test_what_the_job_would_miss_is_told() -> None:
 def test_exported_variables_reach_the_ranks() -> None:
     carried = taken(
         "#!/bin/bash\n#SBATCH -N 1 --export=ALL,A=1\nexport TOOLS=$PWD/deepspeed\n"
-        "export CACHE=/c\nsrun --export=ALL,B=2 env C=3 python t.py --cache $CACHE\n"
+        "export CACHE=/c WORK=$SCRATCH/w\n"
+        "srun --export=ALL,B=2 env C=3 python t.py --cache $CACHE\n"
     )
-    tools = "${PWD:-}/deepspeed"
-    assert carried.run["env"] == {"A": "1", "B": "2", "C": "3", "CACHE": "/c", "TOOLS": tools}
+    assert carried.run["env"] == {
+        "A": "1",
+        "B": "2",
+        "C": "3",
+        "CACHE": "/c",
+        "TOOLS": "${PWD}/deepspeed",
+        "WORK": "${SCRATCH}/w",
+    }
+    assert carried.notes()[0].endswith("to replace here: SCRATCH")
