@@ -5,26 +5,27 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.contract.spec.slurm_spec import OURS, OURS_BEGIN, bad_variable
+from orchestrator.contract.spec.slurm_spec import OURS
 from orchestrator.specs.foreign.carried import (
     Carried,
     braced,
     job_name,
     number_of,
-    variables_of,
 )
 from orchestrator.specs.foreign.command_lines import (
-    SET_IN_SCRIPT,
-    executable_of,
     is_launcher,
-    program_of,
-    settings_in,
     sizes_of,
     variable_ranks,
 )
-from orchestrator.specs.foreign.in_container import in_container
-from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell, variables
-from orchestrator.specs.foreign.shell_words import OWN_ARGUMENTS, Values
+from orchestrator.specs.foreign.run_key import (
+    ONLY_A_SHELL_KNOWS,
+    ask_for_loops,
+    set_program,
+    set_variables,
+    short,
+)
+from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell
+from orchestrator.specs.foreign.shell_words import Values
 from orchestrator.specs.slurm_options import SENTENCES, SRUN
 
 SHORT: Mapping[str, str] = {
@@ -63,7 +64,6 @@ SIZE = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
 GPUS = re.compile(r"(?:gres[/:])?gpu(?::([A-Za-z][\w.-]*))?(?::(\$?\{?\w+\}?))?(?:\([^)]*\))?")
 POSITIONAL = re.compile(r"\$(?:([1-9])|\{([1-9]))")
 """An argument of the script itself."""
-ONLY_A_SHELL_KNOWS = re.compile(r"\$\(|`|\$\{(?:SLURM|RANDOM|HOSTNAME|!|\w+\[|\w+:\d)")
 
 
 def from_script(text: str, stem: str) -> Carried:
@@ -310,79 +310,14 @@ def _around(shell: Shell) -> dict[str, Any]:
 
 def _run(carried: Carried, shell: Shell, start: Start | None, given: Mapping[str, str]) -> None:
     set_program(carried, start)
-    _ask_for_loops(carried, shell)
+    ask_for_loops(carried, shell)
     folder = given.get("chdir") or shell.folder
     if folder is not None and ONLY_A_SHELL_KNOWS.search(folder):
-        words = f"set run.workdir: only the script's shell knows {_short(folder)}"
+        words = f"set run.workdir: only the script's shell knows {short(folder)}"
         carried.before.append(words)
     elif folder not in (None, ".", "${PWD}"):
         carried.run["workdir"] = folder
     set_variables(carried, shell)
-
-
-def _ask_for_loops(carried: Carried, shell: Shell) -> None:
-    used = variables_of([carried.run])
-    for name in (one for one in shell.loops if one in used):
-        carried.before.append(
-            f"replace ${{{name}}} in run: the script starts the program in a loop over"
-            f" {_short(shell.loops[name])}, and a spec is one job"
-        )
-
-
-def set_program(carried: Carried, start: Start | None) -> None:
-    """The key `run`, for the program that a command line starts."""
-    words = start.words if start is not None else ()
-    if start is not None and (inside := in_container(start)) is not None:
-        carried.run = {"program": inside.name, "args": [*inside.args]}
-        carried.before.append(
-            f"check run: {inside.name} starts the program in its container. The variables of"
-            " torchrun (RANK, WORLD_SIZE, MASTER_ADDR, …) must reach it, and no line there may"
-            " set them; run.metrics reads its steps from its output"
-        )
-        return
-    found = program_of(words) or executable_of(words)
-    if found is None:
-        carried.run = {"script": "train.py", "args": []}
-        carried.before.append("set run: no program was found that runs on each rank")
-        return
-    carried.run = {found.key: found.name, "args": [*found.args]}
-    if found.key == "program" and start is not None:
-        carried.before.append(
-            f"check run: {found.name} starts on each rank, with the variables of torchrun; it must"
-            " not start a launcher itself"
-        )
-    if settings := settings_in(words):
-        carried.before.append(SET_IN_SCRIPT.format(", ".join(settings)))
-    unclear = [one for one in (found.name, *found.args) if ONLY_A_SHELL_KNOWS.search(one)]
-    for one in unclear:
-        carried.before.append(f"replace {one} in run, which only the script's shell knows")
-    carried.run["args"] = [one for one in found.args if one not in OWN_ARGUMENTS]
-
-
-def set_variables(carried: Carried, shell: Shell) -> None:
-    """The key `run.env`, for what the script exports."""
-    kept: dict[str, str] = {}
-    start = shell.training()
-    for name, value in variables(shell):
-        in_line = start is not None and re.search(rf"\$\{{?{name}\b", start.text)
-        if in_line and (value.lstrip().startswith("-") or ONLY_A_SHELL_KNOWS.search(value)):
-            continue  # options, and what a launcher needs, such as the first host
-        words = value.split()
-        if program_of(words) is not None or (any(map(is_launcher, words)) and "/" not in words[0]):
-            continue  # a part of the command line, such as CMD
-        if ONLY_A_SHELL_KNOWS.search(value):
-            carried.leave(f"export {name}: only the script's shell knows {_short(value)}")
-        elif bad_variable(name) is None and not name.startswith(OURS_BEGIN):
-            # A list such as LD_LIBRARY_PATH may be unset where the job is submitted. Another
-            # variable must be set: `$WORK/data` without it would be another folder.
-            kept[name] = re.sub(r"\$\{(\w*PATH)\}", r"${\1:-}", value)
-    if kept:
-        carried.run["env"] = kept
-
-
-def _short(text: str) -> str:
-    plain = " ".join(text.split())
-    return plain if len(plain) <= 60 else f"{plain[:57]}…"
 
 
 def _container(carried: Carried, typed: Mapping[str, str]) -> None:
@@ -408,7 +343,7 @@ def _rest(carried: Carried, shell: Shell, start: Start | None) -> None:
     """Lines that do something else than to start the training."""
     lines = sorted([*shell.others, *((one.line, one.text) for one in _not_training(shell, start))])
     for line, text in lines:
-        carried.leave(f"line {line}: {_short(text)}")
+        carried.leave(f"line {line}: {short(text)}")
     if lines:
         carried.leave(
             "what these lines do belongs into cluster.slurm.setup (first host, before the ranks)"

@@ -7,14 +7,13 @@ from typing import Any
 
 from orchestrator.contract.spec.job_spec import kubernetes_name
 from orchestrator.contract.spec.slurm_spec import bad_variable
-from orchestrator.specs.foreign.batch_script import set_program, set_variables
 from orchestrator.specs.foreign.carried import Carried, braced, job_name, number_of
 from orchestrator.specs.foreign.command_lines import sizes_of, variable_ranks
 from orchestrator.specs.foreign.manifests import Pods, at
+from orchestrator.specs.foreign.pod_volumes import own_container, set_volumes
+from orchestrator.specs.foreign.run_key import set_program, set_variables
 from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell
 
-CONTAINER: Mapping[str, str] = {"pytorchjob": "pytorch", "jobset": "pytorch", "trainjob": "node"}
-"""The container of ndctl's agent in the pods of each kind, as the renderer names it."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 OF_TOOLS = re.compile(r"(trainer\.kubeflow\.org|training\.kubeflow\.org|jobset\.sigs\.k8s\.io)/.*")
 """Labels that operators read."""
@@ -95,7 +94,7 @@ def from_pods(one: Mapping[str, Any], pods: Pods, stem: str) -> Carried:
     _variables(kubernetes, container)
     _places(kubernetes, pod)
     _labels(carried, kubernetes, one, pods)
-    _volumes(carried, kubernetes, pod, container)
+    set_volumes(carried, kubernetes, pod, container)
     _other_fields(carried, kubernetes, pod, container)
     _policies(carried, kubernetes, one)
     if "pod_template" in kubernetes:
@@ -174,17 +173,9 @@ def _resources(
     wanted = {name: requests[name] for name in requests if name in rest}
     template = {**({"limits": more} if more else {}), **({"requests": wanted} if wanted else {})}
     if template:
-        _patch(kubernetes)["resources"] = template
+        own_container(kubernetes)["resources"] = template
     by_launcher = variable_ranks(typed) or number_of(sizes.get("--gpus-per-host"))
     return each or number_of(pods.ranks) or by_launcher or 1
-
-
-def _patch(kubernetes: dict[str, Any]) -> dict[str, Any]:
-    """The entry of ndctl's own container in `pod_template`."""
-    template = kubernetes.setdefault("pod_template", {"spec": {}})["spec"]
-    own = template.setdefault("containers", [{"name": CONTAINER[kubernetes["kind"]]}])
-    found: dict[str, Any] = own[0]
-    return found
 
 
 def _image(
@@ -216,7 +207,7 @@ def _variables(kubernetes: dict[str, Any], container: Mapping[str, Any]) -> None
         if (value := _variable(one)) is not None:
             env[name] = value
         else:
-            _patch(kubernetes).setdefault("env", []).append(dict(one))
+            own_container(kubernetes).setdefault("env", []).append(dict(one))
     if env:
         kubernetes["env"] = env
     sources = [
@@ -283,89 +274,6 @@ def _labels(
         carried.leave(f"schedulerName {scheduler}: add it to cluster.kubernetes.pod_template")
 
 
-SOURCES = (
-    ("persistentVolumeClaim", "claimName", "claim"),
-    ("hostPath", "path", "host_path"),
-    ("secret", "secretName", "secret"),
-    ("configMap", "name", "config_map"),
-    ("emptyDir", "sizeLimit", "empty_dir"),
-)
-"""Source of a volume and its field in Kubernetes; its key in a spec."""
-
-
-def _volumes(
-    carried: Carried,
-    kubernetes: dict[str, Any],
-    pod: Mapping[str, Any],
-    container: Mapping[str, Any],
-) -> None:
-    named = {at(one, "name"): one for one in pod.get("volumes") or []}
-    found: list[dict[str, Any]] = []
-    others = _mounted_elsewhere(pod, container)
-    kubernetes["runs"] = {}
-    for mount in container.get("volumeMounts") or []:
-        name, path = at(mount, "name"), str(at(mount, "mountPath"))
-        volume = named.get(name) or {}
-        if path == "/dev/shm":
-            size = at(volume, "emptyDir", "sizeLimit")
-            kubernetes.update({"shm": braced(str(size))} if size is not None else {})
-            continue
-        source = next(((key, value) for key, value in _source(volume)), None)
-        if source is None or len(mount.keys() - {"name", "mountPath", "readOnly"}):
-            _patch(kubernetes).setdefault("volumeMounts", []).append(dict(mount))
-            others.append(name)
-            continue
-        if name in [one["name"] for one in found]:
-            _patch(kubernetes).setdefault("volumeMounts", []).append(dict(mount))
-            continue
-        read_only = bool(mount.get("readOnly"))
-        found.append(
-            {"name": name, "mount_path": path, source[0]: source[1], "read_only": read_only}
-        )
-    if found:
-        kubernetes["volumes"] = found
-    taken = [one["name"] for one in found]
-    if rest := [dict(named[one]) for one in named if one in others and one not in taken]:
-        _patch(kubernetes)
-        kubernetes["pod_template"]["spec"]["volumes"] = rest
-    _runs(carried, kubernetes, found)
-
-
-def _mounted_elsewhere(pod: Mapping[str, Any], container: Mapping[str, Any]) -> list[str]:
-    """Volumes that the other containers of the pod mount."""
-    every = [*(pod.get("initContainers") or []), *(pod.get("containers") or [])]
-    return [
-        str(at(mount, "name"))
-        for one in every
-        if one is not container and isinstance(one, dict)
-        for mount in one.get("volumeMounts") or []
-    ]
-
-
-def _source(volume: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [
-        (here, braced(str(volume[kind][key])))
-        for kind, key, here in SOURCES
-        if isinstance(volume.get(kind), dict) and volume[kind].get(key) is not None
-    ]
-
-
-def _runs(carried: Carried, kubernetes: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    """The volume of the run directories: a shared one that the pods write anyway."""
-    claims = [one["claim"] for one in found if "claim" in one and not one["read_only"]]
-    if claims:
-        kubernetes["runs"] = {"claim": claims[0]}
-        carried.before.append(
-            f"check that all pods can write to the claim {claims[0]} (ReadWriteMany); it also has"
-            " the run directories now"
-        )
-    else:
-        del kubernetes["runs"]
-        carried.before.append(
-            "name a volume that all pods can write: cluster.kubernetes.runs: {claim: NAME}"
-        )
-
-
 def _other_fields(
     carried: Carried,
     kubernetes: dict[str, Any],
@@ -384,7 +292,7 @@ def _other_fields(
             carried.leave(f"{key}: ndctl watches the ranks itself")
     beside = [one for one in pod.get("containers") or [] if one is not container]
     if rest or beside:
-        _patch(kubernetes).update(rest)
+        own_container(kubernetes).update(rest)
         kubernetes["pod_template"]["spec"]["containers"] += beside
     if template:
         given = kubernetes.setdefault("pod_template", {"spec": {}})
