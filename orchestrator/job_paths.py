@@ -56,10 +56,10 @@ def find_job(run_root: Path, name: str) -> RunDir:
         near = nearest(name, names)
         raise JobError(
             f"no job {name!r} in {run_root.absolute()}; existing jobs: {some_of(names)}",
-            fix=(f"did you mean {near}? " if near else "")
-            + "`ndctl list` shows the jobs of all folders; --run-root or NDCTL_RUN_ROOT gives"
-            " another folder. A job whose script was submitted with sbatch appears once it has"
-            " started",
+            fix=f"did you mean {near}?"
+            if near
+            else "`ndctl list` shows the jobs of all folders that you used, --run-root FOLDER those"
+            " of another; a job of sbatch appears once it has started",
         )
     return run_dir
 

@@ -156,7 +156,7 @@ def _document(
             path="",
             value="an empty file" if empty else document.data,
             limit=limit,
-            fix="start from examples/quickstart.yaml",
+            fix="`ndctl init` writes a first spec",
         )
         raise spec_error(source, [(Place(source, 1), problem)])
     if not document.data.keys() <= TOP:

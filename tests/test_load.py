@@ -212,10 +212,10 @@ def test_a_bad_value_is_refused_with_path_limit_and_fix(
 
 
 FILES: list[tuple[str, str, str, str]] = [
-    ("", "job.yaml:1: ", "got 'an empty file'", "examples/quickstart.yaml"),
-    ("# nothing\n", "job.yaml:1: ", "an empty file", "examples/quickstart.yaml"),
-    ("[1]", "job.yaml:1: ", "must be a mapping", "examples/quickstart.yaml"),
-    ("just words", "job.yaml:1: ", "got 'just words'", "examples/quickstart.yaml"),
+    ("", "job.yaml:1: ", "got 'an empty file'", "`ndctl init` writes a first spec"),
+    ("# nothing\n", "job.yaml:1: ", "an empty file", "`ndctl init` writes a first spec"),
+    ("[1]", "job.yaml:1: ", "must be a mapping", "`ndctl init` writes a first spec"),
+    ("just words", "job.yaml:1: ", "got 'just words'", "`ndctl init` writes a first spec"),
     ("name: a\n\tsteps: 1\n", "job.yaml:2:1: not YAML", "tab", "indent with spaces"),
     ("name:\n\t- 1\n", "job.yaml:2:1: not YAML", "at '\\t- 1'", "indent with spaces"),
     ("a: b: c\n", "job.yaml:1:5: not YAML", "mapping values", "quote a value that contains ': '"),

@@ -90,7 +90,8 @@ def find(
     try:
         return Found(find_job(run_root, name))
     except JobError as exc:
-        fix = f"{exc.fix}; `--backend kubernetes [-n NAMESPACE]` searches the cluster"
+        between = "" if exc.fix.endswith("?") else ";"
+        fix = f"{exc.fix}{between} `--backend kubernetes [-n NAMESPACE]` searches the cluster"
         raise JobError(exc.message, fix=fix) from exc
 
 

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.launch import drill_option, submit_one
-from orchestrator.cli.options import backend_option, root_option, set_option, warn_of_settings
+from orchestrator.cli.options import (
+    backend_option,
+    root_option,
+    say,
+    set_option,
+    warn_of_settings,
+)
 
 if TYPE_CHECKING:
     from orchestrator.contract.drills import Drill
@@ -70,6 +76,7 @@ def run(  # noqa: PLR0913 - click hands over one argument for each option
         spare_hosts=spare_hosts,
         overrides=(*overrides, *on_backend),
     )
+    _note_own_options(words)
     written = write(asked, run_root, os.environ)
     planned = plan_written(
         written, os.environ, run_root=None if run_root is None else Path(run_root)
@@ -77,6 +84,17 @@ def run(  # noqa: PLR0913 - click hands over one argument for each option
     warn_of_settings(planned.spec)
     root = run_root_of(run_root, os.environ, planned.spec.run_root)
     submit_one(Submission(planned=planned, run_root=root, drills=drills), follow=follow)
+
+
+OWN = ("--hosts", "--gpus-per-host", "--spare-hosts", "--follow", "--drill")
+"""Options that few programs have, and that many people write after the program."""
+
+
+def _note_own_options(words: tuple[str, ...]) -> None:
+    for one in words[1:]:
+        if one.partition("=")[0] in OWN:
+            text = f"note: {one} is an argument of {words[0]}: options of ndctl run come before --"
+            say(text, err=True)
 
 
 def _refuse_launcher(words: tuple[str, ...]) -> None:
@@ -89,7 +107,13 @@ def _refuse_launcher(words: tuple[str, ...]) -> None:
         without_launcher,
     )
 
+    in_quotes = len(words) == 1 and " " in words[0] and not Path(words[0]).exists()
+    if in_quotes:
+        words = tuple(words[0].split())
     found = without_launcher(words)
+    if in_quotes and found is None and words[0].endswith(".py"):
+        fix = f"ndctl run -- {' '.join(words)}"
+        raise SpecError("the program and its arguments are one word in quotes", fix=fix)
     # A script in the working directory may have such a name; /usr/bin/python is the launcher.
     if found is None or ("/" not in words[0] and Path(words[0]).is_file()):
         return

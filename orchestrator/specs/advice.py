@@ -55,7 +55,7 @@ def _fix_of_key(problem: Problem) -> str:
     if name in KEYS:
         return f"did you mean {KEYS[name]}?"
     elsewhere = [path for path in every if path.rpartition(".")[2] == name]
-    near = nearest(name, names) or _part_of(name, names)
+    near = nearest(name, names) or _part_of(name, names) or _one_letter_off(name, names)
     if near is not None and not elsewhere:
         return f"did you mean {names[near]}?"
     if elsewhere:
@@ -84,6 +84,16 @@ def _part_of(name: str, names: Iterable[str]) -> str | None:
     """The name whose words are all in `name`, such as shm for shm_size."""
     words = set(name.split("_"))
     return next((one for one in names if words >= set(one.split("_"))), None)
+
+
+def _one_letter_off(name: str, names: Iterable[str]) -> str | None:
+    """The only name that differs in one letter, such as tp for tq."""
+    found = [
+        one
+        for one in names
+        if len(one) == len(name) and sum(a != b for a, b in zip(one, name, strict=True)) == 1
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def keys_for_name(name: str) -> list[str]:

@@ -61,7 +61,9 @@ def fix_of_value(problem: Problem) -> str | None:
 DOUBLE = "\u201c\u201d\u201e\u00ab\u00bb"
 SINGLE = "\u2018\u2019\u201a"
 QUOTES = str.maketrans({**dict.fromkeys(DOUBLE, '"'), **dict.fromkeys(SINGLE, "'")})
-NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
+NUMBER = re.compile(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", re.IGNORECASE)
+PLAIN = re.compile(r"[\w.:/,@%+-]+")
+THOUSANDS = re.compile(r"(\d+)\s*k", re.IGNORECASE)
 SECONDS = re.compile(
     r"(\d+(?:\.\d+)?)\s*(s|sec|second|m|min|minute|h|hr|hour|d|day)s?", re.IGNORECASE
 )
@@ -72,10 +74,19 @@ def _text_fix(problem: Problem, value: str) -> str | None:
     """The fix of a text that an editor has changed, or in which a number was written."""
     if (fix := straight_quotes(value)) is not None:
         return fix
+    if problem.limit.startswith("one word, without spaces"):
+        # The example of the limit is a partition, and the value may be of any kind.
+        together = "".join(value.split())
+        said = f"without spaces it is {together}; " if PLAIN.fullmatch(together) else ""
+        key = problem.path.partition("[")[0]
+        return f"{said}`ndctl explain {key}` says what it takes"
     if "number" not in problem.limit:
         return None
     if NUMBER.fullmatch(value):
         return f"write {value} without quotes"
+    if "whole" in problem.limit and (thousands := THOUSANDS.fullmatch(value.strip())):
+        times = 1024 if "length" in problem.path else 1000
+        return f"did you mean {int(thousands[1]) * times}?"
     found = SECONDS.fullmatch(value.strip())
     if found is None or "seconds" not in _about(problem.path):
         return None
@@ -145,7 +156,8 @@ def _gpu(value: Any) -> str | None:
     from orchestrator.contract.devices import nearest_gpu
 
     near = nearest_gpu(value)
-    return f"did you mean {near}?" if near else None
+    # A GPU that exists may be wrong for another reason, which the problem says.
+    return f"did you mean {near}?" if near and near != value else None
 
 
 def _every(value: Any) -> str | None:
@@ -181,6 +193,13 @@ def _notify(value: Any) -> str | None:
 
 SPAN = re.compile(r"(\d+)\s*(d|day|h|hr|hour|m|min|minute)s?", re.IGNORECASE)
 MINUTES = {"d": 1440, "h": 60, "m": 1}
+
+
+def _files(value: Any) -> str | None:
+    """`files: [GLOB]`, as other tools have it."""
+    if not isinstance(value, list) or len(value) != 1:
+        return None
+    return f"write data.files: {json.dumps(value[0], ensure_ascii=False)}"
 
 
 def _slurm_time(value: Any) -> str | None:
@@ -231,6 +250,7 @@ BY_KEY: Mapping[str, Callable[[Any], str | None]] = {
     "cluster.gpu": _gpu,
     "cluster.slurm.time": _slurm_time,
     "data": _inside("data", "files"),
+    "data.files": _files,
     "model": _model,
     "model.preset": _preset,
     "notify": _notify,

@@ -36,6 +36,15 @@ MISTAKES = [
     ("num_processes: 16", "did you mean cluster.hosts and cluster.gpus_per_host?"),
     ("mixed_precision: bf16", "did you mean train.dtype?"),
     ("fsdp_config: {}", "did you mean parallel.fsdp?"),
+    # values in another form
+    ("data: {files: [/data/a.txt]}", 'write data.files: "/data/a.txt"'),
+    ("data: {sequence_length: 4k}", "did you mean 4096?"),
+    ("train: {steps: 10k}", "did you mean 10000?"),
+    (
+        "cluster: {slurm: {mem: 4 GB}}",
+        "without spaces it is 4GB; `ndctl explain cluster.slurm.mem`",
+    ),
+    ("parallel: {tq: 2}", "did you mean parallel.tp?"),
     # Slurm
     ("cluster: {nodes: 4}", "did you mean cluster.hosts?"),
     ("cluster: {gpus-per-node: 8}", "did you mean cluster.gpus_per_host?"),
@@ -221,3 +230,22 @@ def test_arguments_in_one_text_are_shown_as_the_list_that_a_shell_makes_of_them(
         load_spec(text, "job.yaml")
     ((_, problem),) = refused.value.placed
     assert problem.fix == 'write run.args: ["--lr", "3e-4", "two words"]'
+
+
+def test_a_number_in_quotes_is_written_without_them() -> None:
+    with pytest.raises(SpecError, match="write 3e-4 without quotes"):
+        load_spec(f"{GOOD}  optimizer: {{lr: '3e-4'}}\n", "job.yaml")
+
+
+def test_a_gpu_that_exists_is_not_proposed_again() -> None:
+    more = "cluster: {backend: kubernetes, gpu: h100-sxm-80gb, kubernetes: {gpu_resource: null}}\n"
+    with pytest.raises(SpecError, match=r"cluster\.gpu: must be left out") as refused:
+        load_spec(f"{GOOD}{more}", "job.yaml")
+    assert "did you mean h100" not in str(refused.value)
+
+
+def test_a_value_with_spaces_that_belong_to_it_is_not_joined() -> None:
+    more = "cluster: {backend: slurm, slurm: {container: {image: a, mounts: ['$(pwd; x):/d']}}}\n"
+    with pytest.raises(SpecError) as refused:
+        load_spec(f"{GOOD}{more}", "job.yaml")
+    assert "fix: `ndctl explain cluster.slurm.container.mounts` says what" in str(refused.value)

@@ -241,10 +241,10 @@ def spec_beside(
     Raises:
         SpecError: with everything that is wrong in the file, in `overrides` and in `asked`.
     """
-    from orchestrator.contract.mesh import AXES
     from orchestrator.load import of_the_trainer, read_spec
 
-    keys = [f"parallel.{one}" if one.split("=")[0] in AXES else one for one in asked]
+    # A key without a dot is one of `parallel`, also if it has a typo: no value is at the top.
+    keys = [one if "." in one.split("=")[0] else f"parallel.{one}" for one in asked]
     fixed = [f"--explain {one}" for one in keys]
     return of_the_trainer(read_spec(path, (*overrides, *fixed), environ), "plan --explain")
 

@@ -56,14 +56,14 @@ def init(  # noqa: PLR0913 - click hands over one argument for each option
     from orchestrator.specs.template import Answers, spec_text
 
     path = Path(file)
-    if path.exists() and not force:
-        raise SpecError(f"{path} exists", fix="give another SPEC, or --force to replace it")
     if source is not None:
         others = (train, data, args, backend, hosts, gpus_per_host, name)
         if any(one is not None for one in others):
             raise click.UsageError("--from cannot be combined with options about the job")
         _take_over(Path(source), path, force=force)
         return
+    if path.exists() and not force:
+        raise SpecError(f"{path} exists", fix=ANOTHER)
     given = _asked(train, data, args, backend, hosts, gpus_per_host)
     text = spec_text(Answers(name=name or "", **given))
     load_spec(text, file)  # so that a wrong --name is refused before anything is written
@@ -71,12 +71,15 @@ def init(  # noqa: PLR0913 - click hands over one argument for each option
     say(f"wrote {path}; check it with `ndctl validate {path}`")
 
 
+ANOTHER = "give another SPEC, or --force to replace it"
+
+
 def _take_over(source: "Path", path: "Path", *, force: bool) -> None:
     """Write the spec of a file of another tool, and print what a person has to do."""
     from orchestrator.specs.foreign.taking_over import taken_over
     from orchestrator.yaml_document import read_text
 
-    carried = taken_over(read_text(source, "examples/ has specs"), source)
+    carried = taken_over(read_text(source, "give a batch script or a manifest"), source)
     _write(path, carried.text(source.name), force=force)
     for note in carried.notes():
         say(note)
@@ -86,6 +89,8 @@ def _take_over(source: "Path", path: "Path", *, force: bool) -> None:
 def _write(path: "Path", text: str, *, force: bool) -> None:
     from orchestrator.errors import SpecError
 
+    if path.exists() and not force:
+        raise SpecError(f"{path} exists", fix=ANOTHER)
     try:
         with path.open("w" if force else "x") as written:
             written.write(text)

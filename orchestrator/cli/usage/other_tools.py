@@ -95,6 +95,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Command here -> option elsewhere -> what to do."""
+ENV = ("--env", "-e")
 
 OWN_OPTIONS: Mapping[str, str] = {
     "cluster.hosts": "--hosts",
@@ -114,7 +115,8 @@ def command_words(name: str) -> str | None:
 def option_words(option: str, command: click.Command) -> str | None:
     """What to type for an option that another tool has; None: it is not known."""
     name = command.name or ""
-    if known := OPTIONS.get(name, {}).get(option):
+    known = OPTIONS.get(name, {}).get(option) or (option in ENV and OPTIONS["submit"]["--env"])
+    if known and name in ("run", "submit", *OPTIONS):
         return known
     options = {text for one in command.params for text in one.opts}
     if "--set" not in options or not option.startswith("--"):

@@ -5,19 +5,28 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from orchestrator.contract.spec.slurm_spec import OURS_BEGIN, bad_variable
-from orchestrator.specs.foreign.carried import Carried, braced, job_name, number_of
-from orchestrator.specs.foreign.command_lines import (
-    SET_IN_SCRIPT,
-    executable_of,
-    is_launcher,
-    program_of,
-    settings_in,
-    sizes_of,
+from orchestrator.contract.spec.slurm_spec import OURS
+from orchestrator.specs.foreign.carried import (
+    Carried,
+    braced,
+    job_name,
+    number_of,
 )
-from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell, variables
+from orchestrator.specs.foreign.command_lines import (
+    is_launcher,
+    sizes_of,
+    variable_ranks,
+)
+from orchestrator.specs.foreign.run_key import (
+    ONLY_A_SHELL_KNOWS,
+    ask_for_loops,
+    set_program,
+    set_variables,
+    short,
+)
+from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell
 from orchestrator.specs.foreign.shell_words import Values
-from orchestrator.specs.slurm_options import SBATCH, SENTENCES, SRUN
+from orchestrator.specs.slurm_options import SENTENCES, SRUN
 
 SHORT: Mapping[str, str] = {
     "N": "nodes", "n": "ntasks", "J": "job-name", "p": "partition", "A": "account", "q": "qos",
@@ -31,52 +40,49 @@ SAME = (
 )
 """Options that `cluster.slurm` has under the same name."""
 BY_NDCTL = frozenset(
-    [
-        "requeue",
-        "no_requeue",
-        "no_kill",
-        "signal",
-        "open_mode",
-        "output",
-        "error",
-        "nodes",
-        "ntasks",
-        "ntasks_per_node",
-        "gpus",
-        "gpus_per_node",
-        "gpus_per_task",
-        "gres",
-        "cpus_per_task",
-        "job_name",
-        "exclusive",
-        "chdir",
-        "export",
-    ]
+    (
+        *("requeue", "no_kill", "open_mode", "output", "error", "nodes", "ntasks"),
+        *("ntasks_per_node", "gpus", "gpus_per_node", "gpus_per_task", "gres", "cpus_per_task"),
+        *("cpus_per_gpu", "mem_per_cpu", "mem_per_gpu", "job_name", "exclusive", "chdir"),
+        *("export", "signal"),
+    )
 )
 """Options that are read on their own, or that ndctl sets itself."""
 INSTEAD: Mapping[str, str] = {
     "array": "submit with --sweep KEY=A,B",
     "dependency": "submit with --after JOB",
+    "no_requeue": "ndctl requeues the job at its time limit and after a lost host",
 }
+OTHER_SPELLINGS: Mapping[str, str] = {
+    "tasks_per_node": "ntasks_per_node",
+    "packjob": "hetjob",
+    "workdir": "chdir",
+    "gpus_per_host": "gpus_per_node",
+}
+SIGNAL = re.compile(r"(?:[A-Z]+:)*(?:SIG)?(\w+?)@(\d+)")
+SIZE = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
 GPUS = re.compile(r"(?:gres[/:])?gpu(?::([A-Za-z][\w.-]*))?(?::(\$?\{?\w+\}?))?(?:\([^)]*\))?")
 POSITIONAL = re.compile(r"\$(?:([1-9])|\{([1-9]))")
 """An argument of the script itself."""
-ONLY_A_SHELL_KNOWS = re.compile(r"\$\(|`|\$\{(?:SLURM|RANDOM|HOSTNAME|!)")
 
 
 def from_script(text: str, stem: str) -> Carried:
     """The spec that the script `text` describes. `stem`: its file name, for a name of the job."""
     carried = Carried()
     given = options_in(text)
-    hosts = number_of(given.get("nodes")) or 1
+    hosts = _hosts(carried, given)
     shell = read_shell(text, _of_slurm(given, hosts))
     start = shell.training()
-    carried.name = job_name(given.get("job_name") or stem)
-    _run(carried, shell, start, given)
     words = list(start.words) if start is not None else []
-    typed = {**given, **_options(words)}
+    typed = {**given, **_options(of_srun(words))}
+    carried.name = job_name(given.get("job_name") or stem)
+    for one in f"{given.get('export', '')},{typed.get('export', '')}".split(","):
+        name, is_value, value = one.partition("=")
+        if is_value:
+            shell.exported[name] = value
+    _run(carried, shell, start, given)
     sizes = dict(zip(*[iter(sizes_of(words))] * 2, strict=True))
-    each, how = _gpus(typed, hosts, sizes.get("--gpus-per-host"))
+    each, how = _gpus(typed, hosts, variable_ranks(words) or sizes.get("--gpus-per-host"))
     if "nodes" not in given and "--hosts" in sizes:
         hosts = number_of(sizes["--hosts"])
     if each is None:
@@ -85,7 +91,7 @@ def from_script(text: str, stem: str) -> Carried:
     backend = "slurm" if of_slurm else "local"
     carried.cluster = {"backend": backend, "hosts": hosts, "gpus_per_host": each or 1}
     if of_slurm:
-        carried.cluster["slurm"] = {**_slurm(carried, given, how), **_around(shell)}
+        carried.cluster["slurm"] = {**_slurm(carried, given, how, each), **_around(shell)}
         _container(carried, typed)
         if shell.setup:
             carried.before.append(
@@ -93,11 +99,21 @@ def from_script(text: str, stem: str) -> Carried:
                 " from it: ranks run with the interpreter of `ndctl submit`"
             )
     else:
-        prepares = [*(f"module load {name}" for name in shell.modules), *shell.setup]
-        carried.before += [f"type in the shell that submits: {line}" for line in prepares]
+        carried.before += [f"type in the shell that submits: {line}" for line in shell.setup]
     _rest(carried, shell, start)
     _ask_for_arguments(carried)
+    for key in ("image", "mounts", "workdir"):
+        for one in _texts(carried.cluster.get("slurm", {}).get("container", {}).get(key)):
+            if ONLY_A_SHELL_KNOWS.search(one):
+                carried.before.append(
+                    f"replace {one} in cluster.slurm.container.{key}, which only the script's shell"
+                    " knows"
+                )
     return carried
+
+
+def _texts(value: Any) -> list[str]:
+    return value if isinstance(value, list) else [value] if isinstance(value, str) else []
 
 
 def _ask_for_arguments(carried: Carried) -> None:
@@ -108,10 +124,34 @@ def _ask_for_arguments(carried: Carried) -> None:
         carried.before.append(f"replace {names} in run, which are arguments of the script")
 
 
+def of_srun(words: list[str]) -> list[str]:
+    """The words up to the program that srun starts, whose own options follow."""
+    for at, word in enumerate(words):
+        if (not word.startswith("-") and is_launcher(word) and at) or word.endswith(".py"):
+            return words[:at]
+    return words
+
+
+def _hosts(carried: Carried, given: Mapping[str, str]) -> Any:
+    nodes = given.get("nodes", "")
+    if (several := re.fullmatch(r"(\d+)-(\d+)", nodes)) is not None:
+        carried.before.append(f"check cluster.hosts: the script takes {nodes} nodes")
+        return int(several[1])
+    tasks, each = number_of(given.get("ntasks")), number_of(given.get("ntasks_per_node"))
+    if not nodes and isinstance(tasks, int) and isinstance(each, int) and each:
+        return max(1, tasks // each)
+    return number_of(nodes) or 1
+
+
 def options_in(text: str) -> dict[str, str]:
-    """The options of the `#SBATCH` lines, with underscores. Slurm uses the last of each."""
+    """The options of the `#SBATCH` lines, with underscores. Slurm uses the last of each.
+
+    Of a heterogeneous job it has those of the first component, and the key `hetjob`.
+    """
     words: list[str] = []
     for line in re.findall(r"^#SBATCH[ \t]+(.*)", text, re.MULTILINE):
+        if line.split()[0] in ("hetjob", "packjob"):
+            return {**_options(words), "hetjob": ""}
         try:
             words += shlex.split(line, comments=True)
         except ValueError:
@@ -131,7 +171,8 @@ def _options(words: list[str]) -> dict[str, str]:
         if not equals and at + 1 < len(words) and not words[at + 1].startswith("-"):
             value = words[at + 1]
         name = name.lstrip("-")
-        found[SHORT.get(name, name).replace("-", "_")] = braced(value)
+        name = SHORT.get(name, name).replace("-", "_")
+        found[OTHER_SPELLINGS.get(name, name)] = braced(value)
     return found
 
 
@@ -181,25 +222,63 @@ def _gpus(
     return (tasks if tasks != 1 else None), {"gpus": "none"}
 
 
-def _slurm(carried: Carried, given: Mapping[str, str], how: Mapping[str, str]) -> dict[str, Any]:
+def _slurm(
+    carried: Carried, given: Mapping[str, str], how: Mapping[str, str], gpus: Any
+) -> dict[str, Any]:
     found: dict[str, Any] = {name: given[name] for name in SAME if given.get(name)}
     found.update(how)
     found["exclusive"] = "exclusive" in given
-    tasks, cpus = number_of(given.get("ntasks_per_node", 1)), number_of(given.get("cpus_per_task"))
-    if isinstance(cpus, int) and isinstance(tasks, int):
-        found["cpus_per_task"] = cpus * tasks  # ndctl has one task for each host
-    elif cpus is not None:
-        found["cpus_per_task"] = cpus
+    found.update(_of_a_host(carried, given, gpus))
     gres = [one for one in given.get("gres", "").split(",") if one and not GPUS.fullmatch(one)]
     if gres:
         found["gres"] = ",".join(gres)
-    args = [_flag(name, given[name]) for name in given if name in SBATCH]
+    ours = {one.replace("-", "_") for one in OURS}
+    known = SRUN | BY_NDCTL | ours | {*SAME, *INSTEAD, *SENTENCES, "hetjob"}
+    # Plugins of a site add options, such as --image of Shifter.
+    args = [_flag(name, given[name]) for name in given if name not in known]
     steps = [_flag(name, given[name]) for name in given if name in SRUN]
     found.update({"sbatch_args": args} if args else {}, **({"srun_args": steps} if steps else {}))
     for name in given:
-        if name not in SBATCH | SRUN | BY_NDCTL and name not in SAME:
-            instead = INSTEAD.get(name) or SENTENCES.get(name) or "ndctl does not know it"
-            carried.leave(f"#SBATCH --{name.replace('_', '-')}: {instead}")
+        instead = INSTEAD.get(name) or SENTENCES.get(name)
+        if instead is None and name in ours and name not in SAME:
+            instead = "ndctl sets it itself"
+        if name not in BY_NDCTL and instead is not None:
+            carried.leave(f"#SBATCH {_flag(name, given[name])}: {instead}")
+    if "hetjob" in given:
+        carried.leave("#SBATCH hetjob: all hosts are alike; here are those of the first component")
+    _signal(carried, found, given.get("signal", ""))
+    return found
+
+
+def _signal(carried: Carried, found: dict[str, Any], given: str) -> None:
+    """How long before the time limit the job gets a signal."""
+    one = SIGNAL.fullmatch(given)
+    if one is None:
+        return
+    found["notice_s"] = int(one[2])
+    if one[1] not in ("TERM", "15"):
+        carried.leave(
+            f"#SBATCH --signal={given}: ranks get SIGTERM {one[2]} s before the time limit, not"
+            f" {one[1]}; ndctl.should_stop() says it too"
+        )
+
+
+def _of_a_host(carried: Carried, given: Mapping[str, str], gpus: Any) -> dict[str, Any]:
+    """CPUs and memory of the one task that ndctl starts on each host."""
+    found: dict[str, Any] = {}
+    tasks, cpus = number_of(given.get("ntasks_per_node", 1)), number_of(given.get("cpus_per_task"))
+    if cpus is None and isinstance(gpus, int):
+        cpus, tasks = number_of(given.get("cpus_per_gpu")), gpus
+    if isinstance(cpus, int) and isinstance(tasks, int):
+        found["cpus_per_task"] = cpus * tasks
+    elif cpus is not None:
+        found["cpus_per_task"] = cpus
+    for name, count in (("mem_per_cpu", found.get("cpus_per_task", tasks)), ("mem_per_gpu", gpus)):
+        size = SIZE.fullmatch(given.get(name, ""))
+        if size is not None and isinstance(count, int):
+            found["mem"] = f"{int(size[1]) * count}{size[2].upper()}"
+        elif name in given:
+            carried.leave(f"#SBATCH {_flag(name, given[name])}: {SENTENCES[name]}")
     return found
 
 
@@ -207,67 +286,38 @@ def _flag(name: str, value: str) -> str:
     return f"--{name.replace('_', '-')}" + (f"={value}" if value else "")
 
 
+LOADS = re.compile(r"(?:module (?:load|add)|ml)((?: (?!-)[\w./+-]+| \$\{\w+\})+)")
+
+
 def _around(shell: Shell) -> dict[str, Any]:
-    modules = {"modules": shell.modules} if shell.modules else {}
-    return {**modules, **({"setup": shell.setup} if shell.setup else {})}
+    """Modules, and what else prepares the environment.
+
+    ndctl loads `modules` before `setup`. So a script that does something else before, such as
+    `module use FOLDER`, keeps all lines in its order.
+    """
+    setup = list(shell.setup)
+    modules: list[str] = []
+    while setup and (loads := LOADS.fullmatch(setup[0])) and "purge" not in setup[0]:
+        modules += loads[1].split()
+        setup.pop(0)
+    if any(re.match(r"(module|ml)\b", line) for line in setup):
+        modules, setup = [], list(shell.setup)
+    return {
+        **({"modules": modules} if modules else {}),
+        **({"setup": setup} if setup else {}),
+    }
 
 
 def _run(carried: Carried, shell: Shell, start: Start | None, given: Mapping[str, str]) -> None:
     set_program(carried, start)
+    ask_for_loops(carried, shell)
     folder = given.get("chdir") or shell.folder
     if folder is not None and ONLY_A_SHELL_KNOWS.search(folder):
-        words = f"set run.workdir: only the script's shell knows {_short(folder)}"
+        words = f"set run.workdir: only the script's shell knows {short(folder)}"
         carried.before.append(words)
     elif folder not in (None, ".", "${PWD}"):
         carried.run["workdir"] = folder
     set_variables(carried, shell)
-
-
-def set_program(carried: Carried, start: Start | None) -> None:
-    """The key `run`, for the program that a command line starts."""
-    words = start.words if start is not None else ()
-    found = program_of(words) or executable_of(words)
-    if found is None:
-        carried.run = {"script": "train.py", "args": []}
-        carried.before.append("set run: no program was found that runs on each rank")
-        return
-    carried.run = {found.key: found.name, "args": [*found.args]}
-    if found.key == "program" and start is not None:
-        carried.before.append(
-            f"check run: {found.name} starts on each rank, with the variables of torchrun; it must"
-            " not start a launcher itself"
-        )
-    if settings := settings_in(words):
-        carried.before.append(SET_IN_SCRIPT.format(", ".join(settings)))
-    unclear = [one for one in (found.name, *found.args) if ONLY_A_SHELL_KNOWS.search(one)]
-    for one in unclear:
-        carried.before.append(f"replace {one} in run, which only the script's shell knows")
-    if '"$@"' in found.args or "${@}" in found.args or "$@" in found.args:
-        carried.run["args"] = [one for one in found.args if one not in ('"$@"', "${@}", "$@")]
-
-
-def set_variables(carried: Carried, shell: Shell) -> None:
-    """The key `run.env`, for what the script exports."""
-    kept: dict[str, str] = {}
-    start = shell.training()
-    for name, value in variables(shell):
-        in_line = start is not None and re.search(rf"\$\{{?{name}\b", start.text)
-        if in_line and start is not None and f"{name}=" not in start.text:
-            continue  # a part of the command line, such as CMD
-        if any(is_launcher(word) for word in value.split()):
-            continue
-        if ONLY_A_SHELL_KNOWS.search(value):
-            carried.leave(f"export {name}: only the script's shell knows {_short(value)}")
-        elif bad_variable(name) is None and not name.startswith(OURS_BEGIN):
-            # A part such as ${LD_LIBRARY_PATH} may be unset where the job is submitted.
-            kept[name] = re.sub(r"\$\{(\w+)\}", r"${\1:-}", value)
-    if kept:
-        carried.run["env"] = kept
-
-
-def _short(text: str) -> str:
-    plain = " ".join(text.split())
-    return plain if len(plain) <= 60 else f"{plain[:57]}…"
 
 
 def _container(carried: Carried, typed: Mapping[str, str]) -> None:
@@ -293,7 +343,7 @@ def _rest(carried: Carried, shell: Shell, start: Start | None) -> None:
     """Lines that do something else than to start the training."""
     lines = sorted([*shell.others, *((one.line, one.text) for one in _not_training(shell, start))])
     for line, text in lines:
-        carried.leave(f"line {line}: {_short(text)}")
+        carried.leave(f"line {line}: {short(text)}")
     if lines:
         carried.leave(
             "what these lines do belongs into cluster.slurm.setup (first host, before the ranks)"

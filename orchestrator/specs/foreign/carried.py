@@ -67,7 +67,7 @@ def _comment(line: str) -> str:
 def variables_of(value: Any) -> list[str]:
     """Names of the variables in texts that ndctl replaces when it reads the spec."""
     if isinstance(value, str):
-        return re.findall(r"\$\{([A-Za-z_]\w*)\}", value)
+        return re.findall(r"(?<!\$)\$\{([A-Za-z_]\w*)\}", value)
     if isinstance(value, Mapping):
         inside = [one for key, one in value.items() if key not in ("pod_template", "setup")]
         return [name for one in inside for name in variables_of(one)]

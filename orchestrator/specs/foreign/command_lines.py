@@ -52,11 +52,22 @@ def program_of(words: Sequence[str]) -> Program | None:
 
 def executable_of(words: Sequence[str]) -> Program | None:
     """The executable that a launcher starts, as in `mpirun -n 2 ./solver`; None: none is seen."""
-    at = 0
+    at, key = 0, "program"
     while at < len(words):
         word = words[at]
-        if not (word.startswith("-") or is_launcher(word) or word in PREFIXES):
-            return Program("program", word, tuple(words[at + 1 :]))
+        if PurePath(word).name in SHELLS and "c" in "".join(words[at + 1 : at + 2]):
+            at += 1  # bash -c, whose words follow
+        elif word.startswith("$(which ") or not (
+            word.startswith("-") or is_launcher(word) or word in PREFIXES
+        ):
+            return Program(key, word, tuple(words[at + 1 :]))
+        if word.lstrip("-") in ("mca", "gmca", "prtemca"):
+            at += 1  # it has two values
+        # What torchrun starts is a script, also if its name is a variable.
+        if PurePath(word).name in ("torchrun", "accelerate", "deepspeed", *LAUNCHERS):
+            key = "script"
+        elif word in ("--no-python", "--no_python"):
+            key = "program"
         following = "".join(words[at + 1 : at + 2])
         at += 2 if WITH_VALUE.fullmatch(word) or (word[0] == "-" and following.isdecimal()) else 1
     return None
@@ -128,6 +139,16 @@ def sizes_of(words: Sequence[str], *, of_mpi: bool = False) -> Iterator[str]:
     yield from () if each is None else ("--gpus-per-host", str(each))
 
 
+def variable_ranks(words: Sequence[str]) -> str | None:
+    """The ranks of a host, if a launcher gets them as a variable."""
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") in RANKS_OF_A_HOST:
+            found = value if equals else following
+            return found if re.fullmatch(r"\$\{\w+\}", found) else None
+    return None
+
+
 def _number(words: Sequence[str], names: Sequence[str]) -> int | None:
     """The value of the first of these options, if it is a number or, as 2:4, a range."""
     for at, word in enumerate(words):
@@ -152,6 +173,11 @@ COMMANDS = (
 )
 """Programs that start another one on each rank, as ndctl does itself; and uv, which starts one in
 the environment of a project."""
+RUNTIMES = (
+    *("singularity", "apptainer", "shifter", "podman-hpc", "podman", "docker", "enroot", "sarus"),
+    *("ch-run", "udocker"),
+)
+"""Programs that start another one in a container. ndctl itself starts containers by pyxis alone."""
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 SHELLS = ("bash", "sh", "zsh")
 PREFIXES = ("env", "nohup", "time", "exec")
@@ -160,7 +186,7 @@ VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")
 WITH_VALUE = re.compile(
     r"--(container-(image|mounts|name|workdir|save|env)|nodelist|exclude|partition|account|qos|output"
     r"|error|input|chdir|job-name|jobid|time|mem|gres|gpus(-per-(node|task))?|export|constraint)"
-    r"|-[pAwxoeiDJtG]"
+    r"|--?(hostfile|host|machinefile|g?mca|prtemca|np|npernode|bind-to|map-by)|-[pAwxoeiDJtGHn]"
 )
 """Options of srun whose value is the next word."""
 # Options of launchers, with hyphens for underscores. -N is the number of hosts for srun, and the

@@ -7,6 +7,8 @@ from typing import Any
 import yaml
 from msgspec import Struct, field
 
+TRAINS = "trainer.kubeflow.org/trainjob-ancestor-step"
+"""The label of the pods of a runtime that get a TrainJob's `trainer`."""
 MOST_VALUES = 20_000
 """Aliases may make a short text very large."""
 
@@ -22,8 +24,8 @@ class Pods(Struct, kw_only=True):
     command: list[str] | None = None
     """Replaces the command of the template."""
     notes: list[str] = field(default_factory=list)
-    whole: bool = True
-    """The template is all that the pods get."""
+    says_devices: bool = True
+    """Pods get no other devices than those of the template."""
     kind: str = "pytorchjob"
     """The kind that a spec of ndctl asks for."""
 
@@ -122,8 +124,16 @@ def _jobset(spec: dict[str, Any]) -> Pods:
     sized = [(_times(one), one) for one in groups]
     if not sized:
         return Pods(kind="jobset")
-    # The one that trains has the most pods; a launcher or a parameter server has one.
-    hosts, most = max(sized, key=lambda pair: pair[0] if isinstance(pair[0], int) else MOST_VALUES)
+
+    # The one that trains has the most pods; a launcher or a parameter server has one. What prepares
+    # data has no GPUs, and comes first.
+    def order(pair: tuple[Any, dict[str, Any]]) -> tuple[bool, Any, bool]:
+        hosts, one = pair
+        trains = at(one, "template", "metadata", "labels", TRAINS) == "trainer"
+        asks = "gpu" in str(at(one, "template", "spec", "template", "spec", "containers"))
+        return trains, hosts if isinstance(hosts, int) else MOST_VALUES, asks
+
+    hosts, most = max(reversed(sized), key=order)
     notes = [f"replicatedJob {one.get('name')}" for one in groups if one is not most]
     template = at(most, "template", "spec", "template") or {}
     return Pods(hosts=hosts, template=template, notes=notes, kind="jobset")
@@ -165,7 +175,7 @@ def _trainjob(spec: dict[str, Any], others: list[dict[str, Any]]) -> Pods:
     )
     found = Pods(kind="trainjob") if runtime is None else _runtime(at(runtime, "spec") or {})
     if runtime is None:
-        found.whole = False
+        found.says_devices = False
         found.notes.append(
             f"what the runtime {name} adds, such as volumes and tolerations: it is not in this"
             " file. Put its manifest into the same file, after ---"
@@ -175,7 +185,9 @@ def _trainjob(spec: dict[str, Any], others: list[dict[str, Any]]) -> Pods:
     container.update({key: trainer[key] for key in ("image", "command", "args") if key in trainer})
     container["env"] = [*(container.get("env") or []), *(trainer.get("env") or [])]
     if "resourcesPerNode" in trainer:
+        # It takes the place of all that the runtime asks for.
         container["resources"] = trainer["resourcesPerNode"]
+        found.says_devices = True
     pod = {**(at(found.template, "spec") or {}), "containers": [container]}
     found.template = {**found.template, "spec": pod}
     found.hosts = trainer.get("numNodes") or found.hosts
@@ -232,8 +244,20 @@ def _volcano(spec: dict[str, Any]) -> Pods:
         if at(spec, "plugins")
         else []
     )
-    hosts = _total([one.get("replicas", 1) for one in tasks], notes)
-    return Pods(hosts=hosts, template=tasks[-1].get("template") or {} if tasks else {}, notes=notes)
+    launcher = next((one for one in tasks if "mpiexec" in str(one) or "mpirun" in str(one)), None)
+    workers = [one for one in tasks if one is not launcher or len(tasks) == 1]
+    hosts = _total([one.get("replicas", 1) for one in workers], notes)
+    if len({repr(at(one, "template", "spec")) for one in workers}) > 1:
+        names = ", ".join(str(one.get("name")) for one in workers)
+        notes.append(f"where the pods of the tasks {names} differ: all hosts are alike")
+    found = Pods(
+        hosts=hosts, template=workers[-1].get("template") or {} if workers else {}, notes=notes
+    )
+    if launcher is not None and launcher not in workers:
+        container = _container(launcher.get("template") or {})
+        found.command = [*(container.get("command") or []), *(container.get("args") or [])]
+        notes.append(f"the task {launcher.get('name')}: ndctl starts the ranks itself")
+    return found
 
 
 def _leaderworkerset(spec: dict[str, Any]) -> Pods:

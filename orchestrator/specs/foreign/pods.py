@@ -7,18 +7,17 @@ from typing import Any
 
 from orchestrator.contract.spec.job_spec import kubernetes_name
 from orchestrator.contract.spec.slurm_spec import bad_variable
-from orchestrator.specs.foreign.batch_script import set_program, set_variables
 from orchestrator.specs.foreign.carried import Carried, braced, job_name, number_of
-from orchestrator.specs.foreign.command_lines import sizes_of
+from orchestrator.specs.foreign.command_lines import sizes_of, variable_ranks
 from orchestrator.specs.foreign.manifests import Pods, at
+from orchestrator.specs.foreign.pod_volumes import own_container, set_volumes
+from orchestrator.specs.foreign.run_key import set_program, set_variables
 from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell
 
-CONTAINER: Mapping[str, str] = {"pytorchjob": "pytorch", "jobset": "pytorch", "trainjob": "node"}
-"""The container of ndctl's agent in the pods of each kind, as the renderer names it."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 OF_TOOLS = re.compile(r"(trainer\.kubeflow\.org|training\.kubeflow\.org|jobset\.sigs\.k8s\.io)/.*")
 """Labels that operators read."""
-GPU = re.compile(r".+/(gpu|mig-.+)|\$\{GPU_RESOURCE\}|gpu", re.IGNORECASE)
+GPU = re.compile(r"[\w.-]+/(gpu|mig-[\w.]+)|\$\{GPU_RESOURCE\}|gpu", re.IGNORECASE)
 RDMA = re.compile(r"rdma/.+|.*/(efa|hostdev|rdma.*|hca.*|ib.*|roce.*)", re.IGNORECASE)
 BY_NDCTL = frozenset(
     [
@@ -61,6 +60,7 @@ OF_CONTAINER = frozenset(
         "terminationMessagePolicy",
     ]
 )
+IN_TEMPLATE = re.compile(r"\$\{?[A-Z][A-Z0-9_]*\}?")
 PROBES = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
 
 
@@ -71,7 +71,7 @@ def from_pods(one: Mapping[str, Any], pods: Pods, stem: str) -> Carried:
     name = str(meta.get("name") or meta.get("generateName") or stem)
     carried.name = kubernetes_name(job_name(name))
     pod = at(pods.template, "spec") or {}
-    container = _trainer(carried, pod)
+    container = _trainer(pod)
     kubernetes: dict[str, Any] = {"kind": pods.kind}
     if (namespace := meta.get("namespace")) is not None:
         kubernetes["namespace"] = braced(str(namespace))
@@ -81,29 +81,33 @@ def from_pods(one: Mapping[str, Any], pods: Pods, stem: str) -> Carried:
     if folder:
         carried.run["workdir"] = braced(str(folder))
     set_variables(carried, shell)
-    for _, text in shell.others:
+    others = [text for _, text in shell.others]
+    others += [one.text for one in shell.starts if start is None or one.words != start.words]
+    for text in others:
         carried.leave(f"in its command: {text[:60]}")
-    if shell.others:
+    if others:
         carried.leave("what these lines do belongs into the image or an init container")
     hosts = number_of(pods.hosts) or 1
     each = _resources(carried, kubernetes, container, pods, start)
     carried.cluster = {"backend": "kubernetes", "hosts": hosts, "gpus_per_host": each}
     _image(carried, kubernetes, container, pod)
-    _variables(carried, kubernetes, container)
+    _variables(kubernetes, container)
     _places(kubernetes, pod)
     _labels(carried, kubernetes, one, pods)
-    _volumes(carried, kubernetes, pod, container)
+    set_volumes(carried, kubernetes, pod, container)
     _other_fields(carried, kubernetes, pod, container)
     _policies(carried, kubernetes, one)
+    if "pod_template" in kubernetes:
+        kubernetes["pod_template"] = kubernetes.pop("pod_template")  # it is the longest
     carried.cluster["kubernetes"] = kubernetes
     return carried
 
 
-def _trainer(carried: Carried, pod: Mapping[str, Any]) -> dict[str, Any]:
+def _trainer(pod: Mapping[str, Any]) -> dict[str, Any]:
+    """The container that trains: the first that asks for GPUs, or the first."""
     containers = [one for one in pod.get("containers") or [] if isinstance(one, dict)]
-    for extra in containers[1:]:
-        carried.leave(f"container {extra.get('name')}: add it to cluster.kubernetes.pod_template")
-    return containers[0] if containers else {}
+    asking = (one for one in containers if GPU.search(str(at(one, "resources"))))
+    return next(asking, containers[0] if containers else {})
 
 
 def _started(pods: Pods, container: Mapping[str, Any]) -> tuple[Shell, Start | None]:
@@ -138,25 +142,40 @@ def _resources(
 ) -> Any:
     """The ranks of a pod. Sets the resources that it asks for."""
     limits = at(container, "resources", "limits") or {}
-    asked = {**limits, **(at(container, "resources", "requests") or {})}
+    requests = at(container, "resources", "requests") or {}
+    asked = {**limits, **requests}
     gpus = {name: asked[name] for name in asked if GPU.fullmatch(braced(name))}
-    typed = [*start.words] if start is not None else []
+    # mpirun has the number of all ranks.
+    typed = [f"--nnodes={pods.hosts}", *start.words] if start is not None else []
     sizes = dict(zip(*[iter(sizes_of(typed))] * 2, strict=True))
     each = number_of(next(iter(gpus.values()), None))
-    if not gpus and pods.whole:
+    if not gpus and pods.says_devices:
         kubernetes["gpu_resource"] = None
     elif not gpus:
         pass  # the runtime, which is not in the file, says it
     elif (resource := braced(next(iter(gpus)))) != "nvidia.com/gpu":
         kubernetes["gpu_resource"] = resource
+    rest: set[str] = set()
     for name, count in asked.items():
-        if RDMA.fullmatch(name) and name not in gpus:
+        if RDMA.fullmatch(name) and name not in gpus and "rdma_resource" not in kubernetes:
             kubernetes.update({"rdma_resource": name, "rdma_count": number_of(count) or 1})
         elif name in ("cpu", "memory"):
             kubernetes[name] = braced(str(count))
         elif name not in gpus:
-            carried.leave(f"resource {name}: add it to cluster.kubernetes.pod_template")
-    return each or number_of(pods.ranks) or number_of(sizes.get("--gpus-per-host")) or 1
+            rest.add(name)
+    # ndctl limits memory to its request, and CPUs not at all.
+    more = {name: limits[name] for name in limits if name in rest}
+    more |= {
+        name: limits[name]
+        for name in ("cpu", "memory")
+        if name in limits and (name == "cpu" or limits[name] != asked[name])
+    }
+    wanted = {name: requests[name] for name in requests if name in rest}
+    template = {**({"limits": more} if more else {}), **({"requests": wanted} if wanted else {})}
+    if template:
+        own_container(kubernetes)["resources"] = template
+    by_launcher = variable_ranks(typed) or number_of(sizes.get("--gpus-per-host"))
+    return each or number_of(pods.ranks) or by_launcher or 1
 
 
 def _image(
@@ -179,7 +198,7 @@ def _image(
         kubernetes["image_pull_secrets"] = secrets
 
 
-def _variables(carried: Carried, kubernetes: dict[str, Any], container: Mapping[str, Any]) -> None:
+def _variables(kubernetes: dict[str, Any], container: Mapping[str, Any]) -> None:
     env: dict[str, Any] = {}
     for one in container.get("env") or []:
         name = str(at(one, "name"))
@@ -188,7 +207,7 @@ def _variables(carried: Carried, kubernetes: dict[str, Any], container: Mapping[
         if (value := _variable(one)) is not None:
             env[name] = value
         else:
-            carried.leave(f"variable {name}: add its valueFrom to cluster.kubernetes.pod_template")
+            own_container(kubernetes).setdefault("env", []).append(dict(one))
     if env:
         kubernetes["env"] = env
     sources = [
@@ -206,7 +225,11 @@ def _variable(one: Mapping[str, Any]) -> Any:
     for key, here in (("secretKeyRef", "secret"), ("configMapKeyRef", "config_map")):
         if (source := at(one, "valueFrom", key)) is not None:
             return {here: at(source, "name"), "key": at(source, "key")}
-    return None if "valueFrom" in one else braced(str(one.get("value") or ""))
+    if "valueFrom" in one:
+        return None
+    # Templates have variables in capitals. Others are those of a script that the value is.
+    text = re.sub(r"\$\{(?![A-Z][A-Z0-9_]*\})", "$${", str(one.get("value") or ""))
+    return re.sub(r"(?<!\$)\$([A-Z][A-Z0-9_]*)", r"${\1}", text)
 
 
 def _places(kubernetes: dict[str, Any], pod: Mapping[str, Any]) -> None:
@@ -251,69 +274,6 @@ def _labels(
         carried.leave(f"schedulerName {scheduler}: add it to cluster.kubernetes.pod_template")
 
 
-SOURCES = (
-    ("persistentVolumeClaim", "claimName", "claim"),
-    ("hostPath", "path", "host_path"),
-    ("secret", "secretName", "secret"),
-    ("configMap", "name", "config_map"),
-    ("emptyDir", "sizeLimit", "empty_dir"),
-)
-"""Source of a volume and its field in Kubernetes; its key in a spec."""
-
-
-def _volumes(
-    carried: Carried,
-    kubernetes: dict[str, Any],
-    pod: Mapping[str, Any],
-    container: Mapping[str, Any],
-) -> None:
-    named = {at(one, "name"): one for one in pod.get("volumes") or []}
-    found: list[dict[str, Any]] = []
-    kubernetes["runs"] = {}
-    for mount in container.get("volumeMounts") or []:
-        name, path = at(mount, "name"), str(at(mount, "mountPath"))
-        volume = named.get(name) or {}
-        if path == "/dev/shm":
-            size = at(volume, "emptyDir", "sizeLimit")
-            kubernetes.update({"shm": braced(str(size))} if size is not None else {})
-            continue
-        source = next(((key, value) for key, value in _source(volume)), None)
-        if source is None or "subPath" in mount or name in [one["name"] for one in found]:
-            carried.leave(f"mount {path} of volume {name}: add it to pod_template, with its volume")
-            continue
-        read_only = bool(mount.get("readOnly"))
-        found.append(
-            {"name": name, "mount_path": path, source[0]: source[1], "read_only": read_only}
-        )
-    if found:
-        kubernetes["volumes"] = found
-    _runs(carried, kubernetes, found)
-
-
-def _source(volume: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [
-        (here, braced(str(volume[kind][key])))
-        for kind, key, here in SOURCES
-        if isinstance(volume.get(kind), dict) and volume[kind].get(key) is not None
-    ]
-
-
-def _runs(carried: Carried, kubernetes: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    """The volume of the run directories: a shared one that the pods write anyway."""
-    claims = [one["claim"] for one in found if "claim" in one and not one["read_only"]]
-    if claims:
-        kubernetes["runs"] = {"claim": claims[0]}
-        carried.before.append(
-            f"check that all pods can write to the claim {claims[0]} (ReadWriteMany); it also has"
-            " the run directories now"
-        )
-    else:
-        del kubernetes["runs"]
-        carried.before.append(
-            "name a volume that all pods can write: cluster.kubernetes.runs: {claim: NAME}"
-        )
-
-
 def _other_fields(
     carried: Carried,
     kubernetes: dict[str, Any],
@@ -330,10 +290,17 @@ def _other_fields(
     for key in PROBES:
         if key in container:
             carried.leave(f"{key}: ndctl watches the ranks itself")
-    if rest:
-        template["containers"] = [{"name": CONTAINER[kubernetes["kind"]], **rest}]
+    beside = [one for one in pod.get("containers") or [] if one is not container]
+    if rest or beside:
+        own_container(kubernetes).update(rest)
+        kubernetes["pod_template"]["spec"]["containers"] += beside
     if template:
-        kubernetes["pod_template"] = {"spec": template}
+        given = kubernetes.setdefault("pod_template", {"spec": {}})
+        given["spec"] = {**template, **given["spec"]}
+    if names := dict.fromkeys(IN_TEMPLATE.findall(str(kubernetes.get("pod_template", "")))):
+        carried.before.append(
+            f"check {', '.join(names)} in pod_template, where ndctl replaces no variables"
+        )
     account = pod.get("serviceAccountName") or pod.get("serviceAccount")
     if account not in (None, "default"):
         kubernetes["service_account"] = braced(str(account))

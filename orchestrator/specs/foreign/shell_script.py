@@ -6,12 +6,20 @@ knows is not entered.
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise, takewhile
 from pathlib import PurePath
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from orchestrator.specs.foreign.carried import OF_NDCTL
-from orchestrator.specs.foreign.command_lines import COMMANDS, SHELLS, is_launcher, program_of
+from orchestrator.specs.foreign.command_lines import (
+    COMMANDS,
+    RUNTIMES,
+    SHELLS,
+    is_launcher,
+    program_of,
+)
 from orchestrator.specs.foreign.shell_words import (
     NAME,
     Command,
@@ -20,66 +28,23 @@ from orchestrator.specs.foreign.shell_words import (
     expanded,
     joined,
     redirected,
+    without_documents,
 )
 
 MOST_DEPTH = 4
 """Scripts inside `bash -c` of scripts."""
 QUIET = frozenset(
-    [
-        "echo",
-        "set",
-        "printf",
-        "true",
-        ":",
-        "date",
-        "hostname",
-        "scontrol",
-        "sleep",
-        "wait",
-        "exit",
-        "clear",
-        "ulimit",
-        "trap",
-        "shift",
-        "local",
-        "unset",
-        "nvidia-smi",
-        "module",
-        "ml",
-        "cd",
-        "pushd",
-        "popd",
-        "export",
-        "declare",
-        "typeset",
-        "readonly",
-        "exec",
-        "eval",
-        "return",
-        "break",
-        "continue",
-        "ifconfig",
-        "tee",
-        "head",
-        "tail",
-        "awk",
-        "grep",
-        "cut",
-        "tr",
-        "cat",
-        "ls",
-        "which",
-        "pwd",
-        "df",
-        "free",
-        "printenv",
-        "nproc",
-        "sort",
-        "wc",
-    ]
+    (
+        *("echo", "set", "printf", "true", ":", "date", "hostname", "sleep", "wait", "exit"),
+        *("clear", "ulimit", "shift", "local", "unset", "nvidia-smi", "rocm-smi", "cd"),
+        *("pushd", "popd", "export", "declare", "typeset", "readonly", "exec", "eval"),
+        *("return", "break", "continue", "ifconfig", "tee", "head", "tail", "awk", "grep"),
+        *("cut", "tr", "sort", "wc", "cat", "alias"),
+    )
 )
 """Commands that the job does not need, or that are read on their own."""
-OPEN = frozenset(("for", "while", "until", "do", "done", "{", "}", "function", "time", "exec"))
+PREPARES = ("module", "ml", "source", ".", "conda", "micromamba", "mamba")
+OPEN = frozenset(("for", "while", "until", "do", "done", "{", "}", "time", "exec"))
 """Words of a shell before a command."""
 ASSIGNMENT = re.compile(rf"({NAME})(\+?)=(.*)", re.DOTALL)
 
@@ -90,6 +55,8 @@ class Start(Struct, frozen=True):
     line: int
     words: tuple[str, ...]
     text: str
+    before: tuple[str, ...] = ()
+    """Lines before it in the same `bash -c`, if that runs in a container."""
 
     @property
     def rank(self) -> int:
@@ -104,9 +71,12 @@ class Shell(Struct, kw_only=True):
     values: Values = field(default_factory=dict)
     exported: dict[str, str] = field(default_factory=dict)
     folder: str | None = None
-    modules: list[str] = field(default_factory=list)
     setup: list[str] = field(default_factory=list)
-    """Lines that prepare the environment, such as `conda activate`."""
+    """Lines that prepare the environment, such as `module load` and `conda activate`, in the order
+    of the script."""
+    functions: dict[str, str] = field(default_factory=dict)
+    loops: dict[str, str] = field(default_factory=dict)
+    """The variables of `for` loops, and the words that they go through."""
     starts: list[Start] = field(default_factory=list)
     others: list[tuple[int, str]] = field(default_factory=list)
     """Lines and commands that do something else."""
@@ -126,15 +96,49 @@ def read_shell(text: str, values: Values) -> Shell:
 
 def _read(shell: Shell, text: str, depth: int, at_line: int | None) -> None:
     entered: list[str] = []
+    files: list[tuple[int, str]] = []
+    text = without_documents(_without_functions(text, shell.functions), files)
+    shell.others += files
     for command in commands_in(text):
         words = list(command.words)
         if (inner := _branch(words, entered, shell.values)) is None:
             continue
-        while inner and (inner[0] in OPEN or inner[0].endswith("()")):
-            inner = [] if inner[0] in ("for", "while", "until", "function") else inner[1:]
+        while inner and inner[0] in OPEN:
+            if inner[0] == "for" and inner[2:3] == ["in"]:
+                shell.loops[inner[1]] = " ".join(inner[3:])
+            inner = [] if inner[0] in ("for", "while", "until") else inner[1:]
         if inner and (not entered or set(entered) == {"yes"}):
             line = command.line if at_line is None else at_line
             _command(shell, Command(line, tuple(inner)), depth)
+
+
+FUNCTION = re.compile(
+    r"^[ \t]*(?:function[ \t]+([\w-]+)(?:[ \t]*\(\))?|([\w-]+)[ \t]*\(\))\s*"
+    r"\{(.{0,20000}?)^[ \t]*\}",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def _without_functions(text: str, found: dict[str, str]) -> str:
+    """`text` with empty lines in place of its functions, which run where they are called."""
+
+    def taken(one: re.Match[str]) -> str:
+        found[one[1] or one[2]] = one[3]
+        return "\n" * one[0].count("\n")
+
+    return FUNCTION.sub(taken, text)
+
+
+ARGUMENTS = re.compile(r'"?\$(?:([@*])|\{([@*])\})"?')
+
+
+def _called(body: str, arguments: list[str]) -> str:
+    """The body of a function with its arguments."""
+    text = ARGUMENTS.sub(lambda _: " ".join(arguments), body)
+    for number, value in enumerate(arguments[:9], start=1):
+        of_number = re.compile(rf"\$(?:{number}(?!\d)|\{{{number}\}})")
+        text = of_number.sub(value.replace("\\", r"\\"), text)
+    return text
 
 
 def _branch(words: list[str], entered: list[str], values: Values) -> list[str] | None:
@@ -169,8 +173,8 @@ TESTS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": "
 def _holds(words: list[str], values: Values) -> bool:
     """Whether `[ … ]` holds. False if only a shell knows."""
     given = [joined(word, values) for word in words if word not in ("[", "[[", "]", "]]", "test")]
-    # A variable that nothing sets is empty in a shell.
-    given = [re.sub(r"\$\{\w+\}", "", word) for word in given]
+    # A variable that nothing sets is empty in a shell, but a job has those of Slurm.
+    given = [re.sub(r"\$\{(?!SLURM_)\w+\}", "", word) for word in given]
     if given[:1] == ["!"]:
         return len(given) > 1 and not _holds(words_after_not(words), values)
     match given:
@@ -233,7 +237,8 @@ def _assign(shell: Shell, word: str, *, exported: bool) -> None:
 
 
 def _run(shell: Shell, command: Command, depth: int) -> None:
-    words = redirected([one for word in command.words for one in expanded(word, shell.values)])
+    raw = redirected(list(command.words))
+    words = [one for word in raw for one in expanded(word, shell.values)]
     before = []
     while words and ASSIGNMENT.fullmatch(words[0]):
         before.append(words.pop(0))
@@ -242,27 +247,53 @@ def _run(shell: Shell, command: Command, depth: int) -> None:
         return
     if name in ("cd", "pushd") and len(words) > 1:
         shell.folder = _folder(shell.folder, words[1])
-    elif name in ("module", "ml"):
-        loaded = words[2:] if name == "module" and words[1:2] in (["load"], ["add"]) else []
-        shell.modules += loaded if name == "module" else words[1:]
-    elif name in ("source", ".", "conda", "micromamba", "mamba"):
+    elif name in PREPARES:
         shell.setup.append(" ".join(words))
-    elif name in QUIET or name.startswith("["):
+    elif name in QUIET or name.startswith("[") or words[:2] == ["scontrol", "show"]:
         return
+    elif words[0] in shell.functions and depth < MOST_DEPTH:
+        body = _called(shell.functions[words[0]], list(command.words[1:]))
+        _read(shell, body, depth + 1, command.line)
     elif (inner := _inner(words)) is not None and depth < MOST_DEPTH:
-        count = len(shell.starts)
         outer = words[: words.index(inner)]
-        _read(shell, inner, depth + 1, command.line)
-        # The words before `bash -c` have the hosts and the container.
-        shell.starts[count:] = [
-            Start(one.line, (*outer, *one.words), one.text) for one in shell.starts[count:]
-        ]
+        _read_inner(shell, inner, outer, depth, command.line)
     elif program_of(words) is not None or name in COMMANDS:
-        for word in before:
-            _assign(shell, word, exported=True)
-        shell.starts.append(Start(command.line, tuple(words), command.text))
+        _start(shell, command, before, words)
     else:
         shell.others.append((command.line, command.text))
+
+
+def _start(shell: Shell, command: Command, before: list[str], words: list[str]) -> None:
+    """A command line that starts a program, with the variables before it or after `env`."""
+    in_env = words if "env" in words else []
+    for word in (*before, *takewhile(lambda one: not one.endswith(".py"), in_env)):
+        if ASSIGNMENT.fullmatch(word):
+            _assign(shell, word, exported=True)
+    for flag, word in pairwise(words):
+        if flag == "-x" and ASSIGNMENT.fullmatch(word):  # of mpirun
+            _assign(shell, word, exported=True)
+    shell.starts.append(Start(command.line, tuple(words), command.text))
+
+
+def _read_inner(shell: Shell, inner: str, outer: list[str], depth: int, line: int) -> None:
+    """The script of `bash -c`. The words before it have the hosts and the container."""
+    count = len(shell.starts)
+    if not any(PurePath(word).name in RUNTIMES for word in outer):
+        _read(shell, inner, depth + 1, line)
+        shell.starts[count:] = [
+            replace(one, words=(*outer, *one.words)) for one in shell.starts[count:]
+        ]
+        return
+    # What it prepares, it prepares in the container, which the host's own shell cannot do.
+    inside = Shell(values=shell.values, functions=shell.functions)
+    _read(inside, inner, depth + 1, line)
+    start = inside.training()
+    if start is None:
+        shell.others.append((line, " ".join(outer)))
+        return
+    texts = [one.text for one in commands_in(inner)]
+    before = texts[: texts.index(start.text)] if start.text in texts else ()
+    shell.starts.append(replace(start, words=(*outer, *start.words), before=tuple(before)))
 
 
 def _folder(before: str | None, to: str) -> str:

@@ -14,8 +14,15 @@ MOST_CHARACTERS = 200_000
 """Longer expansions are cut: variables that name each other may grow without end."""
 END_OF_COMMAND = "\n;&|"
 NAME = r"[A-Za-z_]\w*"
-BRACED = re.compile(rf"\$\{{({NAME})(?:\[[@*]\])?(?:(:?[-=])((?:[^{{}}]|\{{[^{{}}]*\}})*))?\}}")
+BRACED = re.compile(
+    rf"\$\{{({NAME}|[1-9])(?:\[[@*]\])?(?:(:?[-=])((?:[^{{}}]|\{{[^{{}}]*\}})*))?\}}"
+)
 PLAIN = re.compile(rf"\$({NAME})")
+COMMENT_THAT_SEEMS_JOINED = re.compile(r"^([ \t]*#.*?)\\+\r?$", re.MULTILINE)
+
+
+OWN_ARGUMENTS = ('"$@"', "${@}", "$@", "$*", "${*}")
+"""The arguments of the script itself, which a spec does not have."""
 
 
 class Command(Struct, frozen=True):
@@ -31,6 +38,8 @@ class Command(Struct, frozen=True):
 
 def commands_in(text: str) -> Iterator[Command]:
     """The commands of a script, without its comments."""
+    # A comment ends with its line, also if the line ends with a backslash.
+    text = COMMENT_THAT_SEEMS_JOINED.sub(r"\1", text)
     text = text.replace("\\\r\n", " ").replace("\\\n", " \x00")  # \0 counts the joined lines
     at, line, words = 0, 1, list[str]()
     started = 1
@@ -62,6 +71,29 @@ def commands_in(text: str) -> Iterator[Command]:
         yield Command(started, tuple(words))
 
 
+DOCUMENT = re.compile(
+    r"^(?P<line>[^#\n]*?(?<!<)<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[^\n]*)\n"
+    r"(?P<body>.{0,20000}?)^[ \t]*(?P=end)[ \t]*$",
+    re.MULTILINE | re.DOTALL,
+)
+"""A here-document: `cat > FILE <<EOF`, its lines, and EOF."""
+READS_COMMANDS = re.compile(r"\b(sbatch|bash|sh|zsh)\b[^|>]*<<")
+
+
+def without_documents(text: str, files: list[tuple[int, str]]) -> str:
+    """`text` without the lines of here-documents, unless a shell reads them. `files`: gets the
+    lines that write one."""
+
+    def taken(one: re.Match[str]) -> str:
+        if READS_COMMANDS.search(one["line"]):
+            return f"\n{one['body']}"
+        if ">" in one["line"].replace("<<", ""):
+            files.append((text.count("\n", 0, one.start()) + 1, one["line"].strip()))
+        return "\n" * one[0].count("\n")
+
+    return DOCUMENT.sub(taken, text)
+
+
 def _end_of_word(text: str, at: int) -> int:
     while at < len(text):
         sign = text[at]
@@ -71,6 +103,8 @@ def _end_of_word(text: str, at: int) -> int:
             at = _end_of_quote(text, at)
         elif sign == "(" and text[at - 1] in "$=":
             at = _end_of_brackets(text, at)
+        elif sign == "{" and text[at - 1] == "$":
+            at = _end_of_braces(text, at)
         elif sign == ">" or text[at : at + 2] == ">&":  # 2>&1
             at += 2
         elif sign.isspace() or sign in END_OF_COMMAND or sign in "()\x00":
@@ -85,9 +119,22 @@ def _end_of_quote(text: str, at: int) -> int:
     while at < len(text) and text[at] != quote:
         if quote == '"' and text[at : at + 2] == "$(":
             at = _end_of_brackets(text, at + 1)
+        elif quote == '"' and text[at : at + 2] == "${":
+            at = _end_of_braces(text, at + 1)
         else:
             at += 2 if text[at] == "\\" and quote != "'" else 1
     return at + 1
+
+
+def _end_of_braces(text: str, at: int) -> int:
+    """The end of `{ … }` of a variable, whose default may have quotes and variables."""
+    depth = 0
+    while at < len(text):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        at = _end_of_quote(text, at) if text[at] in "'\"" else at + 1
+        if depth == 0:
+            return at
+    return len(text)
 
 
 def _end_of_brackets(text: str, at: int) -> int:
@@ -135,6 +182,8 @@ def _fields(text: str) -> list[str]:
         end = at + 1
         if text.startswith("$(", at):
             end = _end_of_brackets(text, at + 1)
+        elif text[at] == "`":
+            end = _end_of_quote(text, at)
         if text[at].isspace():
             if not text[at - 1].isspace() or at == 0:
                 found.append("")
@@ -162,13 +211,18 @@ def _pieces(word: str) -> Iterator[tuple[str, str]]:
         else:
             end = at
             while end < len(word) and word[end] not in "'\"":
-                end = (
-                    _end_of_brackets(word, end + 1)
-                    if word[end : end + 2] == "$("
-                    else end + (2 if word[end] == "\\" else 1)
-                )
+                end = _end_of_sign(word, end)
             yield word[at:end], ""
         at = max(end, at + 1)
+
+
+def _end_of_sign(word: str, at: int) -> int:
+    """The end of `$( … )`, of `${ … }`, of a sign after a backslash, or of one sign."""
+    if word.startswith("$(", at):
+        return _end_of_brackets(word, at + 1)
+    if word.startswith("${", at):
+        return _end_of_braces(word, at + 1)
+    return at + (2 if word[at] == "\\" else 1)
 
 
 def _value(piece: str, values: Values, quoted: str) -> str:

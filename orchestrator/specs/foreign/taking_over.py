@@ -7,7 +7,7 @@ from pathlib import PurePath
 from orchestrator.errors import SpecError
 from orchestrator.specs.foreign.batch_script import from_script
 from orchestrator.specs.foreign.carried import Carried
-from orchestrator.specs.foreign.manifests import looks_like_manifest, training_in
+from orchestrator.specs.foreign.manifests import looks_like_manifest, objects_in, training_in
 from orchestrator.specs.foreign.pods import from_pods
 
 SHELL = re.compile(r"#!.*\b(ba|z|da|k)?sh\b")
@@ -31,6 +31,12 @@ def taken_over(text: str, path: PurePath) -> Carried:
                 f"{path} looks like a job spec already",
                 fix=f"`ndctl validate {what}` checks it, `ndctl submit {what}` starts it",
             )
+        if path.suffix == ".py":
+            what = shlex.quote(str(path))
+            raise SpecError(
+                f"{path} is a Python script",
+                fix=f"ndctl run -- {what}, or `ndctl init --train {what}` for a spec",
+            )
         raise SpecError(
             f"{path}: neither a script of a shell nor a manifest of Kubernetes",
             fix="write a first spec with `ndctl init`, or give such a file",
@@ -40,6 +46,15 @@ def taken_over(text: str, path: PurePath) -> Carried:
         raise SpecError(f"{path}: {why_nothing(text)}", fix=fix_of_nothing(text, path))
     one, pods = found[0]
     carried = from_pods(one, pods, path.stem)
+    beside = [
+        f"{each.get('kind')} {each.get('metadata', {}).get('name')}"
+        for each in objects_in(text)
+        if each.get("kind") and each not in [one for one, _ in found]
+    ]
+    if beside:
+        carried.before.append(
+            f"create what else is in {path.name}, if the job needs it: {', '.join(beside)}"
+        )
     for other, _ in found[1:]:
         if "Runtime" not in str(other.get("kind")):
             name = other.get("metadata", {}).get("name")

@@ -156,3 +156,21 @@ def test_ctrl_c_at_a_question_is_an_interruption_and_not_a_failed_job(folder: Pa
         os.close(fd)
     assert (asked.returncode, err) == (130, "\ninterrupted\n")
     assert not Path("job.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nofile", "no such file"),
+        ("train.py", "ndctl run -- train.py, or `ndctl init --train train.py`"),
+        ("corpus.txt", "neither a script of a shell nor a manifest"),
+        ("job.sh", "job.yaml exists"),
+    ],
+)
+def test_a_source_that_is_wrong_is_said_before_the_file_that_exists(name: str, words: str) -> None:
+    Path("job.yaml").write_text("name: mine\n")
+    Path("job.sh").write_text("#!/bin/bash\nsrun python train.py\n")
+    done = ndctl("init", "--from", name)
+    assert isinstance(done.exception, SpecError)
+    assert words in str(done.exception)
+    assert Path("job.yaml").read_text() == "name: mine\n"

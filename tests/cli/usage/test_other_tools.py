@@ -27,6 +27,7 @@ MISTAKES = [
     ("submit job.yaml --folow", "--follow"),
     ("run --num_gpus 8 -- train.py", "Did you mean --gpus-per-host?"),
     ("run --nnodes 2 -- train.py", "Did you mean --hosts?"),
+    ("run --env A=1 -- train.py", "Did you mean --set run.env.NAME=VALUE?"),
     ("run --lr 3e-4 train.py", "Options of a program follow its name"),
     ("logs job --previous", "Did you mean --attempt N?"),
     ("logs job -c main", "Did you mean --host HOST or --rank N?"),

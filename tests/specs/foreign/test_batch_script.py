@@ -107,7 +107,7 @@ def test_a_command_line_in_a_string_is_read() -> None:
     assert slurm.modules == ("cuda/12",)
     assert slurm.setup == ("conda activate lab",)
     said = "\n".join(carried.notes())
-    assert "not taken over: #SBATCH --dependency: submit with --after JOB" in said
+    assert "not taken over: #SBATCH --dependency=singleton: submit with --after JOB" in said
     assert "not taken over: line 9: python prepare.py" in said
     assert "echo" not in said
     assert "install ndctl in the environment that cluster.slurm.setup activates" in said
@@ -211,7 +211,9 @@ def test_init_writes_the_spec_and_says_what_is_left(
 PIECES = ["if", "then", "fi", "else", "for x in a", "do", "done", "$(", ")", "((", "))", '"', "'",
           "\\", "\n", ";", "&&", "|", "${A:-", "}", "$A", "A=", "A=(", "A+=(b", "srun", "bash -c",
           "torchrun", "t.py", "#", "`", "case", "esac", ">", "2>&1", "export", " ", "${A[@]}",
-          "$((1/0))", "$((", "cd", "#SBATCH -N", "\0", "<<EOF", "export A=$A$A$A"]  # fmt: skip
+          "$((1/0))", "$((", "cd", "#SBATCH -N", "\0", "<<EOF", "\nEOF\n", "\nf() {\n", "\n}\n",
+          "f", "${A:-\"", "singularity exec", "module use",
+          "export A=$A$A$A", "#SBATCH hetjob"]  # fmt: skip
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=40).map(" ".join))
@@ -245,3 +247,189 @@ def test_the_folder_of_the_script_is_asked_for() -> None:
     )
     assert "workdir" not in carried.run
     assert any(one.startswith("set run.workdir: only the script's shell") for one in carried.before)
+
+
+def test_a_comment_ends_with_its_line_and_documents_are_no_commands() -> None:
+    carried = taken(
+        "#!/bin/bash\n#SBATCH -N 2 --gpus-per-node=4\n"
+        "cat <<EOT > ds.json\n{\n  srun: python other.py\n}\nEOT\n"
+        "#srun -n 1 python old.py \\\n"
+        "srun python new.py --deepspeed ds.json\n"
+    )
+    assert carried.run == {"script": "new.py", "args": ["--deepspeed", "ds.json"]}
+    assert carried.left[0] == "line 3: cat <<EOT > ds.json"
+    assert len(carried.left) == 2
+
+
+def test_defaults_may_be_quoted() -> None:
+    carried = taken(
+        "#!/bin/bash\n#SBATCH -N 1\n"
+        ': ${ROOT:="/data/my lab"}\n: ${STEPS:=5}  # how many\nKIND="${KIND:-"a b"}"\n'
+        'export CACHE=${ROOT}/cache\nsrun python t.py --steps $STEPS --kind "$KIND"\n'
+    )
+    assert carried.run["args"] == ["--steps", "5", "--kind", "a b"]
+    assert carried.run["env"] == {"CACHE": "/data/my lab/cache"}
+
+
+def test_a_branch_for_other_places_than_a_job_is_not_entered() -> None:
+    carried = taken(
+        '#!/bin/bash\n#SBATCH -N 1\nif [ -z "$SLURM_JOB_ID" ]; then\n  export ALONE=1\nelse\n'
+        "  export IN_JOB=1\nfi\nsrun python t.py\n"
+    )
+    assert carried.run["env"] == {"IN_JOB": "1"}
+
+
+@pytest.mark.parametrize(
+    ("line", "program"),
+    [
+        (
+            "singularity exec --nv -B /d:/d x.sif torchrun --nproc_per_node=8 t.py --a 1",
+            ["singularity", "exec", "--nv", "-B", "/d:/d", "x.sif", "python", "t.py", "--a", "1"],
+        ),
+        (
+            "apptainer run $SIF python3 -u -m pkg.train --b",
+            ["apptainer", "run", "/img/x.sif", "python3", "-m", "pkg.train", "--b"],
+        ),
+        (
+            "shifter -V /d:/e bash -c 'source $HERE/vars.sh; python t.py \"$@\"'",
+            ["shifter", "-V", "/d:/e", "bash", "-c", "source $HERE/vars.sh; exec python t.py"],
+        ),
+    ],
+)
+def test_a_container_that_is_not_of_pyxis_stays_in_the_command(
+    line: str, program: list[str]
+) -> None:
+    carried = taken(f"#!/bin/bash\n#SBATCH -N 2 --gpus-per-node=8\nSIF=/img/x.sif\nsrun {line}\n")
+    assert [carried.run["program"], *carried.run["args"]] == program
+    assert any(one.startswith(f"check run: {program[0]} starts") for one in carried.before)
+    # What the shell in the container does is not done on the host.
+    assert "setup" not in carried.cluster["slurm"]
+
+
+def test_functions_run_where_they_are_called() -> None:
+    carried = taken(
+        "#!/bin/bash\n#SBATCH -N 2\n"
+        "on_signal() {\n  scontrol requeue $SLURM_JOB_ID\n}\ntrap on_signal USR1\n"
+        'launch () {\n  srun --gpus-per-node=4 bash -c "torchrun --nproc-per-node 4 $*"\n}\n'
+        "launch fit.py --steps 3\n"
+    )
+    assert carried.run == {"script": "fit.py", "args": ["--steps", "3"]}
+    assert carried.cluster["gpus_per_host"] == 4
+    assert any("trap on_signal USR1" in one for one in carried.left)
+    assert not any("scontrol" in one for one in carried.left)
+
+
+def test_ranks_of_slurm_are_not_those_of_torchrun() -> None:
+    carried = taken(
+        "#!/bin/bash\n#SBATCH -N 2 --gpus-per-node=8\n"
+        "srun singularity run x.sif bash -c 'export RANK=$SLURM_PROCID; cd /w; python t.py'\n"
+    )
+    assert carried.run["args"] == ["run", "x.sif", "bash", "-c", "cd /w; exec python t.py"]
+
+
+def test_a_quoted_word_is_no_redirection() -> None:
+    carried = taken('#!/bin/bash\n#SBATCH -N 1\nsrun python t.py --want ">5" --x 2 > log\n')
+    assert carried.run["args"] == ["--want", ">5", "--x", "2"]
+
+
+def test_what_only_the_shell_knows_is_asked_for_in_mounts() -> None:
+    carried = taken(
+        "#!/bin/bash\n#SBATCH -N 1\nexport ARGS='--a 1'\nKIND=${1:-small}\n"
+        'srun --container-image a.sqsh --container-mounts "$(realpath ..):/d" torchrun'
+        " --nproc_per_node=$GPUS t.py $ARGS $KIND\n"
+    )
+    assert carried.run == {"script": "t.py", "args": ["--a", "1", "small"]}
+    assert carried.cluster["gpus_per_host"] == "${GPUS}"
+    said = "replace $(realpath ..):/d in cluster.slurm.container.mounts, which only"
+    assert any(one.startswith(said) for one in carried.before)
+
+
+def test_a_loop_over_values_is_asked_for() -> None:
+    carried = taken(
+        "#!/bin/bash\n#SBATCH -N 1\nfor lr in 1e-3 3e-4; do\n  srun python t.py --lr $lr\ndone\n"
+    )
+    said = "replace ${lr} in run: the script starts the program in a loop over 1e-3 3e-4"
+    assert any(one.startswith(said) for one in carried.before)
+
+
+@pytest.mark.parametrize(
+    ("lines", "around"),
+    [
+        ("module load a b/1\nml c", {"modules": ["a", "b/1", "c"]}),
+        (
+            "module use /opt/mine\nmodule load a",
+            {"setup": ["module use /opt/mine", "module load a"]},
+        ),
+        ("source init.sh\nmodule load a", {"setup": ["source init.sh", "module load a"]}),
+        ("module load a\nsource v", {"modules": ["a"], "setup": ["source v"]}),
+        ("ml --force purge\nml a", {"setup": ["ml --force purge", "ml a"]}),
+    ],
+)
+def test_modules_keep_their_order(lines: str, around: dict[str, Any]) -> None:
+    slurm = taken(f"#!/bin/bash\n#SBATCH -N 1\n{lines}\nsrun python t.py\n").cluster["slurm"]
+    assert {key: slurm[key] for key in ("modules", "setup") if key in slurm} == around
+
+
+@pytest.mark.parametrize(
+    ("option", "key", "value"),
+    [
+        ("--image=lab/torch:2", "sbatch_args", ["--image=lab/torch:2"]),
+        ("--signal=B:USR1@300", "notice_s", 300),
+        ("--mem-per-cpu=4G --ntasks-per-node=2 --cpus-per-task=8", "mem", "64G"),
+        ("--mem-per-gpu=60G --gpus-per-node=8", "mem", "480G"),
+        ("--cpus-per-gpu=7 --gpus-per-node=8", "cpus_per_task", 56),
+        ("--tasks-per-node=2 --cpus-per-task=4", "cpus_per_task", 8),
+    ],
+)
+def test_an_option_becomes_a_key(option: str, key: str, value: Any) -> None:
+    carried = taken(f"#!/bin/bash\n#SBATCH -N 2 {option}\nsrun python t.py\n")
+    assert carried.cluster["slurm"][key] == value
+    assert not any(one.startswith(f"#SBATCH {option.split('=')[0]}:") for one in carried.left)
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts"),
+    [
+        ("--ntasks=16 --ntasks-per-node=8", 2),
+        ("--nodes=2-4", 2),
+        ("-N 3\n#SBATCH hetjob\n#SBATCH -N 1 -p other", 3),
+    ],
+)
+def test_the_number_of_hosts(options: str, hosts: int) -> None:
+    carried = taken(f"#!/bin/bash\n#SBATCH {options}\nsrun python t.py\n")
+    assert carried.cluster["hosts"] == hosts
+    assert "partition" not in carried.cluster["slurm"]
+
+
+def test_what_the_job_would_miss_is_told() -> None:
+    said = "\n".join(
+        taken(
+            "#!/bin/bash\n#SBATCH -N 1 --signal=USR1@60 --no-requeue --ntasks-per-socket=2\n"
+            "#SBATCH hetjob\n#SBATCH -N 1\nsrun python t.py --rank ${NAMES[0]}\n"
+        ).notes()
+    )
+    for words in (
+        "ranks get SIGTERM 60 s before the time limit, not USR1",
+        "#SBATCH --no-requeue: ndctl requeues the job",
+        "#SBATCH --ntasks-per-socket=2: ndctl sets it itself",
+        "#SBATCH hetjob: all hosts are alike",
+        "replace ${NAMES[0]} in run",
+    ):
+        assert words in said
+
+
+def test_exported_variables_reach_the_ranks() -> None:
+    carried = taken(
+        "#!/bin/bash\n#SBATCH -N 1 --export=ALL,A=1\nexport TOOLS=$PWD/deepspeed\n"
+        "export CACHE=/c WORK=$SCRATCH/w\n"
+        "srun --export=ALL,B=2 env C=3 python t.py --cache $CACHE\n"
+    )
+    assert carried.run["env"] == {
+        "A": "1",
+        "B": "2",
+        "C": "3",
+        "CACHE": "/c",
+        "TOOLS": "${PWD}/deepspeed",
+        "WORK": "${SCRATCH}/w",
+    }
+    assert carried.notes()[0].endswith("to replace here: SCRATCH")

@@ -114,11 +114,13 @@ def test_what_a_manifest_says_is_in_the_spec(kind: str) -> None:
     ]
     assert here.runs.claim == "lake"
     assert here.pod_template["spec"]["affinity"] == {"podAntiAffinity": {}}
-    assert here.pod_template["spec"]["containers"][0]["securityContext"] == {"privileged": True}
+    own = here.pod_template["spec"]["containers"][0]
+    assert own["securityContext"] == {"privileged": True}
+    assert [one["name"] for one in own["env"]] == ["POD_IP"]
+    assert own["volumeMounts"] == [{"name": "odd", "mountPath": "/odd"}]
+    assert [one["name"] for one in here.pod_template["spec"]["volumes"]] == ["odd"]
     assert "to set before you submit, or to replace here: " in said
     assert "build an image with ndctl on top of ${IMAGE}" in said
-    assert "variable POD_IP: add its valueFrom" in said
-    assert "mount /odd of volume odd: add it to pod_template" in said
     assert here.gang_scheduler == ("volcano" if kind == "volcano" else "auto")
 
 
@@ -258,3 +260,172 @@ def test_init_writes_the_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert words in done.output
     refused = CliRunner().invoke(cli, ["init", "--from", "m.yaml", "--hosts", "2", "b.yaml"])
     assert "--from cannot be combined" in refused.output
+
+
+def test_limits_that_differ_from_requests_stay_limits() -> None:
+    carried = taken(
+        """
+apiVersion: batch/v1
+kind: Job
+metadata: {name: a}
+spec:
+  template:
+    spec:
+      containers:
+      - image: a
+        args: [/t.py]
+        resources:
+          requests: {cpu: 2, memory: 4Gi, ephemeral-storage: 9Gi}
+          limits: {cpu: 4, memory: 8Gi}
+"""
+    )
+    here = spec_of(carried).cluster.kubernetes
+    assert (here.cpu, here.memory) == ("2", "4Gi")
+    assert here.pod_template["spec"]["containers"][0]["resources"] == {
+        "limits": {"cpu": 4, "memory": "8Gi"},
+        "requests": {"ephemeral-storage": "9Gi"},
+    }
+
+
+BESIDE = """
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: settings}
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: a}
+spec:
+  parallelism: 2
+  template:
+    spec:
+      initContainers:
+      - {name: fetch, image: f, volumeMounts: [{name: libs, mountPath: /libs}]}
+      containers:
+      - name: daemon
+        image: d
+        env: [{name: BUCKET, value: "${BUCKET}"}]
+        volumeMounts: [{name: sockets, mountPath: /run/d}]
+      - name: main
+        image: m
+        command: [bash, -c, "wget http://h/t.py -O /t.py; torchrun --nproc-per-node 8 /t.py"]
+        resources: {limits: {nvidia.com/gpu: 8}}
+        volumeMounts: [{name: libs, mountPath: /libs, subPath: x}]
+      volumes:
+      - {name: libs, emptyDir: {}}
+      - {name: sockets, hostPath: {path: /run/d}}
+"""
+
+
+def test_containers_beside_the_training_come_along() -> None:
+    carried = taken(BESIDE)
+    spec = spec_of(carried)
+    template = spec.cluster.kubernetes.pod_template["spec"]
+    assert spec.cluster.kubernetes.image == "m"
+    assert [one["name"] for one in template["containers"]] == ["pytorch", "daemon"]
+    assert [one["name"] for one in template["initContainers"]] == ["fetch"]
+    assert [one["name"] for one in template["volumes"]] == ["libs", "sockets"]
+    assert template["containers"][0]["volumeMounts"][0]["subPath"] == "x"
+    said = "\n".join(carried.notes())
+    assert "check ${BUCKET} in pod_template, where ndctl replaces no variables" in said
+    assert "create what else is in manifest.yaml, if the job needs it: ConfigMap settings" in said
+    assert "in its command: wget" in said
+
+
+def test_the_pods_of_mpi_in_volcano_run_what_its_master_starts() -> None:
+    carried = taken(
+        """
+apiVersion: batch.volcano.sh/v1alpha1
+kind: Job
+metadata: {name: a}
+spec:
+  schedulerName: volcano
+  tasks:
+  - name: master
+    replicas: 1
+    template:
+      spec:
+        containers:
+        - {image: a, command: [sh, -c, "H=`cat /hosts`; mpiexec --host ${H} -np 8 python t.py"]}
+  - {name: worker, replicas: 4, template: {spec: {containers: [{image: b, command: [sshd]}]}}}
+"""
+    )
+    spec = spec_of(carried)
+    assert (spec.run.words, spec.cluster.hosts, spec.cluster.gpus_per_host) == (("t.py",), 4, 2)
+    assert spec.cluster.kubernetes.image == "b"
+
+
+def test_the_pods_of_a_runtime_are_those_that_train() -> None:
+    carried = taken(
+        """
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainingRuntime
+metadata: {name: with-data}
+spec:
+  mlPolicy: {numNodes: 1, torch: {}}
+  template:
+    spec:
+      replicatedJobs:
+      - name: fetch
+        template: {spec: {template: {spec: {containers: [{name: fetch, image: fetcher}]}}}}
+      - name: node
+        template:
+          metadata: {labels: {trainer.kubeflow.org/trainjob-ancestor-step: trainer}}
+          spec: {template: {spec: {containers: [{name: node, image: torch}]}}}
+---
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: a}
+spec:
+  runtimeRef: {name: with-data}
+  trainer: {numNodes: 2, command: [torchrun, /t.py], resourcesPerNode: {limits: {cpu: 1}}}
+"""
+    )
+    here = spec_of(carried).cluster.kubernetes
+    assert (here.image, here.gpu_resource) == ("torch", None)
+    assert "replicatedJob fetch" in "\n".join(carried.left)
+
+
+def test_options_of_mpirun_are_no_program() -> None:
+    carried = taken(
+        """
+apiVersion: kubeflow.org/v2beta1
+kind: MPIJob
+metadata: {name: a}
+spec:
+  slotsPerWorker: 8
+  mpiReplicaSpecs:
+    Launcher:
+      template:
+        spec:
+          containers:
+          - command: [bash, -c, "mpirun -mca pml ob1 -np $(wc -l < f) --hostfile f -npernode 8
+              --bind-to none -x NCCL_DEBUG=INFO -x PATH /opt/solver -n 3"]
+    Worker: {replicas: 2, template: {spec: {containers: [{image: b}]}}}
+"""
+    )
+    assert carried.run == {
+        "program": "/opt/solver",
+        "args": ["-n", "3"],
+        "env": {"NCCL_DEBUG": "INFO"},
+    }
+
+
+def test_a_script_in_a_variable_keeps_its_own_variables() -> None:
+    carried = taken(
+        """
+apiVersion: batch/v1
+kind: Job
+metadata: {name: a}
+spec:
+  template:
+    spec:
+      containers:
+      - image: a
+        args: [/t.py]
+        env:
+        - {name: WORK, value: 'n=${1##*exit}; echo $n ${n} $SIZE'}
+"""
+    )
+    assert spec_of(carried).cluster.kubernetes.env["WORK"] == "n=${1##*exit}; echo $n ${n} 2"
+    assert carried.notes()[0].endswith("to replace here: SIZE")

@@ -226,3 +226,18 @@ def test_a_job_spec_is_not_taken_over() -> None:
     with pytest.raises(SpecError, match="looks like a job spec already") as refused:
         taken_over("name: a\nmodel: {preset: llama-tiny}\n", PurePath("my job.yaml"))
     assert "`ndctl submit 'my job.yaml'` starts it" in refused.value.fix
+
+
+@pytest.mark.parametrize("line", ["train.py --lr 1", "python train.py --lr 1"])
+def test_a_command_line_in_quotes_is_written_out(line: str) -> None:
+    done = CliRunner().invoke(cli, ["run", "--", line])
+    assert isinstance(done.exception, SpecError)
+    assert done.exception.fix == "ndctl run -- train.py --lr 1"
+
+
+def test_an_option_after_the_program_is_pointed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, ["run", "--", "missing.py", "--hosts=2", "--lr", "1"])
+    assert "note: --hosts=2 is an argument of missing.py" in done.output

@@ -1,0 +1,85 @@
+"""The key `run` of a spec, from what a script starts and exports."""
+
+import re
+
+from orchestrator.contract.spec.slurm_spec import OURS_BEGIN, bad_variable
+from orchestrator.specs.foreign.carried import Carried, variables_of
+from orchestrator.specs.foreign.command_lines import (
+    SET_IN_SCRIPT,
+    executable_of,
+    is_launcher,
+    program_of,
+    settings_in,
+)
+from orchestrator.specs.foreign.in_container import in_container
+from orchestrator.specs.foreign.shell_script import Shell, Start, variables
+from orchestrator.specs.foreign.shell_words import OWN_ARGUMENTS
+
+ONLY_A_SHELL_KNOWS = re.compile(r"\$\(|`|\$\{(?:SLURM|RANDOM|HOSTNAME|!|\w+\[|\w+:\d)")
+
+
+def set_program(carried: Carried, start: Start | None) -> None:
+    """The key `run`, for the program that a command line starts."""
+    words = start.words if start is not None else ()
+    if start is not None and (inside := in_container(start)) is not None:
+        carried.run = {"program": inside.name, "args": [*inside.args]}
+        carried.before.append(
+            f"check run: {inside.name} starts the program in its container. The variables of"
+            " torchrun (RANK, WORLD_SIZE, MASTER_ADDR, …) must reach it, and no line there may"
+            " set them; run.metrics reads its steps from its output"
+        )
+        return
+    found = program_of(words) or executable_of(words)
+    if found is None:
+        carried.run = {"script": "train.py", "args": []}
+        carried.before.append("set run: no program was found that runs on each rank")
+        return
+    carried.run = {found.key: found.name, "args": [*found.args]}
+    if found.key == "program" and start is not None:
+        carried.before.append(
+            f"check run: {found.name} starts on each rank, with the variables of torchrun; it must"
+            " not start a launcher itself"
+        )
+    if settings := settings_in(words):
+        carried.before.append(SET_IN_SCRIPT.format(", ".join(settings)))
+    unclear = [one for one in (found.name, *found.args) if ONLY_A_SHELL_KNOWS.search(one)]
+    for one in unclear:
+        carried.before.append(f"replace {one} in run, which only the script's shell knows")
+    carried.run["args"] = [one for one in found.args if one not in OWN_ARGUMENTS]
+
+
+def set_variables(carried: Carried, shell: Shell) -> None:
+    """The key `run.env`, for what the script exports."""
+    kept: dict[str, str] = {}
+    start = shell.training()
+    for name, value in variables(shell):
+        in_line = start is not None and re.search(rf"\$\{{?{name}\b", start.text)
+        if in_line and (value.lstrip().startswith("-") or ONLY_A_SHELL_KNOWS.search(value)):
+            continue  # options, and what a launcher needs, such as the first host
+        words = value.split()
+        if program_of(words) is not None or (any(map(is_launcher, words)) and "/" not in words[0]):
+            continue  # a part of the command line, such as CMD
+        if ONLY_A_SHELL_KNOWS.search(value):
+            carried.leave(f"export {name}: only the script's shell knows {short(value)}")
+        elif bad_variable(name) is None and not name.startswith(OURS_BEGIN):
+            # A list such as LD_LIBRARY_PATH may be unset where the job is submitted. Another
+            # variable must be set: `$WORK/data` without it would be another folder.
+            kept[name] = re.sub(r"\$\{(\w*PATH)\}", r"${\1:-}", value)
+    if kept:
+        carried.run["env"] = kept
+
+
+def ask_for_loops(carried: Carried, shell: Shell) -> None:
+    """What a loop of the script changes in each of its jobs."""
+    used = variables_of([carried.run])
+    for name in (one for one in shell.loops if one in used):
+        carried.before.append(
+            f"replace ${{{name}}} in run: the script starts the program in a loop over"
+            f" {short(shell.loops[name])}, and a spec is one job"
+        )
+
+
+def short(text: str) -> str:
+    """One line that fits into a note."""
+    plain = " ".join(text.split())
+    return plain if len(plain) <= 60 else f"{plain[:57]}…"
