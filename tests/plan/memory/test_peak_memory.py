@@ -12,6 +12,7 @@ from orchestrator.contract.plan import RESERVE
 from orchestrator.inventory.profile import Fabric
 from orchestrator.inventory.profiles import load_profile
 from orchestrator.plan.memory.peak_memory import memories_of, memory_of, min_peak_bytes
+from orchestrator.plan.memory.peak_range import basis_of
 from orchestrator.plan.memory.states import states_of, update_bytes
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.shape import layer_sizes
@@ -146,3 +147,8 @@ def test_the_fullest_rank_is_the_fullest_of_all_along_pp() -> None:
         fullest = memory_of(one, None)
         assert fullest in along
         assert fullest.peak_bytes == max(memory.peak_bytes for memory in along)
+
+
+def test_the_range_says_that_a_family_which_the_trainer_lacks_was_never_traced() -> None:
+    olmoe = setup(shape=shape_of({"model_type": "olmoe"}), tokens=64)
+    assert basis_of(olmoe) == f"{basis_of(SETUP)}, none of this family"

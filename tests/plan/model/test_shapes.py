@@ -299,3 +299,11 @@ def test_a_model_that_the_trainer_cannot_train_is_refused() -> None:
     told = shape_of({"model_type": "gemma2"}).untrainable
     assert told is not None
     assert "cannot train a gemma2, only gpt2, llama" in told
+    experts = shape_of(TINY_MOE).untrainable
+    assert experts is not None
+    assert "no expert parallelism: fsdp and tp split the experts" in experts
+
+
+def test_more_heads_than_features_are_refused() -> None:
+    with pytest.raises(PlanError, match="num_attention_heads=8192 must be at most hidden_size=64"):
+        shape_of({**TINY_MOE, "num_attention_heads": 8192, "hidden_size": 64, "head_dim": None})
