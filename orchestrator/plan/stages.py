@@ -31,6 +31,8 @@ class StageLayers(Struct, frozen=True, kw_only=True):
     """Layers of each of its stages."""
     layers: int
     """Layers of all its stages."""
+    dense_layers: int
+    """Those without experts, of a model that has experts in others."""
     is_first: bool
     is_last: bool
 
@@ -46,6 +48,8 @@ class StageRank(Struct, frozen=True, kw_only=True):
     split: tuple[int, ...] = ()
     """Layers of each stage whose backward pass is split in two. The first stage of the pipeline has
     no gradient of an input to compute first, so its backward pass is whole."""
+    dense_layers: int = 0
+    """As in `StageLayers`."""
 
 
 def stage_ranks(
@@ -60,6 +64,7 @@ def stage_ranks(
     return tuple(
         StageRank(
             layers=held.layers,
+            dense_layers=held.dense_layers,
             is_first=held.is_first,
             is_last=held.is_last,
             kept=_kept(held, pp, spec, rank, micro_batches),
@@ -88,18 +93,30 @@ def layers_along_pp(
     Rule `pp-layers` refuses more stages than layers. Here each stage then counts as one layer.
     """
     if pp == 1:
-        layers = shape.num_layers
-        return (StageLayers(stages=(layers,), layers=layers, is_first=True, is_last=True),)
+        return (_held(shape, [(0, shape.num_layers)], is_first=True, is_last=True),)
     stages = pp * spec.stages
     cuts = _even_cuts(shape, stages) if even else stage_cuts(shape, stages, tokens)
     last = 0 if spec.schedule == BACK_AND_FORTH else pp - 1
     found = []
     for rank in range(pp):
-        sizes = tuple(cuts[s][1] - cuts[s][0] for s in stages_of_rank(spec, pp, rank))
-        found.append(
-            StageLayers(stages=sizes, layers=sum(sizes), is_first=rank == 0, is_last=rank == last)
-        )
+        own = [cuts[stage] for stage in stages_of_rank(spec, pp, rank)]
+        found.append(_held(shape, own, is_first=rank == 0, is_last=rank == last))
     return tuple(found)
+
+
+def _held(
+    shape: ModelShape, own: Sequence[tuple[int, int]], *, is_first: bool, is_last: bool
+) -> StageLayers:
+    """The layers of a rank whose stages are from first to stop layer in `own`."""
+    sizes = tuple(stop - start for start, stop in own)
+    dense = sum(start <= layer < stop for layer in shape.dense_layers for start, stop in own)
+    return StageLayers(
+        stages=sizes,
+        layers=sum(sizes),
+        dense_layers=dense,
+        is_first=is_first,
+        is_last=is_last,
+    )
 
 
 def _kept_layers(pp: int, rank: int, micro_batches: int, down: int, up: int) -> int:
@@ -118,7 +135,7 @@ def stage_cuts(shape: ModelShape, num_stages: int, tokens: int) -> tuple[tuple[i
     costs = layer_costs(
         num_layers=max(shape.num_layers, num_stages),
         layer_matrices=shape.layer_matrices,
-        query_size=shape.query_size,
+        query_size=(shape.query_size + shape.result_size) // 2,
         hidden_size=shape.hidden_size,
         vocab_size=shape.vocab_size,
         tokens=tokens,

@@ -6,7 +6,7 @@ or fused, as with torch.compile.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.contract.spec.train_spec import Checkpointing, chunks_of_loss, repeated_products
 from orchestrator.plan.cost.kernels import attention_s, matmul_s, move_s
 from orchestrator.plan.cost.machine import Machine
-from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.model.shape import ModelShape, split_dim
 from orchestrator.plan.sizes import COMPUTE_BYTES
 
 
@@ -119,6 +119,8 @@ EXPERT_TILE = 64
 DISPATCH_BYTES = 8
 """Bytes read and written per value of 2 bytes that is sent to an expert, and the same on the way
 back."""
+JOINED_BYTES = 4
+"""Bytes read and written per value of 2 bytes that is copied."""
 FLOAT8_BYTES = {False: 14, True: 6}
 """Bytes per input value of a float8 product, to find the maximum and to cast, twice (torchao,
 tensor-wise scales). Keyed by whether the layer is compiled."""
@@ -162,7 +164,7 @@ def _inner_values(shape: ModelShape) -> float:
     if not shape.num_experts:
         return shape.intermediate_size
     share = shape.expert_layers / shape.num_layers
-    met = shape.experts_per_token * shape.intermediate_size
+    met = shape.experts_per_token * shape.intermediate_size + shape.shared_size
     return share * met + (1 - share) * shape.dense_intermediate_size
 
 
@@ -184,34 +186,65 @@ class Product(NamedTuple):
 def linears(shape: ModelShape, part: Slice) -> list[Product]:
     """The matrix products of a layer on one tp rank."""
     hidden, tp, rows = shape.hidden_size, part.tp, part.rows
-    query, kv = math.ceil(shape.query_size / tp), math.ceil(shape.kv_size / tp)
-    if shape.fused:
-        found = [Product(rows, hidden, query + 2 * kv, 1, 1.0, 0)]
-    else:
-        found = [
-            Product(rows, hidden, query, 1, 1.0, 0),
-            Product(rows, hidden, kv, 1, 1.0, 1, alike=2),
-        ]
-    found.append(Product(rows, query, hidden, 1, 1.0, 1 if shape.fused else 3))
+    found = _of_attention(shape, rows, tp)
     with_experts = shape.expert_layers / shape.num_layers if shape.num_experts else 0.0
     if with_experts:
         chosen = math.ceil(rows * shape.experts_per_token / shape.num_experts)
         # One kernel processes all experts, and each expert's rows are padded to whole tiles.
         together = shape.num_experts * math.ceil(chosen / EXPERT_TILE) * EXPERT_TILE
         found.append(Product(rows, hidden, shape.num_experts, 1, with_experts, None))
+        last = len(shape.products) - 1
         inner = math.ceil(shape.intermediate_size / tp)
-        found += _mlp(shape, together, inner, shape.num_experts, with_experts)
-    if with_experts < 1:
-        inner = shape.dense_intermediate_size if shape.num_experts else shape.intermediate_size
-        found += _mlp(shape, rows, math.ceil(inner / tp), 1, 1 - with_experts)
+        found += _mlp(shape, together, inner, shape.num_experts, with_experts, last)
+    for inner, share in _plain_mlps(shape, with_experts):
+        last = len(shape.linear) - 1
+        found += _mlp(shape, rows, math.ceil(inner / tp), 1, share, last)
     return found
 
 
+def _plain_mlps(shape: ModelShape, with_experts: float) -> Iterator[tuple[int, float]]:
+    """Inner features of the MLPs that all tokens use, and the share of layers that have them."""
+    if not shape.num_experts:
+        yield shape.intermediate_size, 1.0
+        return
+    if shape.shared_size:
+        yield shape.shared_size, with_experts
+    if with_experts < 1:
+        yield shape.dense_intermediate_size, 1 - with_experts
+
+
+def _of_attention(shape: ModelShape, rows: int, tp: int) -> list[Product]:
+    hidden = shape.hidden_size
+    if shape.latent:
+        linear = enumerate(shape.linear[: shape.linear_of_attention])
+        return [
+            Product(rows, *_cut(name, into, out, tp), 1, 1.0, at)
+            for at, (name, into, out) in linear
+        ]
+    query, kv = math.ceil(shape.query_size / tp), math.ceil(shape.key_size / tp)
+    last = Product(rows, query, hidden, 1, 1.0, 1 if shape.fused else 3)
+    if shape.fused:
+        return [Product(rows, hidden, query + 2 * kv, 1, 1.0, 0), last]
+    queries = Product(rows, hidden, query, 1, 1.0, 0)
+    return [queries, Product(rows, hidden, kv, 1, 1.0, 1, alike=2), last]
+
+
+def _cut(name: str, inputs: int, outputs: int, tp: int) -> tuple[int, int]:
+    """Inputs and outputs of a linear layer on one tp rank."""
+    match split_dim(name):
+        case 0:
+            return inputs, math.ceil(outputs / tp)
+        case 1:
+            return math.ceil(inputs / tp), outputs
+        case _:
+            return inputs, outputs
+
+
 def _mlp(
-    shape: ModelShape, rows: int, inner: int, experts: int, share: float
+    shape: ModelShape, rows: int, inner: int, experts: int, share: float, last: int
 ) -> tuple[Product, Product]:
+    """The products of an MLP; `last` is the position of the last one in `ModelShape.products`."""
     hidden, ways_up = shape.hidden_size, 2 if shape.gated else 1
-    last = len(shape.products) - 1
     return (
         Product(rows, hidden, inner, experts, share, last - ways_up, alike=ways_up),
         Product(rows, inner, hidden, experts, share, last),
@@ -247,7 +280,7 @@ def _forward(machine: Machine, part: Slice, product: Product) -> float:
 
 def repeated_s(machine: Machine, shape: ModelShape, part: Slice, kind: Checkpointing) -> float:
     """Seconds of the products of a layer that a mode of `BY_OPERATION` computes again."""
-    names = [name for name, _ in shape.products]
+    names = [name for name, *_ in shape.products]
     open_end = shape.has_open_end(part.lora)
     again = repeated_products(kind, names, tp=part.tp, open_end=open_end)
     return sum(
@@ -269,7 +302,12 @@ def attention_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[floa
     if part.document is not None and part.document < tokens:
         pairs = min(pairs, tokens * part.document / 2 * part.sequences / part.cp)
         seen = min(seen, part.document)
-    return attention_s(machine, pairs, width, shape.head_dim, seen, part.rows)
+    forward, backward = attention_s(machine, pairs, width, shape.head_dim, seen, part.rows)
+    if shape.latent:
+        # One of two products forward, and two of five backward, have the width of the values.
+        share = shape.value_dim / shape.head_dim
+        return forward * (1 + share) / 2, backward * (3 + 2 * share) / 5
+    return forward, backward
 
 
 def cheap_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float]:
@@ -277,14 +315,17 @@ def cheap_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, f
     fusion = COMPILED if part.compiled else EAGER
     scale = COMPUTE_BYTES[part.dtype] / 2
     rows, tp = part.rows, part.tp
-    heads = (shape.query_size + shape.kv_size) / tp
+    heads = (shape.query_size + shape.key_size) / tp
     norms = shape.layer_norms * shape.hidden_size / tp + (heads if shape.qk_norm_sizes else 0)
+    norms += shape.latent_size
     seconds = []
     for way in (0, 1):
         norm = fusion.layer_norm[way] if shape.norm_bias else fusion.norm[way]
         size = norms * norm + 2 * shape.hidden_size / tp * fusion.residual[way]
-        if not shape.learned_positions:
-            size += heads * fusion.rotary[way]
+        size += shape.rotary_size / tp * fusion.rotary[way]
+        if shape.latent:
+            # The parts of queries and keys with and without rotary embeddings are copied together.
+            size += heads * JOINED_BYTES
         if way == 1:
             size += 2 * _biased(shape) / tp
         act = fusion.gated[way] if shape.gated else fusion.gelu[way]
@@ -298,9 +339,9 @@ def cheap_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, f
 def _biased(shape: ModelShape) -> int:
     """Features of a layer's linear layers with a bias. Its gradient is a sum over all rows, for
     which the gradient of the output is read once more."""
-    attention = (shape.query_size + 2 * shape.kv_size) * shape.qkv_bias
-    mlp = (shape.up_size + shape.hidden_size) * shape.mlp_bias
-    return attention + shape.hidden_size * shape.out_bias + mlp
+    linear = sum(outputs for name, _, outputs in shape.linear if shape.has_bias(name))
+    expert = (shape.up_size + shape.hidden_size) * shape.expert_bias
+    return linear + shape.experts_per_token * expert
 
 
 def _adapters(

@@ -117,12 +117,12 @@ def context_traffic(
 
 
 def _merge_s(machine: Machine, shape: ModelShape, part: Slice) -> float:
-    return move_s(machine, part.rows * shape.query_size / part.tp * MERGED_BYTES, 4)
+    return move_s(machine, part.rows * shape.result_size / part.tp * MERGED_BYTES, 4)
 
 
 def _keys(shape: ModelShape, part: Slice) -> float:
     """Number of key and value elements of a rank's tokens."""
-    return 2 * part.rows * shape.kv_size / part.tp
+    return part.rows * (shape.key_size + shape.value_size) / part.tp
 
 
 def _ring(
@@ -204,8 +204,9 @@ def _ulysses(
     wire = machine.wire(ranks, part.tp)
     copies = max(1, ranks * part.tp // shape.num_kv_heads)
     size = COMPUTE_BYTES[part.dtype]
-    results = part.rows * shape.query_size / part.tp * size
-    into = results + _keys(shape, part) * copies * size
+    results = part.rows * shape.result_size / part.tp * size
+    queries = part.rows * shape.query_size / part.tp * size
+    into = queries + _keys(shape, part) * copies * size
     seconds = wire.exchange_s(into) + wire.exchange_s(results)
     both = Times(
         sent=exchange_bytes(ranks, into + results), calls=2, seconds=seconds, exposed=seconds

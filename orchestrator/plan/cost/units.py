@@ -6,7 +6,7 @@ from functools import lru_cache
 from msgspec import Struct
 
 from orchestrator.contract.spec.model_spec import LoraSpec
-from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.model.shape import ModelShape, layer_sizes
 from orchestrator.plan.sizes import LARGE
 from orchestrator.plan.stages import StageLayers
 
@@ -61,7 +61,8 @@ def units_of(
     vocabulary = math.ceil(shape.vocabulary_parameters / tp)
     embedding = (vocabulary + shape.position_parameters) * rank.is_first
     tied_here = shape.tied_embeddings and rank.is_first
-    head = (shape.norm_parameters + (0 if tied_here else vocabulary)) * rank.is_last
+    bias = math.ceil(shape.vocab_size / tp) * shape.head_bias
+    head = (shape.norm_parameters + bias + (0 if tied_here else vocabulary)) * rank.is_last
     trains = lora is None
 
     def unit(parameters: float) -> Unit:
@@ -86,13 +87,12 @@ def units_of(
 
 def _layer(shape: ModelShape, tp: int) -> int:
     """Parameters of a layer on one tp rank. If only some layers have experts, the mean."""
-    split, whole = shape.layer_weights, shape.layer_replicated
-    if shape.num_experts:
-        dense = shape.hidden_size * shape.dense_intermediate_size * (3 if shape.gated else 2)
-        without = 1 - shape.expert_layers / shape.num_layers
-        split -= round(without * (shape.num_experts * shape.mlp_matrices - dense))
-        whole -= round(without * shape.router)
-    return math.ceil(split / tp) + whole
+    split, replicated = layer_sizes(shape)
+    if shape.dense_layers:
+        without, dense = len(shape.dense_layers) / shape.num_layers, layer_sizes(shape, dense=True)
+        split -= round(without * (split - dense.split))
+        replicated -= round(without * (replicated - dense.replicated))
+    return math.ceil(split / tp) + replicated
 
 
 def adapters(shape: ModelShape, lora: LoraSpec) -> int:

@@ -20,7 +20,7 @@ from orchestrator.contract.spec.train_spec import (
     Checkpointing,
     stored_products,
 )
-from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.model.shape import ModelShape, layer_sizes
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES
 
@@ -95,10 +95,21 @@ def _layer(
 
 def _outputs(shape: ModelShape, tp: int, size: int) -> float:
     """Bytes of the gradients at the results of a layer's matrices and norms."""
-    experts = shape.experts_per_token if shape.num_experts else 1
-    split = shape.query_size + 2 * shape.kv_size + experts * shape.up_size
+    split = shape.query_size + shape.key_size + shape.value_size + _inner(shape, shape.up_size)
     split += shape.hidden_size * shape.layer_norms
-    return (split / tp + 2 * shape.hidden_size) * size
+    whole = 2 * shape.hidden_size + 2 * shape.latent_size
+    return (split / tp + whole) * size
+
+
+def _inner(shape: ModelShape, each: int) -> float:
+    """`each` feature of an MLP or of one expert, for all experts of a token; the mean of layers
+    with and without experts."""
+    if not shape.num_experts:
+        return each
+    width = each / shape.intermediate_size
+    met = shape.experts_per_token * shape.intermediate_size + shape.shared_size
+    dense = len(shape.dense_layers) / shape.num_layers
+    return width * ((1 - dense) * met + dense * shape.dense_intermediate_size)
 
 
 class _Parts(Struct, frozen=True):
@@ -130,19 +141,30 @@ class _Parts(Struct, frozen=True):
         rank's part of them. With LoRA only the adapters store their inputs, because a frozen matrix
         has no weight gradient."""
         targets = None if lora is None else set(lora.target_modules)
-        query, kv, heads = shape.query_size, shape.kv_size, shape.num_heads
-        attention = (2 * query + 2 * kv + query * ulysses) * size + heads * FLOAT32_BYTES
+        query, keys, results = shape.query_size, shape.key_size, shape.result_size
+        attention = query + keys + shape.value_size + results + query * ulysses
+        attention = attention * size + shape.num_heads * FLOAT32_BYTES
         if shape.qk_norm_sizes:
-            attention += (query + kv) * (FLOAT32_BYTES + size)
+            attention += (query + keys) * (FLOAT32_BYTES + size)
+        latent = 0
+        if shape.latent:
+            # Values are a view of what they are computed with: keys without rotary embeddings.
+            # Results of heads are copied next to each other.
+            attention += (keys - shape.num_heads * shape.latent.rope_dim + results) * size
+            latent = shape.latent_size * (FLOAT32_BYTES + 2 * size)
         into = shape.hidden_size * size / (tp if regathers else 1)
         norm = _norm(shape, tp, size, trained=lora is None)
         further = (shape.layer_norms - 2) / 2 * norm
         # The matrices share one stored input.
-        attends = _trains(shape, targets, "q_proj", "k_proj", "v_proj", "c_attn")
+        attends = _trains(
+            shape, targets, "q_proj", "k_proj", "v_proj", "c_attn", "q_a_proj", "kv_a_proj_with_mqa"
+        )
         widens = _trains(shape, targets, "gate_proj", "up_proj", "c_fc")
+        # Attention and MLP have the same input.
+        shares = shape.layer_norms == 1
         return cls(
-            attention=norm + into * attends + further + attention / tp,
-            mlp_norm=norm + into * widens + further,
+            attention=norm + into * attends + further + latent + attention / tp,
+            mlp_norm=norm + into * (widens and not shares) + further,
             mlp=_mlp(shape, size, targets) / tp,
             regathers=regathers,
         )
@@ -163,24 +185,25 @@ def _norm(shape: ModelShape, tp: int, size: int, trained: bool = True) -> float:
     if shape.norm_bias:
         return shape.hidden_size * size / tp
     scaled = FLOAT32_BYTES if shape.norms_in_float32 else size
-    return shape.hidden_size * (FLOAT32_BYTES + scaled * trained) / tp
+    values = FLOAT32_BYTES * (1 + shape.norms_subtract_mean)
+    return shape.hidden_size * (values + scaled * (trained and shape.norm_scale)) / tp
 
 
 def _mlp(shape: ModelShape, size: int, targets: set[str] | None) -> float:
     """Bytes that the MLP stores, before tp splits them.
 
-    With a gate: gate, up, the activated gate and the product. Without: the five intermediate values
-    of GPT-2's approximate GELU. With experts: these values for each expert of a token, and copies
-    of the expert's input and output.
+    With experts: its values for each expert of a token, copies of the expert's input and output,
+    and the scores of all experts.
     """
-    if not shape.gated:
-        return 5 * shape.intermediate_size * size
-    product = targets is None or "down_proj" in targets
-    inside = (3 + product) * shape.intermediate_size * size
+    frozen = targets is not None and "down_proj" not in targets
+    values = shape.mlp_values - (shape.gated and frozen)
+    inside = _inner(shape, shape.intermediate_size) * values * size
     if not shape.num_experts:
         return inside
-    routed = shape.experts_per_token * (inside + 2 * shape.hidden_size * size)
-    return routed + shape.num_experts * 2 * FLOAT32_BYTES
+    copies = shape.experts_per_token * 2 * shape.hidden_size * size
+    routing = shape.num_experts * 2 + shape.hidden_size * shape.router_in_float32
+    share = shape.expert_layers / shape.num_layers
+    return inside + share * (copies + routing * FLOAT32_BYTES)
 
 
 def _by_operation(
@@ -193,18 +216,19 @@ def _by_operation(
 ) -> float:
     """Bytes that `elementwise` and `selective` store besides the layer's input: outputs of products
     and of attention; with tp also the two scattered outputs."""
-    names = [name for name, _ in shape.products]
+    names = [name for name, *_ in shape.products]
     stored = stored_products(kind, names, tp=tp, open_end=shape.has_open_end(lora))
-    outputs = sum(outputs for at, (_, outputs) in enumerate(shape.products) if at in stored)
+    outputs = sum(outputs for at, (*_, outputs) in enumerate(shape.products) if at in stored)
     # Ulysses stores what it exchanged before and after attention.
-    outputs += shape.query_size + ulysses * 2 * (shape.query_size + shape.kv_size)
+    exchanged = shape.query_size + shape.key_size + shape.value_size + shape.result_size
+    outputs += shape.result_size + ulysses * exchanged
     scattered = 2 * shape.hidden_size * size * (tp > 1)
     return (outputs * size + scattered + shape.num_heads * FLOAT32_BYTES) / tp
 
 
 def _unneeded(shape: ModelShape, tp: int, size: int, lora: LoraSpec | None) -> float:
     """Bytes of stored outputs that no gradient needs, so they stay until the layer is done."""
-    _, outputs = shape.products[-1]
+    *_, outputs = shape.products[-1]
     return outputs * size / tp if tp > 1 or shape.has_open_end(lora) else 0.0
 
 
@@ -217,8 +241,7 @@ def _usages(
     derivatives of its square, mean and product. That of a layer norm holds its result.
     """
     hidden, inner = shape.hidden_size * size, shape.up_size * size / tp
-    incoming = hidden / tp
-    experts = shape.experts_per_token if shape.num_experts else 1
+    incoming, together = hidden / tp, _inner(shape, shape.up_size) * size / tp
     outward, into = shape.hidden_size * shape.intermediate_size, shape.hidden_size * shape.up_size
     weights = (math.ceil(outward / tp), math.ceil((outward + into) / tp), _split(shape, tp))
     if lora is not None:
@@ -233,9 +256,9 @@ def _usages(
     # The gradients of gate and up replace that of their product.
     product = 0 if lora is not None and "down_proj" not in lora.target_modules else 1
     if shape.gated:
-        widest = experts * inner * (3 - product) / 2
+        widest = together * (3 - product) / 2
         if tp > 1:
-            widest = max(widest, hidden + experts * inner / 2)
+            widest = max(widest, hidden + together / 2)
     else:
         widest = 2 * inner
     in_norm = 2 * hidden / tp
@@ -267,4 +290,5 @@ def _in_tensor_parallel(
 
 
 def _split(shape: ModelShape, tp: int) -> int:
-    return math.ceil(shape.layer_weights / tp) + shape.layer_replicated
+    split, replicated = layer_sizes(shape)
+    return math.ceil(split / tp) + replicated

@@ -148,6 +148,7 @@ def _largest_ranks(pipeline: _Pipeline) -> Mapping[int, StageRank]:
 def _covers(one: StageRank, other: StageRank) -> bool:
     return (
         one.layers >= other.layers
+        and one.layers - one.dense_layers >= other.layers - other.dense_layers
         and one.kept >= other.kept
         and one.is_first >= other.is_first
         and one.is_last >= other.is_last

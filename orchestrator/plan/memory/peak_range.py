@@ -28,6 +28,7 @@ BASIS = "72 traced steps of the trainer, and the allocators of 26 published runs
 COMPILED = 0.9
 """Measured memory relative to planned, of the one compiled step without recomputation that was
 measured (`benchmarks/results/gpu.md`): fused operations keep less. No such step is traced."""
+UNTRACED_BASIS = f"{BASIS}, none of this family"
 COMPILED_BASIS = f"{BASIS}; compiled layers took 10 % less, the one time that they were measured"
 
 
@@ -46,6 +47,8 @@ def peak_range(setup: Setup, tensors: int, reserve: Mapping[str, int]) -> tuple[
 
 def basis_of(setup: Setup) -> str:
     """What the range rests on."""
+    if setup.shape.untrainable:
+        return UNTRACED_BASIS
     return COMPILED_BASIS if _keeps_less(setup) else BASIS
 
 

@@ -1,14 +1,20 @@
 """The model states of a rank: weights, gradients and optimizer state."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, cached_property
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from orchestrator.contract.spec.model_spec import LoraSpec
-from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.model.shape import (
+    ModelShape,
+    Tensor,
+    layer_tensors,
+    norm_tensors,
+    split_dim,
+)
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES, LARGE, NF4_BYTES
 from orchestrator.plan.stages import StageRank
@@ -80,7 +86,7 @@ class Units(Struct, frozen=True, dict=True):
     """One rank's part of the model, by FSDP unit."""
 
     layer: Piece
-    """One decoder layer."""
+    """One decoder layer; with experts, one that has them."""
     layers: int
     embedding: Piece
     """Empty if it is too small for a unit of its own; then it belongs to `root`."""
@@ -91,14 +97,18 @@ class Units(Struct, frozen=True, dict=True):
     late_root: Piece
     """Part of the root that is used after the layers. Its gradient is computed first and reduced
     last."""
+    dense: Piece = NOTHING
+    """A decoder layer without experts, of a model that has experts in others."""
+    dense_layers: int = 0
+
+    @cached_property
+    def all_layers(self) -> Piece:
+        experts = self.layers - self.dense_layers
+        return self.layer.times(experts) + self.dense.times(self.dense_layers)
 
     @cached_property
     def all(self) -> Piece:
-        return self.layer.times(self.layers) + self.embedding + self.head + self.root
-
-
-Tensor = tuple[int, int, int | None]
-"""Rows, columns, and the dimension that tp splits (None: neither)."""
+        return self.all_layers + self.embedding + self.head + self.root
 
 
 def units_of(setup: Setup, rank: StageRank) -> Units:
@@ -120,11 +130,13 @@ def _units(shape: ModelShape, tp: int, sharing: int, rank: StageRank, whole_mode
 
     vocabulary: Tensor = (shape.vocab_size, shape.hidden_size, 0)
     large = shape.vocabulary_parameters >= LARGE and not shape.tied_embeddings
-    norm = piece(_norm(shape))
+    norm = piece(norm_tensors(shape))
     before = piece([vocabulary]) if rank.is_first else NOTHING
     # In a pipeline the last stage has a copy of a tied embedding.
     copied = rank.is_last and not (shape.tied_embeddings and whole_model)
     after = piece([vocabulary]) if copied else NOTHING
+    if rank.is_last and shape.head_bias:
+        after += piece([(shape.vocab_size, 1, 0)])
     positions = piece([(shape.max_positions, shape.hidden_size, None)])
     root = positions if rank.is_first and shape.learned_positions else NOTHING
     late = NOTHING
@@ -133,6 +145,8 @@ def _units(shape: ModelShape, tp: int, sharing: int, rank: StageRank, whole_mode
         late, root = norm + after + tied_here, root + norm + after
     return Units(
         layer=_piece(_layer(shape, tp), sharing),
+        dense=_piece(_layer(shape, tp, dense=True), sharing) if rank.dense_layers else NOTHING,
+        dense_layers=rank.dense_layers,
         layers=rank.layers,
         embedding=before if large else NOTHING,
         head=norm + after if large and rank.is_last else NOTHING,
@@ -150,8 +164,9 @@ def _cut(tensors: Iterable[Tensor], tp: int) -> list[tuple[int, int]]:
 
 
 @cache
-def _layer(shape: ModelShape, tp: int) -> Sequence[tuple[int, int]]:
-    return _cut(layer_tensors(shape), tp)
+def _layer(shape: ModelShape, tp: int, *, dense: bool = False) -> Sequence[tuple[int, int]]:
+    # The trainer cannot split GPT-2's fused projection, so it refuses tp.
+    return _cut(layer_tensors(shape, dense=dense), 1 if shape.fused else tp)
 
 
 def _piece(sides: Iterable[tuple[int, int]], sharing: int) -> Piece:
@@ -161,34 +176,6 @@ def _piece(sides: Iterable[tuple[int, int]], sharing: int) -> Piece:
         whole += rows * columns
         shard += -(-rows // sharing) * columns
     return Piece(whole, shard)
-
-
-def _norm(shape: ModelShape) -> list[Tensor]:
-    return [(shape.hidden_size, 1, None)] * (1 + shape.norm_bias)
-
-
-def layer_tensors(shape: ModelShape) -> Iterator[Tensor]:
-    """The tensors of one decoder layer in transformers. Each expert is split by itself."""
-    hidden, query, kv = shape.hidden_size, shape.query_size, shape.kv_size
-    yield from _norm(shape) * shape.layer_norms
-    yield from [(size, 1, None) for size in shape.qk_norm_sizes]
-    if shape.fused:
-        # GPT-2 stores its matrices transposed: rows are inputs.
-        yield from ((inputs, outputs, None) for _, inputs, outputs in shape.linear)
-        yield from ((outputs, 1, None) for _, _, outputs in shape.linear)
-        return
-    yield from [(query, hidden, 0), (kv, hidden, 0), (kv, hidden, 0), (hidden, query, 1)]
-    if shape.qkv_bias:
-        yield from [(query, 1, 0), (kv, 1, 0), (kv, 1, 0)]
-    yield from [(hidden, 1, None)] * shape.out_bias
-    many = max(1, shape.num_experts)
-    yield from [(many * shape.intermediate_size, hidden, 0)] * (1 + shape.gated)
-    yield many * hidden, shape.intermediate_size, 1
-    if shape.num_experts:
-        yield shape.num_experts, hidden, None
-    if shape.mlp_bias:
-        yield from [(shape.intermediate_size, 1, 0)] * (1 + shape.gated)
-        yield hidden, 1, None
 
 
 class States(Struct, frozen=True):
@@ -243,10 +230,10 @@ def _adapters(shape: ModelShape, lora: LoraSpec, tp: int, sharing: int) -> Piece
         if name not in lora.target_modules:
             continue
         # tp splits the outputs of B like those of the linear layer, or the inputs of A like its.
-        by_inputs = name in ("o_proj", "down_proj")
+        cut = split_dim(name)
         tensors += [
-            (lora.rank, inputs, 1 if by_inputs else None),
-            (outputs, lora.rank, None if by_inputs else 0),
+            (lora.rank, inputs, 1 if cut == 1 else None),
+            (outputs, lora.rank, 0 if cut == 0 else None),
         ]
     return _piece(_cut(tensors, tp), sharing)
 

@@ -248,7 +248,8 @@ class _Gathered(NamedTuple):
             head=head.whole * size,
             root=root.whole * size,
             embedding=embedding.whole * size,
-            everything=layer * units.layers + (head + root + embedding).whole * size,
+            everything=layer * (units.layers - units.dense_layers)
+            + (units.dense.times(units.dense_layers) + head + root + embedding).whole * size,
             ahead=min(setup.backward_prefetch, units.layers - 1) if shard_count(setup) > 1 else 0,
             parts=0.0 if isinstance(setup.reshard, bool) else layer / setup.reshard,
             stays=setup.reshard is False or (setup.mesh.pp > 1 and setup.pipeline.stages > 1),
@@ -459,7 +460,7 @@ def _replicated(rank: _Rank, states: States) -> Iterator[Point]:
     first = 0 if setup.lora else ends
     more = _bucket_bytes(setup, states) - MASTER_BYTES
     if rank.has_loss:
-        loss, all_layers = rank.loss, units.layers * units.layer.whole
+        loss, all_layers = rank.loss, units.all_layers.whole
         summed = whole if rank.accumulates else 0
         yield Point("forward", 0, Usage(summed, casts + cast * all_layers, loss.activations))
         if is_nf4(setup):

@@ -1,6 +1,5 @@
 """Model FLOPs per token, by the same formula as the trainer's (`trainer/measure/flops.py`)."""
 
-from collections.abc import Iterator
 from functools import lru_cache
 
 from orchestrator.contract.spec.model_spec import LoraSpec
@@ -11,7 +10,8 @@ from orchestrator.plan.setup import Setup, every
 
 @lru_cache(maxsize=256)
 def flops_per_token(shape: ModelShape, tokens: int, lora: LoraSpec | None = None) -> float:
-    """Forward and backward: 6 N + 12 L H Q T (Chowdhery et al. 2022, appendix B).
+    """Forward and backward: 6 N + 12 L H Q T (Chowdhery et al. 2022, appendix B). With latent
+    attention 2 Q is the size of a head's keys and values together.
 
     N excludes the embedding lookup and includes the head. The causal mask is ignored, and
     recomputation does not count. Only the experts that a token uses count. A frozen weight counts 4
@@ -19,7 +19,7 @@ def flops_per_token(shape: ModelShape, tokens: int, lora: LoraSpec | None = None
     """
     layers = shape.active_parameters - shape.outer_parameters
     weights = layers + shape.norm_parameters + shape.vocabulary_parameters
-    attention = 12.0 * shape.num_layers * shape.query_size * tokens
+    attention = 6.0 * shape.num_layers * (shape.query_size + shape.result_size) * tokens
     if lora is None:
         return 6.0 * weights + attention
     sizes = (into + out for name, into, out in shape.linear if name in lora.target_modules)
@@ -33,20 +33,12 @@ def recomputed_per_token(setup: Setup) -> float:
     shape, kind = setup.shape, setup.checkpointing
     if kind in STORES_ALL:
         return 0.0
-    names, open_end = [name for name, _ in shape.products], shape.has_open_end(setup.lora)
-    products = [2.0 * inputs * outputs for inputs, outputs in _products(shape)]
+    names, open_end = [name for name, *_ in shape.products], shape.has_open_end(setup.lora)
+    products = [2.0 * inputs * outputs for _, inputs, outputs in shape.products]
     if kind in BY_OPERATION:
         again = repeated_products(kind, names, tp=setup.mesh.tp, open_end=open_end)
         return shape.num_layers * sum(products[at] for at in again)
-    attention = 4.0 * shape.query_size * setup.tokens
+    attention = 2.0 * (shape.query_size + shape.result_size) * setup.tokens
     layer = attention + sum(products if open_end else products[:-1])
     layers = shape.num_layers if kind == "full" else shape.num_layers // every(setup)
     return layers * layer
-
-
-def _products(shape: ModelShape) -> Iterator[tuple[int, int]]:
-    """Inputs and outputs per token of `ModelShape.products`."""
-    inputs = {name: size for name, size, _ in shape.linear}
-    for name, outputs in shape.products:
-        of_expert = shape.intermediate_size if name == "down_proj" else shape.hidden_size
-        yield inputs.get(name, of_expert), outputs

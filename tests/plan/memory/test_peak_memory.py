@@ -12,8 +12,10 @@ from orchestrator.contract.plan import RESERVE
 from orchestrator.inventory.profile import Fabric
 from orchestrator.inventory.profiles import load_profile
 from orchestrator.plan.memory.peak_memory import memories_of, memory_of, min_peak_bytes
+from orchestrator.plan.memory.peak_range import basis_of
 from orchestrator.plan.memory.states import states_of, update_bytes
 from orchestrator.plan.model.families import shape_of
+from orchestrator.plan.model.shape import layer_sizes
 from orchestrator.plan.setup import Setup
 from tests.plan.memory.setups import SETUP, items_of, pipeline, ranks_of, setup, units
 from tests.plan.model.models import LLAMA3_8B
@@ -72,7 +74,7 @@ def test_weights_that_stay_gathered_need_memory_for_the_whole_model() -> None:
     assert freed < parts < kept
     assert kept == 4 * shape.parameters
     deep = items_of(mesh=mesh, backward_prefetch=2)["gathered"]
-    assert deep - freed == 4 * shape.layer_parameters
+    assert deep - freed == 4 * sum(layer_sizes(shape))
 
 
 def test_buckets_replace_the_gradients_that_they_average() -> None:
@@ -145,3 +147,8 @@ def test_the_fullest_rank_is_the_fullest_of_all_along_pp() -> None:
         fullest = memory_of(one, None)
         assert fullest in along
         assert fullest.peak_bytes == max(memory.peak_bytes for memory in along)
+
+
+def test_the_range_says_that_a_family_which_the_trainer_lacks_was_never_traced() -> None:
+    olmoe = setup(shape=shape_of({"model_type": "olmoe"}), tokens=64)
+    assert basis_of(olmoe) == f"{basis_of(SETUP)}, none of this family"

@@ -18,13 +18,15 @@ from orchestrator.plan.memory.peak_memory import memory_of
 from orchestrator.plan.memory.states import (
     PerParameter,
     adapters,
-    layer_tensors,
     model_states,
 )
-from orchestrator.plan.model.families import DEFAULTS, shape_of
+from orchestrator.plan.model.families import shape_of
+from orchestrator.plan.model.family_table import FAMILIES
+from orchestrator.plan.model.shape import layer_sizes
 from orchestrator.plan.sizes import LARGE
 from tests.plan.memory.setups import SETUP, items_of, ranks_of, setup, units
-from tests.plan.model.models import LLAMA3_8B, TINY, TINY_GPT2
+from tests.plan.model.models import DEEPSEEK_V3, LLAMA3_8B, TINY, TINY_GPT2
+from tests.plan.model.variants import default
 from trainer.parallel.fsdp import LARGE as LARGE_OF_TRAINER
 
 
@@ -56,14 +58,21 @@ def test_units_are_as_large_as_in_the_trainer() -> None:
     assert LARGE == LARGE_OF_TRAINER
 
 
-@pytest.mark.parametrize("kind", DEFAULTS)
-def test_tensors_of_a_layer_add_up_to_its_parameters(kind: str) -> None:
-    shape = shape_of({"model_type": kind})
-    assert sum(r * c for r, c, _ in layer_tensors(shape)) == shape.layer_parameters
-    whole = setup(shape=shape, tokens=8)
-    assert units(whole).all.whole == shape.outer_parameters + shape.num_layers * (
-        shape.layer_parameters
-    )
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_units_add_up_to_the_parameters(kind: str) -> None:
+    shape = shape_of(default(kind))
+    assert units(setup(shape=shape, tokens=8)).all.whole == shape.parameters
+
+
+def test_stages_have_the_layers_without_experts_that_are_theirs() -> None:
+    """The first three layers of DeepSeek-V3 are dense; the first of four stages has them all."""
+    shape = shape_of(DEEPSEEK_V3)
+    piped = setup(shape=shape, tokens=8, mesh=Mesh(pp=4), micro_batches=4)
+    stages = ranks_of(piped)
+    assert [rank.dense_layers for rank in stages] == [3, 0, 0, 0]
+    held = [units(piped, rank).all.whole for rank in range(4)]
+    assert sum(held) == shape.parameters
+    assert held[0] < held[1]
 
 
 def test_a_single_rank_keeps_16_bytes_per_parameter() -> None:
@@ -187,7 +196,7 @@ def test_stages_have_their_layers_and_the_outer_ones_embedding_and_head() -> Non
     four = setup(shape=shape, mesh=Mesh(pp=4), micro_batches=8, tokens=8192)
     own = [units(four, rank).all.whole for rank in range(4)]
     assert sum(own) == shape.parameters
-    assert own[1] == ranks_of(four)[1].layers * shape.layer_parameters
+    assert own[1] == ranks_of(four)[1].layers * sum(layer_sizes(shape))
     tied = shape_of({**LLAMA3_8B, "tie_word_embeddings": True})
     four = setup(shape=tied, mesh=Mesh(pp=4), micro_batches=8, tokens=8192)
     copies = sum(units(four, rank).all.whole for rank in range(4))

@@ -53,3 +53,89 @@ TINY_MOE: dict[str, Any] = {
     "num_experts": 8,
     "num_experts_per_tok": 2,
 }
+
+DEEPSEEK_V3: dict[str, Any] = {"model_type": "deepseek_v3"}
+DEEPSEEK_V2: dict[str, Any] = {
+    "model_type": "deepseek_v2",
+    "hidden_size": 5120,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 60,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "n_routed_experts": 160,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+}
+DEEPSEEK_V2_LITE: dict[str, Any] = {
+    "model_type": "deepseek_v2",
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": None,
+}
+KIMI_K2: dict[str, Any] = {
+    "model_type": "kimi_k2",
+    "vocab_size": 163840,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "n_routed_experts": 384,
+    "first_k_dense_replace": 1,
+}
+QWEN15_MOE_A27B: dict[str, Any] = {"model_type": "qwen2_moe"}
+OLMOE_1B_7B: dict[str, Any] = {
+    "model_type": "olmoe",
+    "intermediate_size": 1024,
+}
+GPT_OSS_120B: dict[str, Any] = {"model_type": "gpt_oss"}
+GPT_OSS_20B: dict[str, Any] = {
+    "model_type": "gpt_oss",
+    "num_hidden_layers": 24,
+    "num_local_experts": 32,
+}
+GLM_4_5: dict[str, Any] = {
+    "model_type": "glm4_moe",
+    "hidden_size": 5120,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 92,
+    "head_dim": 128,
+    "n_routed_experts": 160,
+    "first_k_dense_replace": 3,
+    "attention_bias": True,
+    "use_qk_norm": True,
+}
+MIXTRAL_8X22B: dict[str, Any] = {
+    "model_type": "mixtral",
+    "hidden_size": 6144,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 56,
+    "num_attention_heads": 48,
+}
+QWEN3_235B_A22B: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 94,
+    "num_attention_heads": 64,
+    "head_dim": 128,
+}
+LLAMA4_SCOUT: dict[str, Any] = {"model_type": "llama4_text"}
+LLAMA4_MAVERICK: dict[str, Any] = {
+    "model_type": "llama4_text",
+    "num_local_experts": 128,
+    "interleave_moe_layer_step": 2,
+}
+ERNIE_21B_A3B: dict[str, Any] = {"model_type": "ernie4_5_moe"}
+PHI_3_5_MOE: dict[str, Any] = {
+    "model_type": "phimoe",
+    "attention_bias": True,
+    "lm_head_bias": True,
+}
+MINIMAX_M2: dict[str, Any] = {"model_type": "minimax_m2"}

@@ -3,12 +3,17 @@
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from torch.utils.flop_counter import FlopCounterMode
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.flops import flops_per_token, recomputed_per_token
 from tests.plan.cost.setups import LLAMA_8B, setup
+from tests.plan.memory.test_saved import DEEPSEEK, EXPERTS, SIZES, TOKENS
+from tests.plan.model.variants import built
 from tests.trainer.launch.tiny_runs import LLAMA, QWEN3
 from tests.trainer.measure.test_flops import LLAMA_8B as CONFIG_8B
 from tests.trainer.measure.test_flops import alone, model
@@ -20,6 +25,30 @@ def test_planned_flops_equal_those_that_the_trainer_reports(config: dict[str, An
     assert flops_per_token(shape_of(config), 32) == trainer_flops.flops_per_token(
         [model(config)], alone(), 32
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("deepseek_v3", {**DEEPSEEK, "v_head_dim": 24, "num_hidden_layers": 2}),
+        ("deepseek_v3", {**DEEPSEEK, "first_k_dense_replace": 1, "num_hidden_layers": 3}),
+        ("deepseek_v2", {**DEEPSEEK, "q_lora_rank": None}),
+        ("qwen2_moe", {**EXPERTS, "num_experts": 8, "shared_expert_intermediate_size": 192}),
+        ("gpt_oss", {"head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 4}),
+    ],
+)
+def test_planned_flops_are_those_that_torch_counts(kind: str, sizes: dict[str, Any]) -> None:
+    """Forward and backward, with a score for each pair of tokens. Weights of norms and biases are
+    no products, but count as parameters."""
+    config = {"model_type": kind, **SIZES, **sizes}
+    read = built(config)
+    read._attn_implementation = read._experts_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(read)  # type: ignore[no-untyped-call]
+    with FlopCounterMode(display=False) as counted:
+        inputs = torch.zeros((1, TOKENS), dtype=torch.long)
+        model(input_ids=inputs, use_cache=False).logits.sum().backward()
+    planned = flops_per_token(shape_of(config), TOKENS)
+    assert planned == pytest.approx(counted.get_total_flops() / TOKENS, rel=0.01)
 
 
 def test_frozen_weights_need_two_thirds_of_the_flops() -> None:

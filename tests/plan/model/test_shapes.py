@@ -1,16 +1,19 @@
 """Parameter counts, compared with models that transformers builds on the meta device."""
 
-from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from orchestrator.contract.spec.model_presets import PRESETS
 from orchestrator.errors import PlanError
-from orchestrator.plan.model.families import DEFAULTS, TRAINABLE, shape_of
-from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.model.families import TRAINABLE, shape_of
+from orchestrator.plan.model.family_table import FAMILIES
+from orchestrator.plan.model.shape import ModelShape, layer_sizes
+from tests.plan.model import models
 from tests.plan.model.models import (
     LLAMA3_8B,
     MISTRAL_7B,
@@ -21,7 +24,8 @@ from tests.plan.model.models import (
     TINY_GPT2,
     TINY_MOE,
 )
-from trainer.model.families import FAMILIES
+from tests.plan.model.variants import built, default, variants
+from trainer.model.families import FAMILIES as OF_TRAINER
 
 
 @pytest.mark.parametrize(
@@ -70,17 +74,39 @@ from trainer.model.families import FAMILIES
     ],
 )
 def test_parameter_counts_equal_those_of_the_model(config: dict[str, Any]) -> None:
-    built = transformers.AutoConfig.for_model(**deepcopy(config))
+    assert shape_of(config).parameters == parameters(config)
+
+
+def parameters(config: dict[str, Any]) -> int:
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(built)  # type: ignore[no-untyped-call]
-    assert shape_of(config).parameters == sum(p.numel() for p in model.parameters())
+        model = transformers.AutoModelForCausalLM.from_config(built(config))  # type: ignore[no-untyped-call]
+    return sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("kind", DEFAULTS)
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_family_without_keys_is_the_model_that_transformers_builds(kind: str) -> None:
+    config = default(kind)
+    assert shape_of(config).parameters == parameters(config)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@settings(max_examples=3, deadline=None)
+@given(data=st.data())
+def test_any_values_of_the_keys_give_the_parameters_of_the_model(
+    kind: str, data: st.DataObject
+) -> None:
+    config = data.draw(variants(kind))
+    assert shape_of(config).parameters == parameters(config)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_absent_keys_have_the_defaults_of_transformers(kind: str) -> None:
-    built = transformers.AutoConfig.for_model(kind)
-    derived = {key: value for key, value in DEFAULTS[kind].items() if value is not None}
-    assert {key: getattr(built, key) for key in derived} == derived
+    of_class = built(default(kind))
+    keys = {key: value for key, value in FAMILIES[kind].keys.items() if value is not None}
+    # Their constructors replace these by what they stand for.
+    for key, value in (("mlp_only_layers", []), ("moe_layer_end_index", 27)):
+        keys |= {key: value} if key in keys else {}
+    assert {key: getattr(of_class, key) for key in keys} == keys
 
 
 @pytest.mark.parametrize(
@@ -97,6 +123,18 @@ def test_absent_keys_have_the_defaults_of_transformers(kind: str) -> None:
         (MIXTRAL_8X7B, 46_702_792_704),
         (QWEN3_30B_A3B, 30_532_122_624),
         ({"model_type": "gpt_neox"}, 20_554_567_680),
+        (models.DEEPSEEK_V2, 235_741_434_880),
+        (models.DEEPSEEK_V2_LITE, 15_706_484_224),
+        # Without the values that balance experts, 256 for each of 58 layers and 384 for each of 60:
+        # the published files have them as weights, transformers as buffers.
+        (models.DEEPSEEK_V3, 671_026_419_200 - 58 * 256),
+        (models.KIMI_K2, 1_026_408_232_448 - 60 * 384),
+        (models.QWEN15_MOE_A27B, 14_315_784_192),
+        (models.OLMOE_1B_7B, 6_919_161_856),
+        (models.GPT_OSS_20B, 20_914_757_184),
+        (models.GPT_OSS_120B, 116_829_156_672),
+        (models.MIXTRAL_8X22B, 140_620_634_112),
+        (models.QWEN3_235B_A22B, 235_093_634_560),
     ],
 )
 def test_sizes_of_known_models_equal_the_published_ones(
@@ -111,10 +149,10 @@ def test_sizes_of_known_models_equal_the_published_ones(
     [
         ("lama", "did you mean llama?"),
         ("Mistral", "did you mean mistral?"),
-        ("llama4", "if llama4 is built like one of them, plan it as that family"),
-        ("qwen2_moe", "if qwen2_moe is built like one of them"),
+        ("deepseek_v4", "if deepseek_v4 is built like one of them, plan it as that family"),
+        ("llama4", "if llama4 is built like one of them"),
         ("qwen3_next", "if qwen3_next is built like one of them"),
-        ("olmo3", "your own script can train any model: ndctl run -- train.py"),
+        ("mpt", "your own script can train any model: ndctl run -- train.py"),
     ],
 )
 def test_another_family_is_no_typo(kind: str, fix: str) -> None:
@@ -123,20 +161,129 @@ def test_another_family_is_no_typo(kind: str, fix: str) -> None:
     assert fix in refused.value.fix
 
 
-def test_only_the_chosen_experts_are_active() -> None:
-    """Mixtral has 12.9 of 46.7 billion active (Jiang et al. 2024, "Mixtral of Experts"), Qwen3 has
-    3.3 of 30.5 billion (model card)."""
-    assert shape_of(MIXTRAL_8X7B).active_parameters == pytest.approx(12.9e9, rel=2e-3)
-    assert shape_of(QWEN3_30B_A3B).active_parameters == pytest.approx(3.3e9, rel=2e-2)
+@pytest.mark.parametrize(
+    ("config", "active", "embedding"),
+    [
+        # Jiang et al. 2024, "Mixtral of Experts", and the model cards.
+        (MIXTRAL_8X7B, 12.9, True),
+        (models.MIXTRAL_8X22B, 39, True),
+        (QWEN3_30B_A3B, 3.3, True),
+        (models.QWEN3_235B_A22B, 22, True),
+        (models.QWEN15_MOE_A27B, 2.7, True),
+        (models.OLMOE_1B_7B, 1.3, True),
+        (models.DEEPSEEK_V2, 21, True),
+        (models.DEEPSEEK_V3, 37, True),
+        (models.DEEPSEEK_V2_LITE, 2.4, False),
+        (models.GPT_OSS_20B, 3.6, False),
+        (models.GPT_OSS_120B, 5.1, False),
+        (models.KIMI_K2, 32, False),
+        (models.GLM_4_5, 32, False),
+        (models.LLAMA4_SCOUT, 17, True),
+        (models.LLAMA4_MAVERICK, 17, True),
+        (models.ERNIE_21B_A3B, 3, False),
+        (models.PHI_3_5_MOE, 6.6, True),
+        (models.MINIMAX_M2, 10, False),
+    ],
+)
+def test_only_the_chosen_experts_are_active(
+    config: dict[str, Any], active: float, embedding: bool
+) -> None:
+    """Billions of parameters of a token; some sources leave out the embedding."""
+    shape = shape_of(config)
+    lookup = 0 if embedding else shape.vocabulary_parameters
+    assert shape.active_parameters - lookup == pytest.approx(active * 1e9, rel=0.05)
+
+
+def test_a_dense_model_is_active_as_a_whole() -> None:
     dense = shape_of(LLAMA3_8B)
     assert dense.active_parameters == dense.parameters
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"),
+    [
+        (models.GLM_4_5, 353),
+        (models.LLAMA4_SCOUT, 107.8),
+        (models.LLAMA4_MAVERICK, 401),
+        (models.PHI_3_5_MOE, 41.9),
+        (models.ERNIE_21B_A3B, 21.8),
+        (models.MINIMAX_M2, 229),
+    ],
+)
+def test_rounded_sizes_of_known_models(config: dict[str, Any], billions: float) -> None:
+    """Model cards. GLM-4.5 has 355 with its layer for the token after the next."""
+    assert shape_of(config).parameters == pytest.approx(billions * 1e9, rel=2e-3)
 
 
 def test_flops_of_a_token_count_its_experts_and_the_router() -> None:
     shape = shape_of(TINY_MOE)
     attention = 64 * (2 * 64 + 2 * 32)
     assert shape.layer_matrices == attention + 2 * 3 * 64 * 32 + 64 * 8
-    assert shape.layer_weights == attention + 8 * 3 * 64 * 32
+    assert layer_sizes(shape).split == attention + 8 * 3 * 64 * 32
+
+
+def test_latent_attention_has_heads_of_two_sizes() -> None:
+    """DeepSeek-V3 (DeepSeek-AI 2024, section 4.2): 128 heads of 128 + 64 and of 128 features."""
+    shape = shape_of(models.DEEPSEEK_V3)
+    assert (shape.query_size, shape.key_size) == (128 * 192, 128 * 192)
+    assert (shape.value_size, shape.result_size) == (128 * 128, 128 * 128)
+    assert [name for name, *_ in shape.linear][:5] == [
+        "q_a_proj",
+        "q_b_proj",
+        "kv_a_proj_with_mqa",
+        "kv_b_proj",
+        "o_proj",
+    ]
+    assert shape.dense_layers == (0, 1, 2)
+
+
+def test_without_query_rank_queries_are_computed_at_once() -> None:
+    shape = shape_of(models.DEEPSEEK_V2_LITE)
+    assert shape.linear[0] == ("q_proj", 2048, 16 * 192)
+
+
+def test_a_model_whose_layers_are_all_dense_has_no_experts() -> None:
+    shape = shape_of({**models.DEEPSEEK_V3, "num_hidden_layers": 3})
+    assert (shape.num_experts, shape.intermediate_size) == (0, 18432)
+
+
+@pytest.mark.parametrize("outer", ["mistral3", "llava", "some_new_model"])
+def test_the_text_model_inside_of_another_one_is_planned(outer: str) -> None:
+    shape = shape_of({"model_type": outer, "text_config": {**TINY}, "vision_config": {}})
+    assert shape.parameters == shape_of(TINY).parameters
+    assert shape.untrainable is not None
+    assert f"cannot train a {outer}" in shape.untrainable
+    assert "planned is its text model alone, a llama" in shape.untrainable
+
+
+def test_keys_of_a_text_model_are_named_with_their_place() -> None:
+    with pytest.raises(PlanError, match=r"text_config\.hidden_size must be a whole number"):
+        shape_of({"model_type": "mistral3", "text_config": {**TINY, "hidden_size": "4k"}})
+    with pytest.raises(PlanError, match=r"text_config\.model_type must be one of"):
+        shape_of({"model_type": "qwen3_omni", "text_config": {"model_type": "qwen3_omni_text"}})
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    wrong = {
+        **TINY_MOE,
+        "num_experts": 0,
+        "num_experts_per_tok": True,
+        "hidden_size": None,
+        "num_key_value_heads": 3,
+        "mlp_only_layers": ["first"],
+        "attention_bias": "yes",
+    }
+    with pytest.raises(PlanError) as refused:
+        shape_of(wrong)
+    assert refused.value.message.splitlines() == [
+        "the model's config is invalid:",
+        "  hidden_size must be a whole number, at least 1, got None",
+        "  attention_bias must be true or false, got 'yes'",
+        "  num_experts must be a whole number, at least 1, got 0",
+        "  num_experts_per_tok must be a whole number, at least 1, got True",
+        "  mlp_only_layers must be a list of layers, got ['first']",
+        "  num_key_value_heads=3 must divide num_attention_heads=4",
+    ]
 
 
 def test_more_experts_per_token_than_exist_are_refused() -> None:
@@ -145,10 +292,18 @@ def test_more_experts_per_token_than_exist_are_refused() -> None:
 
 
 def test_a_model_that_the_trainer_cannot_train_is_refused() -> None:
-    assert set(FAMILIES) == TRAINABLE
-    for kind in DEFAULTS:
-        shape: ModelShape = shape_of({"model_type": kind})
-        assert (shape.untrainable is None) == (kind in FAMILIES)
+    assert set(OF_TRAINER) == TRAINABLE
+    for kind in FAMILIES:
+        shape: ModelShape = shape_of(default(kind))
+        assert (shape.untrainable is None) == (kind in OF_TRAINER)
     told = shape_of({"model_type": "gemma2"}).untrainable
     assert told is not None
     assert "cannot train a gemma2, only gpt2, llama" in told
+    experts = shape_of(TINY_MOE).untrainable
+    assert experts is not None
+    assert "no expert parallelism: fsdp and tp split the experts" in experts
+
+
+def test_more_heads_than_features_are_refused() -> None:
+    with pytest.raises(PlanError, match="num_attention_heads=8192 must be at most hidden_size=64"):
+        shape_of({**TINY_MOE, "num_attention_heads": 8192, "hidden_size": 64, "head_dim": None})
