@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
 import torch.distributed as dist
 
 from benchmarks.measure.timing import machine
@@ -35,6 +34,7 @@ from tests.trainer.launch.tiny_runs import tiny
 from trainer import main
 from trainer.config import complete
 from trainer.data.loader import Loader
+from trainer.optimizer import ShardAdam
 from trainer.parallel.passes import WholeModel
 from trainer.rank.ranks import arrange, process_group
 from trainer.rank.reporter import Reporter
@@ -44,7 +44,7 @@ PARTS = [
     (Loader, "of_step"),
     (WholeModel, "train"),
     (dist, "all_reduce"),
-    (torch.optim.AdamW, "step"),
+    (ShardAdam, "step"),
 ]
 
 

@@ -48,6 +48,7 @@ os.environ.pop("NDCTL_INDEX", None)
 os.environ["XDG_CONFIG_HOME"] = str(STATE_HOME / "config")
 
 LONGEST_FIRST = (
+    "repository/test_types.py",
     "slurm",
     "e2e",
     "kubernetes",

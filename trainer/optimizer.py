@@ -42,7 +42,7 @@ def build_optimizer(
     into it. Weight decay applies to matrices only, not to norms and biases."""
     make, first_state = _OPTIMIZERS[spec.name]
     if spec.state_dtype != "float32":
-        make, first_state = _rounded, _rounded_state
+        first_state = _rounded_state
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": spec.weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
@@ -88,11 +88,11 @@ def _adam_state(parameter: torch.Tensor, group: Group) -> State:
 
 
 CHUNK = 2**24
-"""Values that `RoundedAdam` updates at once. Their moments exist in float32 meanwhile: 128 MiB."""
+"""Values whose rounded moments exist in float32 at once: 128 MiB."""
 
 
 class Piece(NamedTuple):
-    """Consecutive values of one parameter on this rank."""
+    """Values of one parameter on this rank: all of them, or consecutive ones."""
 
     weights: torch.Tensor
     gradients: torch.Tensor
@@ -101,54 +101,74 @@ class Piece(NamedTuple):
     step: torch.Tensor
 
 
-class RoundedAdam(torch.optim.Optimizer):
-    """Adam or AdamW whose moments are bfloat16 between steps. Each step computes in float32, with
-    the same kernel as without rounding, and rounds the new moments to the nearest value."""
+class ShardAdam(torch.optim.Optimizer):
+    """Adam or AdamW on this rank's part of each parameter, with the kernel and the bits of torch's
+    own optimizers.
+
+    Those give the kernel DTensors, and torch then searches a sharding for every parameter in the
+    first two steps. That takes longer than all the rest of a first step.
+
+    Moments may be bfloat16 between steps. Each step then computes in float32, with the same kernel,
+    and rounds the new moments to the nearest value.
+    """
 
     def __init__(self, groups: list[Group], spec: OptimizerSpec) -> None:
-        self._update = adamw if spec.name == "adamw" else adam
+        self._kernel = adamw if spec.name == "adamw" else adam
+        self._rounds = spec.state_dtype != "float32"
         betas = (spec.beta1, spec.beta2)
         super().__init__(groups, {"lr": spec.lr, "betas": betas, "eps": spec.eps, "fused": True})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        skip = self._skip()
         for group in self.param_groups:
-            for pieces in _in_chunks(self._pieces(group)):
-                self._step(group, pieces)
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self.state[parameter]["step"] += 1 if skip is None else 1 - skip
+            parts = list(self._parts(group))
+            if self._rounds:
+                self._update_rounded(group, parts)
+            else:
+                means, squares = [part.mean for part in parts], [part.square for part in parts]
+                self._update(group, parts, means, squares, [part.step for part in parts])
 
-    def _skip(self) -> torch.Tensor | None:
-        """1 if the kernel must change nothing; set by `update_if`, as in torch's own optimizers."""
-        return getattr(self, "found_inf", None)
-
-    def _pieces(self, group: Group) -> Iterator[Piece]:
+    def _parts(self, group: Group) -> Iterator[Piece]:
         for parameter in group["params"]:
-            if parameter.grad is None:
-                continue
-            state = self.state[parameter]
-            weights, mean, square = (
-                local_part(tensor).view(-1)
-                for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"])
-            )
-            flat = weights, local_part(parameter.grad).reshape(-1), mean, square
-            for w, g, m, v in zip(*(tensor.split(CHUNK) for tensor in flat), strict=True):
-                yield Piece(w, g, m, v, state["step"])
+            if parameter.grad is not None:
+                state = self.state[parameter]
+                yield Piece(
+                    local_part(parameter),
+                    local_part(parameter.grad),
+                    local_part(state["exp_avg"]),
+                    local_part(state["exp_avg_sq"]),
+                    state["step"],
+                )
 
-    def _step(self, group: Group, pieces: list[Piece]) -> None:
-        means = [piece.mean.float() for piece in pieces]
-        squares = [piece.square.float() for piece in pieces]
+    def _update_rounded(self, group: Group, parts: list[Piece]) -> None:
+        for pieces in _in_chunks(_split(parts)):
+            means = [piece.mean.float() for piece in pieces]
+            squares = [piece.square.float() for piece in pieces]
+            # A parameter may have several pieces, but its steps are counted once.
+            self._update(group, pieces, means, squares, [piece.step.clone() for piece in pieces])
+            torch._foreach_copy_([piece.mean for piece in pieces], means)
+            torch._foreach_copy_([piece.square for piece in pieces], squares)
+        skip = self._skip()
+        for part in parts:
+            part.step.add_(1 if skip is None else 1 - skip)
+
+    def _update(
+        self,
+        group: Group,
+        pieces: list[Piece],
+        means: list[torch.Tensor],
+        squares: list[torch.Tensor],
+        steps: list[torch.Tensor],
+    ) -> None:
+        """Change weights, `means` and `squares`, and count `steps` up."""
         beta1, beta2 = group["betas"]
-        self._update(
+        self._kernel(
             [piece.weights for piece in pieces],
             [piece.gradients for piece in pieces],
             means,
             squares,
             [],
-            # The kernel counts the step up, but a parameter may have several pieces.
-            [piece.step.clone() for piece in pieces],
+            steps,
             fused=True,
             found_inf=self._skip(),
             amsgrad=False,
@@ -159,8 +179,19 @@ class RoundedAdam(torch.optim.Optimizer):
             eps=group["eps"],
             maximize=False,
         )
-        torch._foreach_copy_([piece.mean for piece in pieces], means)
-        torch._foreach_copy_([piece.square for piece in pieces], squares)
+
+    def _skip(self) -> torch.Tensor | None:
+        """1 if the kernel must change nothing; set by `update_if`, as in torch's own optimizers."""
+        return getattr(self, "found_inf", None)
+
+
+def _split(parts: Iterable[Piece]) -> Iterator[Piece]:
+    """Pieces with at most `CHUNK` values."""
+    for part in parts:
+        changed = (tensor.view(-1) for tensor in (part.weights, part.mean, part.square))
+        flat = part.gradients.reshape(-1), *changed
+        for g, w, m, v in zip(*(tensor.split(CHUNK) for tensor in flat), strict=True):
+            yield Piece(w, g, m, v, part.step)
 
 
 def _in_chunks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -178,10 +209,6 @@ def _in_chunks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
             filled += size
     if chunk:
         yield chunk
-
-
-def _rounded(groups: list[Group], spec: OptimizerSpec) -> torch.optim.Optimizer:
-    return RoundedAdam(groups, spec)
 
 
 def _rounded_state(parameter: torch.Tensor, group: Group) -> State:
@@ -217,8 +244,8 @@ _OPTIMIZERS: dict[
         Callable[[torch.Tensor, Group], State],
     ],
 ] = {
-    "adamw": (_adam(torch.optim.AdamW, fused=True), _adam_state),
-    "adam": (_adam(torch.optim.Adam, fused=True), _adam_state),
+    "adamw": (ShardAdam, _adam_state),
+    "adam": (ShardAdam, _adam_state),
     # These have no fused kernel. Weight decay is decoupled, as in AdamW.
     "nadam": (_adam(torch.optim.NAdam, foreach=True, decoupled_weight_decay=True), _nadam_state),
     "radam": (_adam(torch.optim.RAdam, foreach=True, decoupled_weight_decay=True), _adam_state),

@@ -259,7 +259,7 @@ def steps_recorded(out: Path, rank: int) -> int:
     trace = out / "profiles" / "attempt-1" / f"rank-{rank}.trace.json.gz"
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     assert any(event.get("name") == "[memory]" for event in events)
-    return sum(event.get("name", "").startswith("Optimizer.step#AdamW") for event in events)
+    return sum(event.get("name", "").startswith("Optimizer.step#ShardAdam") for event in events)
 
 
 def test_metrics_also_go_to_tensorboard_and_wandb(

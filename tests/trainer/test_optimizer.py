@@ -6,11 +6,18 @@ import pytest
 import torch
 from msgspec.structs import replace
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import get_wsd_schedule
 
 from orchestrator.contract.codec import Invalid, decode
+from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.spec.train_spec import MOST_BETA, OptimizerSpec, TrainSpec
+from trainer.model.regions import local_part
 from trainer.optimizer import build_optimizer, lr_at, set_lr
+from trainer.rank.ranks import process_group
 
 PLAIN: dict[str, tuple[Any, dict[str, Any]]] = {
     "adamw": (torch.optim.AdamW, {"betas": (0.9, 0.95), "fused": True}),
@@ -39,7 +46,10 @@ def descend(
     torch.manual_seed(2)
     for _ in range(steps):
         for parameter in parameters:
-            parameter.grad = torch.randn_like(parameter)
+            gradient = torch.randn(parameter.shape)
+            if isinstance(parameter, DTensor):
+                gradient = distribute_tensor(gradient, parameter.device_mesh, parameter.placements)
+            parameter.grad = gradient
         optimizer.step()
 
 
@@ -59,6 +69,43 @@ def test_filled_state_equals_the_optimizers_own(name: str) -> None:
     for mine, other in zip(ours, theirs, strict=True):
         for key, value in fresh.state[other].items():
             assert torch.equal(filled.state[mine][key], value), key
+
+
+class Kernels(TorchDispatchMode):
+    """Notes for each call of a fused kernel whether it was given DTensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sharded: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "fused_adam" in str(func):
+            self.sharded.append(any(isinstance(leaf, DTensor) for leaf in tree_leaves(args)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam"])
+def test_parts_of_dtensors_are_updated_to_the_same_bits(name: Any) -> None:
+    with process_group(RankEnv()):
+        mesh = init_device_mesh("cpu", (1,))
+        ours, theirs = (
+            [nn.Parameter(distribute_tensor(weight, mesh, [Shard(0)])) for weight in weights()]
+            for _ in range(2)
+        )
+        groups = [{"params": [p], "weight_decay": 0.5 if p.ndim > 1 else 0.0} for p in theirs]
+        kind, options = PLAIN[name]
+        plain = kind(groups, lr=0.1, **options)
+        optimizer = build_optimizer(ours, OptimizerSpec(name=name, lr=0.1, weight_decay=0.5))
+        with Kernels() as kernels:
+            descend(optimizer, ours)
+        assert kernels.sharded == [False] * 8, "two groups in four steps"
+        with Kernels() as kernels:
+            descend(plain, theirs)
+        assert all(kernels.sharded)
+        for mine, other in zip(ours, theirs, strict=True):
+            assert torch.equal(local_part(mine), local_part(other))
+            for key, value in plain.state[other].items():
+                assert torch.equal(local_part(optimizer.state[mine][key]), local_part(value)), key
 
 
 @pytest.mark.parametrize("name", ["adamw", "adam"])

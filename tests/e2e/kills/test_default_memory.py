@@ -23,18 +23,7 @@ def kept(ndctl: Ndctl) -> list[dict[str, Any]]:
     return ndctl.events("MemoryCheckpointsSet")
 
 
-def test_a_killed_host_costs_no_checkpoint_of_the_disk(ndctl: Ndctl, reference: Ndctl) -> None:
-    done = ndctl.submit("--follow", "--drill", "kill:host=1@step=21", **DEFAULT)
-    assert done.code == 0, done.out + done.err
-    assert ndctl.losses() == reference.losses()
-    assert ndctl.events("TrainingResumed")[1]["in_memory"]
-    assert [(one["attempt"], one["copies"]) for one in kept(ndctl)] == [(1, 1), (2, 1)]
-    assert all(one["host_bytes"] > 0 for one in kept(ndctl))
-    assert "of each host's memory, 1 copy of each on another host" in ndctl("describe", "e2e").out
-    assert_nothing_left(ndctl.run_dir)
-
-
-def test_two_hosts_at_once_cost_no_checkpoint_of_the_disk(ndctl: Ndctl) -> None:
+def test_two_hosts_at_once_cost_no_checkpoint_of_the_disk(ndctl: Ndctl, reference: Ndctl) -> None:
     """Each of them keeps copies of the other. The first host leads."""
     faults = ("kill:host=1@step=21", "kill:host=2@step=21")
     drills = [word for fault in faults for word in ("--drill", fault)]
@@ -47,7 +36,9 @@ def test_two_hosts_at_once_cost_no_checkpoint_of_the_disk(ndctl: Ndctl) -> None:
     # Steps take milliseconds here, so copies on other hosts may be complete many steps later.
     assert all(one["in_memory"] and 0 < one["step"] <= 20 for one in again), again
     assert {one["copies"] for one in kept(ndctl)} == {2}
-    assert sorted(ndctl.losses()) == list(range(1, 25))
+    assert all(one["host_bytes"] > 0 for one in kept(ndctl))
+    assert "of each host's memory, 2 copies of each on other hosts" in ndctl("describe", "e2e").out
+    assert ndctl.losses() == reference.losses()
     assert_nothing_left(ndctl.run_dir)
 
 
