@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from ndctl.rank.checkpoint_files import remove_old
 from orchestrator.contract.spec.job_spec import CheckpointSpec
+from orchestrator.posix.priority import give_way
 from trainer.checkpoint.auto_interval import AutoInterval, Proposal
 from trainer.checkpoint.buffers import HostBuffers
 from trainer.checkpoint.collective import Outcome, Target, write_on_all_ranks
@@ -107,7 +108,7 @@ class Checkpoints:
             before_commit=before_commit,
         )
         self._buffers = HostBuffers()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=give_way)
         self._pending: Future[Outcome] | None = None
         self._steps_between: deque[float] = deque(maxlen=MOST_STEP_TIMES)
         """Seconds of the last steps that ran while no save was being written."""
@@ -158,16 +159,16 @@ class Checkpoints:
             self.wait()
             self._try_again(step)
             self._reporter.beat("train")
-        if self._auto_interval is not None and self._env.rank == 0 and not self._writing:
-            self._propose_interval(self._auto_interval)
+        if not self._writing:
+            self._propose_interval()
 
-    def _propose_interval(self, pace: AutoInterval) -> None:
-        """Propose an interval from the cost of the last complete save, once per save."""
+    def _propose_interval(self) -> None:
+        """Rank 0 proposes an interval from the cost of the last complete save, once per save."""
         last = self.last
-        if last is None or last is self._proposed_from:
+        if self._auto_interval is None or self._env.rank or last in (None, self._proposed_from):
             return
         self._proposed_from = last
-        self._proposed = pace.propose(
+        self._proposed = self._auto_interval.propose(
             self._schedule.every,
             last.block_s,
             last.write_s,
@@ -187,6 +188,8 @@ class Checkpoints:
         """A periodic save. A failure is only logged, because older checkpoints still exist."""
         begun = time.perf_counter()
         self.wait()
+        # If saves follow each other without a pause, there is no other moment.
+        self._propose_interval()
         self._schedule = self._schedule.begun(step)
         if self._spec.async_:
             # Training waits for this copy only.

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from orchestrator.agent.memory.client import Damaged, PeerClient, Stopped
 from orchestrator.agent.memory.held import HeldCopies
-from orchestrator.agent.memory.priority import give_way
 from orchestrator.agent.memory.server import PeerServer
 from orchestrator.agent.memory.slots import MemorySlots, paths
 from orchestrator.contract.files.checkpoint_names import Made, SkippedCheckpoint
@@ -31,6 +30,7 @@ from orchestrator.contract.memory.slot_file import (
 from orchestrator.contract.messages.agent_protocol import Claim, MemoryUse, Start
 from orchestrator.contract.messages.rank_messages import CopiesEnded, CopyReady
 from orchestrator.job_secret import JobSecret
+from orchestrator.posix.priority import give_way
 
 log = logging.getLogger(__name__)
 

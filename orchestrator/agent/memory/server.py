@@ -18,9 +18,9 @@ from orchestrator.agent.memory.line import (
     admit,
     end_connection,
 )
-from orchestrator.agent.memory.priority import give_way
 from orchestrator.contract.memory.slot_file import BEGIN, Label, header_of, label_of
 from orchestrator.job_secret import JobSecret, server_context
+from orchestrator.posix.priority import give_way
 
 log = logging.getLogger(__name__)
 

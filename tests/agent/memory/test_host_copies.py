@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from orchestrator.agent.memory import host_copies, line
 from orchestrator.agent.memory.held import HeldCopies, Refused
 from orchestrator.agent.memory.line import Broken, connect
-from orchestrator.agent.memory.priority import NICE
 from orchestrator.agent.memory.slots import ALONE
 from orchestrator.contract.files.checkpoint_names import Made
 from orchestrator.contract.memory.peers import CopyPlan, Peer
@@ -32,6 +31,7 @@ from orchestrator.contract.memory.slot_file import (
 from orchestrator.contract.messages.agent_protocol import Claim
 from orchestrator.contract.messages.rank_messages import CopiesEnded, CopyReady
 from orchestrator.job_secret import draw, secret_from
+from orchestrator.posix.priority import NICE
 from tests.agent.memory.two_hosts import (
     SLOT_BYTES,
     TwoHosts,

@@ -2,11 +2,13 @@
 
 A case is `{"config": …, "fault": name, "from": step, "until": step}`: `FAULTS[name]` is active from
 the end of step `from` to the end of step `until`. Its answer has `code`, and for each rank `errors`
-(of the exception that ended it) and `reports` (of its last complete save).
+(of the exception that ended it) and `reports` (of its last complete save). `nice` has how nice the
+threads were that wrote on rank 0, step by step, and at the end that of the main thread.
 """
 
 import contextlib
 import ctypes
+import os
 import resource
 import shutil
 import threading
@@ -22,6 +24,7 @@ import torch.distributed as dist
 from orchestrator.contract.files.env import RankEnv
 from tests.trainer.launch import training_worker
 from trainer import main as main_module
+from trainer.checkpoint.collective import Outcome
 from trainer.checkpoint.save import Checkpoints
 
 
@@ -125,7 +128,11 @@ FAULTS: dict[str, Callable[[Path, int], AbstractContextManager[None]]] = {
 }
 
 
-def failing(case: dict[str, Any], made: list[Checkpoints]) -> type[Checkpoints]:
+def own_nice() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def failing(case: dict[str, Any], made: list[Checkpoints], nice: list[int]) -> type[Checkpoints]:
     fault = contextlib.ExitStack()
     folder = Path(case["config"]["out"]) / "checkpoints"
 
@@ -133,6 +140,10 @@ def failing(case: dict[str, Any], made: list[Checkpoints]) -> type[Checkpoints]:
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
             made.append(self)
+
+        def _write(self, *arguments: Any) -> Outcome:
+            nice.append(own_nice())
+            return super()._write(*arguments)
 
         def after_step(self, step: int, step_s: float, some_failed: bool, every: int = 0) -> None:
             super().after_step(step, step_s, some_failed, every)
@@ -150,12 +161,14 @@ def failing(case: dict[str, Any], made: list[Checkpoints]) -> type[Checkpoints]:
 
 def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     made: list[Checkpoints] = []
-    answer: dict[str, Any] = {"code": None, "error": ""}
-    with mock.patch.object(main_module, "Checkpoints", failing(case, made)):
+    nice: list[int] = []
+    answer: dict[str, Any] = {"code": None, "error": "", "nice": nice}
+    with mock.patch.object(main_module, "Checkpoints", failing(case, made, nice)):
         try:
             answer["code"] = training_worker.run_case({"config": case["config"]}, env)["code"]
         except RuntimeError as exc:
             answer["error"] = str(exc)
+    nice.append(own_nice())
     told: list[Any] = [None] * env.world_size
     last = made[0].last
     dist.all_gather_object(told, (answer["error"], asdict(last) if last else None))

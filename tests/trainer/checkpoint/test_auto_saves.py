@@ -53,6 +53,15 @@ def test_the_first_save_measures_the_cost_of_the_next(tmp_path: Path, in_backgro
     assert saved[1:-1] == [step for step in (6, 9, 12, 15) if step < changed.step]
 
 
+def test_saves_without_a_pause_between_them_are_measured_too(tmp_path: Path) -> None:
+    told = trained(tmp_path, NO_FAILURES, every_steps=1)
+    changed = next(one for one in told if isinstance(one, CheckpointIntervalChanged))
+    assert changed.old == 1
+    assert changed.new > 100
+    saved = [one.step for one in told if isinstance(one, CheckpointSaved)]
+    assert saved == [*range(1, changed.step), 16]
+
+
 def test_an_attempt_continues_with_the_interval_of_the_previous_one(tmp_path: Path) -> None:
     pace = SavePace(exposure=Exposure(observed_s=1e5), every_steps=7)
     told = trained(tmp_path, pace)

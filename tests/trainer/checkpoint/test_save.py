@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.contract.files.checkpoint_names import newest_complete
 from orchestrator.contract.messages.events import CheckpointFailed, CheckpointSaved
+from orchestrator.posix.priority import NICE
 from tests.trainer.checkpoint.checkpoint_launch import listening, with_fence
 from tests.trainer.launch.tiny_runs import losses_of, tiny, work
 
@@ -84,6 +85,12 @@ def test_the_cost_of_a_save_is_reported_on_every_rank(results: SaveResults) -> N
         sum(path.stat().st_size for path in files)
     ] * 2
     assert all(0 < report["block_s"] <= report["write_s"] for report in reports)
+
+
+def test_threads_that_write_give_way_to_training(results: SaveResults) -> None:
+    *saves, own = results.answers["none"]["nice"]
+    background = max(own, NICE)
+    assert saves == [background, background, own], "training waits for its last save"
 
 
 def test_a_failed_save_is_retried_1_2_and_4_steps_later(results: SaveResults) -> None:

@@ -1,4 +1,4 @@
-"""Threads that copy slots while ranks train give way to the ranks."""
+"""Threads that copy or write checkpoints while ranks train give way to the ranks."""
 
 import contextlib
 import os
