@@ -19,8 +19,8 @@ from typing import Any
 import torch.distributed as dist
 
 from ndctl.rank.checkpoint_files import remove_old
+from ndctl.rank.priority import give_way
 from orchestrator.contract.spec.job_spec import CheckpointSpec
-from orchestrator.posix.priority import give_way
 from trainer.checkpoint.auto_interval import AutoInterval, Proposal
 from trainer.checkpoint.buffers import HostBuffers
 from trainer.checkpoint.collective import Outcome, Target, write_on_all_ranks

@@ -12,6 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ndctl.rank.priority import give_way
 from orchestrator.agent.memory.client import Damaged, PeerClient, Stopped
 from orchestrator.agent.memory.held import HeldCopies
 from orchestrator.agent.memory.server import PeerServer
@@ -30,7 +31,6 @@ from orchestrator.contract.memory.slot_file import (
 from orchestrator.contract.messages.agent_protocol import Claim, MemoryUse, Start
 from orchestrator.contract.messages.rank_messages import CopiesEnded, CopyReady
 from orchestrator.job_secret import JobSecret
-from orchestrator.posix.priority import give_way
 
 log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from ndctl.rank.priority import give_way
 from orchestrator.agent.memory.held import Refused
 from orchestrator.agent.memory.line import (
     IDLE_S,
@@ -20,7 +21,6 @@ from orchestrator.agent.memory.line import (
 )
 from orchestrator.contract.memory.slot_file import BEGIN, Label, header_of, label_of
 from orchestrator.job_secret import JobSecret, server_context
-from orchestrator.posix.priority import give_way
 
 log = logging.getLogger(__name__)
 

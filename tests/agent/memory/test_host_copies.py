@@ -13,6 +13,7 @@ from threading import get_native_id
 import pytest
 from msgspec.structs import replace
 
+from ndctl.rank.priority import NICE
 from orchestrator.agent.memory import host_copies, line
 from orchestrator.agent.memory.held import HeldCopies, Refused
 from orchestrator.agent.memory.line import Broken, connect
@@ -31,7 +32,6 @@ from orchestrator.contract.memory.slot_file import (
 from orchestrator.contract.messages.agent_protocol import Claim
 from orchestrator.contract.messages.rank_messages import CopiesEnded, CopyReady
 from orchestrator.job_secret import draw, secret_from
-from orchestrator.posix.priority import NICE
 from tests.agent.memory.two_hosts import (
     SLOT_BYTES,
     TwoHosts,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from ndctl.rank.priority import NICE
 from orchestrator.contract.files.checkpoint_names import newest_complete
 from orchestrator.contract.messages.events import CheckpointFailed, CheckpointSaved
-from orchestrator.posix.priority import NICE
 from tests.trainer.checkpoint.checkpoint_launch import listening, with_fence
 from tests.trainer.launch.tiny_runs import losses_of, tiny, work
 
