@@ -19,10 +19,6 @@ DEV_READY := .venv/.ready-dev
 # schedulers mostly wait.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 
-# pip would compile 19,000 modules on one core, which takes a minute. Those that tests import are
-# compiled at their first import.
-test test-all: export PIP_COMPILE := 0
-
 # If it were set, each worker of pytest would compile all tests again, and each process of a job all of ndctl.
 unexport PYTHONDONTWRITEBYTECODE
 
