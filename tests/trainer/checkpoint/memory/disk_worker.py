@@ -39,6 +39,7 @@ class Slow:
 
         class SlowCheckpoints(Checkpoints):
             def save(self, step: int) -> None:
+                self.wait()  # else the save before could find its gate closed again
                 slow.gate.clear()
                 slow.opens_at = step + slow.steps
                 super().save(step)
