@@ -7,7 +7,7 @@ Parameters become DTensors. Modules get a class that computes with the plain ten
 eager mode as well as compiled (`model/sequence.py` has the reasons).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -36,7 +36,15 @@ from trainer.model.sequence import (
 )
 
 GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
-WAIT = torch.ops._c10d_functional.wait_tensor.default
+MOVES = frozenset(
+    [
+        torch.ops._c10d_functional.wait_tensor.default,
+        torch.ops.aten.split.Tensor,
+        torch.ops.aten.cat.default,
+        torch.ops.aten.view.default,
+    ]
+)
+"""Follow a gather of several sequences: parts of ranks are put together along the sequence."""
 
 
 class Sharded(nn.Module):
@@ -114,15 +122,20 @@ def regather(layer: nn.Module) -> None:
 
 def recompute_gathers() -> tuple[Any, Any]:
     """The contexts of a compiled region that recomputes only what it gathers."""
-    last: Any = None
+    return create_selective_checkpoint_contexts(gathers_again())
+
+
+def gathers_again() -> Callable[..., CheckpointPolicy]:
+    """Decides for each operation of a region, in their order, whether it is computed again."""
+    gathers = False
 
     def policy(_context: Any, op: Any, *_: Any, **__: Any) -> CheckpointPolicy:
-        nonlocal last
-        again = op is GATHER or (op is WAIT and last is GATHER)
-        last = op
-        return CheckpointPolicy.MUST_RECOMPUTE if again else CheckpointPolicy.PREFER_SAVE
+        nonlocal gathers
+        # What only moves the gathered tokens belongs to the gather: its result is as large.
+        gathers = op is GATHER or (gathers and op in MOVES)
+        return CheckpointPolicy.MUST_RECOMPUTE if gathers else CheckpointPolicy.PREFER_SAVE
 
-    return create_selective_checkpoint_contexts(policy)
+    return policy
 
 
 class PlainWeights:

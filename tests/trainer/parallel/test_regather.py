@@ -1,11 +1,14 @@
 """Mode `gathers`: under tensor parallel, layers keep a rank's part of what they gather."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
 
 from benchmarks.traced.step import fake_world
 from orchestrator.contract.spec.model_spec import LoraSpec, ModelSpec
@@ -19,9 +22,10 @@ from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
 from trainer.model.float8 import convert
 from trainer.model.init_weights import allocate
+from trainer.model.sequence import gather_sequence
 from trainer.parallel.activation import apply_activation_checkpointing
 from trainer.parallel.compile import compile_layers
-from trainer.parallel.tensor import apply_tensor_parallel
+from trainer.parallel.tensor import Gathering, apply_tensor_parallel, gathers_again
 
 TP, BATCH, TOKENS = 4, 2, 32
 """Tokens of a sequence on all tp ranks together."""
@@ -98,6 +102,34 @@ def test_with_adapters_only_what_they_need_is_gathered_again(
     _, _, gathers = passes(build(targets=targets))
     _, _, without = passes(build("none", targets))
     assert gathers == without + LAYERS * again
+
+
+class Kept(TorchDispatchMode):
+    """The results that a region which recomputes its gathers keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decide, self.ops = gathers_again(), list[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # torch.compile decomposes it.
+        seen = torch.ops.aten.split.Tensor if func is torch.ops.aten.chunk.default else func
+        if self.decide(None, seen) is not CheckpointPolicy.MUST_RECOMPUTE:
+            self.ops.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("ranks")
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_nothing_of_a_gather_is_kept_by_compiled_layers(sequences: int) -> None:
+    """The result of putting the parts of several sequences together is as large as the gather."""
+    mlp = next(module for module in build().modules() if isinstance(module, Gathering))
+    part = torch.zeros(sequences, TOKENS // TP, KINDS["hidden_size"])
+    with Kept() as kept:
+        whole = gather_sequence(part, mlp.tensor_ranks)
+        assert kept.ops == []
+        torch.mm(whole[0], whole[0].T)
+    assert "aten.mm.default" in kept.ops
 
 
 @pytest.mark.slow
