@@ -105,8 +105,8 @@ class ShardAdam(torch.optim.Optimizer):
     """Adam or AdamW on this rank's part of each parameter, with the kernel and the bits of torch's
     own optimizers.
 
-    Those give the kernel DTensors, and torch then searches a sharding for every parameter in the
-    first two steps. That takes longer than all the rest of a first step.
+    Those give the kernel DTensors, and torch then looks for a sharding of every parameter in the
+    first two steps. That takes longer than the rest of a first step.
 
     Moments may be bfloat16 between steps. Each step then computes in float32, with the same kernel,
     and rounds the new moments to the nearest value.

@@ -27,12 +27,12 @@ def report(title: str, outcomes: Sequence[Outcome], *, dumps: bool = False) -> I
     yield _row("right", counts[Grade.RIGHT], len(outcomes), f"at least {LEAST_RIGHT:.0%}")
     yield _row("generic", counts[Grade.GENERIC], len(outcomes))
     yield _row("wrong", counts[Grade.WRONG], len(outcomes))
-    wrongly = sum(map(_excluded, outcomes))
+    wrongly = sum(one.excluded for one in outcomes)
     if dumps:
         yield _row("healthy rank named", wrongly, len(outcomes), "0")
     else:
         broken, healthy = [sum(map(of, outcomes)) for of in (_broken, _healthy)]
-        missed = sum(map(_missed, outcomes))
+        missed = sum(one.missed for one in outcomes)
         yield _row("broken host missed", missed, broken, f"at most {MOST_MISSED:.0%}")
         yield _row("healthy host excluded", wrongly, healthy, "0")
     yield f"  {'pass' if passes(outcomes) else 'FAIL'}"
@@ -42,7 +42,7 @@ def kept_half(outcomes: Iterable[Outcome]) -> str:
     """The score of the kept halves of rounds. It is news about the rules, not a limit for them."""
     kept = [one for one in outcomes if is_kept(one.name, one.file)]
     counts = Counter(one.grade for one in kept)
-    missed, excluded = [sum(map(of, kept)) for of in (_missed, _excluded)]
+    missed, excluded = sum(one.missed for one in kept), sum(one.excluded for one in kept)
     return (
         f"  kept halves: {counts[Grade.RIGHT]} of {len(kept)} right,"
         f" {counts[Grade.GENERIC]} generic, {counts[Grade.WRONG]} wrong,"
@@ -56,14 +56,6 @@ def _broken(one: Outcome) -> bool:
 
 def _healthy(one: Outcome) -> bool:
     return one.healthy
-
-
-def _missed(one: Outcome) -> bool:
-    return one.missed
-
-
-def _excluded(one: Outcome) -> bool:
-    return one.excluded
 
 
 def _row(what: str, count: int, of: int, limit: str = "") -> str:

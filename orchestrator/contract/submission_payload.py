@@ -91,6 +91,7 @@ def _json(value: Any) -> str:
 
 
 def _lines(value: Any, key: str) -> list[str]:
+    """The lines of `value`; the first one begins with `key`."""
     flat = key + json.dumps(value, ensure_ascii=False)
     if len(flat) <= LINE_CHARS or not isinstance(value, (Mapping, list, tuple)):
         return [flat]

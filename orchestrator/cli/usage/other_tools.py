@@ -64,6 +64,7 @@ COMMANDS: Mapping[str, str] = {
 }
 """Command elsewhere -> what to type after `ndctl`."""
 
+ENV: Mapping[str, str] = dict.fromkeys(("--env", "-e"), "Did you mean --set run.env.NAME=VALUE?")
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "logs": {
         "--previous": "Did you mean --attempt N? The earlier attempts have their own logs",
@@ -90,12 +91,11 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
         "-A": "Did you mean --set cluster.slurm.account=…?",
         "--scheduler": "Did you mean --backend?",
         "-s": "Did you mean --backend?",
-        "--env": "Did you mean --set run.env.NAME=VALUE?",
-        "-e": "Did you mean --set run.env.NAME=VALUE?",
+        **ENV,
     },
+    "run": ENV,
 }
 """Command here -> option elsewhere -> what to do."""
-ENV = ("--env", "-e")
 
 OWN_OPTIONS: Mapping[str, str] = {
     "cluster.hosts": "--hosts",
@@ -115,8 +115,7 @@ def command_words(name: str) -> str | None:
 def option_words(option: str, command: click.Command) -> str | None:
     """What to type for an option that another tool has; None: it is not known."""
     name = command.name or ""
-    known = OPTIONS.get(name, {}).get(option) or (option in ENV and OPTIONS["submit"]["--env"])
-    if known and name in ("run", "submit", *OPTIONS):
+    if known := OPTIONS.get(name, {}).get(option):
         return known
     options = {text for one in command.params for text in one.opts}
     if "--set" not in options or not option.startswith("--"):
