@@ -21,6 +21,7 @@ from orchestrator.specs.foreign.command_lines import (
     program_of,
 )
 from orchestrator.specs.foreign.shell_words import (
+    MOST_PARTS,
     NAME,
     Command,
     Values,
@@ -75,6 +76,8 @@ class Shell(Struct, kw_only=True):
     """Lines that prepare the environment, such as `module load` and `conda activate`, in the order
     of the script."""
     functions: dict[str, str] = field(default_factory=dict)
+    calls: int = 0
+    """Calls of functions so far."""
     loops: dict[str, str] = field(default_factory=dict)
     """The variables of `for` loops, and the words that they go through."""
     starts: list[Start] = field(default_factory=list)
@@ -126,7 +129,9 @@ def _without_functions(text: str, found: dict[str, str]) -> str:
         found[one[1] or one[2]] = one[3]
         return "\n" * one[0].count("\n")
 
-    return FUNCTION.sub(taken, text)
+    # A text with more of them would take too long, and is no script of a person.
+    few = text.count("()") + text.count("function") <= MOST_PARTS
+    return FUNCTION.sub(taken, text) if few else text
 
 
 ARGUMENTS = re.compile(r'"?\$(?:([@*])|\{([@*])\})"?')
@@ -251,7 +256,8 @@ def _run(shell: Shell, command: Command, depth: int) -> None:
         shell.setup.append(" ".join(words))
     elif name in QUIET or name.startswith("[") or words[:2] == ["scontrol", "show"]:
         return
-    elif words[0] in shell.functions and depth < MOST_DEPTH:
+    elif words[0] in shell.functions and depth < MOST_DEPTH and shell.calls < MOST_PARTS:
+        shell.calls += 1
         body = _called(shell.functions[words[0]], list(command.words[1:]))
         _read(shell, body, depth + 1, command.line)
     elif (inner := _inner(words)) is not None and depth < MOST_DEPTH:

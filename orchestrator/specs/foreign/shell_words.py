@@ -12,6 +12,8 @@ from msgspec import Struct
 
 MOST_CHARACTERS = 200_000
 """Longer expansions are cut: variables that name each other may grow without end."""
+MOST_PARTS = 200
+"""Most functions, calls of functions, and here-documents of a script that are followed."""
 END_OF_COMMAND = "\n;&|"
 NAME = r"[A-Za-z_]\w*"
 BRACED = re.compile(
@@ -91,7 +93,8 @@ def without_documents(text: str, files: list[tuple[int, str]]) -> str:
             files.append((text.count("\n", 0, one.start()) + 1, one["line"].strip()))
         return "\n" * one[0].count("\n")
 
-    return DOCUMENT.sub(taken, text)
+    # A text with more of them would take too long, and is no script of a person.
+    return DOCUMENT.sub(taken, text) if text.count("<<") <= MOST_PARTS else text
 
 
 def _end_of_word(text: str, at: int) -> int:

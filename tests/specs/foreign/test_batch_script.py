@@ -433,3 +433,18 @@ def test_exported_variables_reach_the_ranks() -> None:
         "WORK": "${SCRATCH}/w",
     }
     assert carried.notes()[0].endswith("to replace here: SCRATCH")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "body",
+    [
+        "f() {\n" + "f $@\n" * 60 + "}\nf a b\n",
+        "f() {\n" * 20_000,
+        "cat <<EOF\n" * 20_000,
+    ],
+    ids=["calls", "functions", "documents"],
+)
+def test_a_script_that_never_ends_is_read_in_time(body: str) -> None:
+    carried = from_script(f"#!/bin/bash\n#SBATCH -N 2\n{body}\nsrun python train.py\n", "job")
+    assert carried.cluster["hosts"] == 2
