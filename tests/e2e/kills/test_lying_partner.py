@@ -13,6 +13,8 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.t
 def test_copies_that_have_changed_are_refused_by_name(ndctl: Ndctl, reference: Ndctl) -> None:
     done = ndctl.submit(checkpoint__memory__every="1", **LONG_TIMEOUTS)
     assert done.code == 0, done.out + done.err
+    # Steps do not wait for the files of step 8, and on a busy machine two steps pass meanwhile.
+    wait_for(lambda: ndctl.events("CheckpointSaved"), "a checkpoint on the disk")
     wait_for(lambda: ndctl.num_steps() >= 10, "step 10")
     with ndctl.paused_ranks():
         time.sleep(1.0)  # what is being sent arrives

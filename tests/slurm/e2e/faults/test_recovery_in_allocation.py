@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.e2e.job import TP, kill, losses_without_ndctl
+from tests.e2e.job import TP, kill, losses_without_ndctl, wait_for
 from tests.slurm.e2e.slurm_job import STEPS, SlurmNdctl, hosts_of, incidents
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
@@ -47,6 +47,7 @@ def test_a_spare_replaces_a_node_after_ranks_were_lost(
     first, other = hosts_of(ndctl)
     kill(ndctl.rank_pid(3))
     ndctl.wait_for_step(step=10, attempt=2)
+    wait_for(lambda: ndctl.events("CheckpointSaved"), "the files of step 8")
     os.kill(ndctl.rank_pid(0), signal.SIGSTOP)
     ndctl.wait_for_step(step=10, attempt=3)
     ndctl.testbed.kill_node(other)
