@@ -13,7 +13,7 @@ from orchestrator.specs.foreign.command_lines import (
 )
 from orchestrator.specs.foreign.in_container import in_container
 from orchestrator.specs.foreign.shell_script import Shell, Start, variables
-from orchestrator.specs.foreign.shell_words import OWN_ARGUMENTS
+from orchestrator.specs.foreign.shell_words import OWN_ARGUMENTS, PLACEHOLDER
 
 ONLY_A_SHELL_KNOWS = re.compile(r"\$\(|`|\$\{(?:SLURM|RANDOM|HOSTNAME|!|\w+\[|\w+:\d)")
 
@@ -45,6 +45,8 @@ def set_program(carried: Carried, start: Start | None) -> None:
     unclear = [one for one in (found.name, *found.args) if ONLY_A_SHELL_KNOWS.search(one)]
     for one in unclear:
         carried.before.append(f"replace {one} in run, which only the script's shell knows")
+    for one in (found.name, *found.args):
+        carried.before += [f"replace {part[0]} in run" for part in PLACEHOLDER.finditer(one)]
     carried.run["args"] = [one for one in found.args if one not in OWN_ARGUMENTS]
 
 

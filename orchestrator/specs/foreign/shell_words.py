@@ -23,6 +23,10 @@ PLAIN = re.compile(rf"\$({NAME})")
 COMMENT_THAT_SEEMS_JOINED = re.compile(r"^([ \t]*#.*?)\\+\r?$", re.MULTILINE)
 
 
+PLACEHOLDER = re.compile(r"<[A-Za-z](?:[^<>|&;\n\"'`$]*[\w.)])?>(?=[\s/\"']|$)")
+"""`<PATH TO DATA>` of a template. To a shell it is a file to read and another to write."""
+
+
 OWN_ARGUMENTS = ('"$@"', "${@}", "$@", "$*", "${*}")
 """The arguments of the script itself, which a spec does not have."""
 
@@ -104,6 +108,8 @@ def _end_of_word(text: str, at: int) -> int:
             at += 2
         elif sign in "'\"`":
             at = _end_of_quote(text, at)
+        elif sign == "<" and (placeholder := PLACEHOLDER.match(text, at)):
+            at = placeholder.end()
         elif sign == "(" and text[at - 1] in "$=":
             at = _end_of_brackets(text, at)
         elif sign == "{" and text[at - 1] == "$":
@@ -179,7 +185,7 @@ def expanded(word: str, values: Values) -> list[str]:
 
 
 def _fields(text: str) -> list[str]:
-    """`text` split at its spaces, except inside of `$( … )`."""
+    """`text` split at its spaces, except inside of `$( … )` and of a placeholder."""
     found, at = [""], 0
     while at < len(text):
         end = at + 1
@@ -187,6 +193,8 @@ def _fields(text: str) -> list[str]:
             end = _end_of_brackets(text, at + 1)
         elif text[at] == "`":
             end = _end_of_quote(text, at)
+        elif placeholder := PLACEHOLDER.match(text, at):
+            end = placeholder.end()
         if text[at].isspace():
             if not text[at - 1].isspace() or at == 0:
                 found.append("")
@@ -211,9 +219,12 @@ def _pieces(word: str) -> Iterator[tuple[str, str]]:
         if word[at] in "'\"":
             end = _end_of_quote(word, at)
             yield word[at + 1 : end - 1], word[at]
+        elif placeholder := PLACEHOLDER.match(word, at):
+            end = placeholder.end()
+            yield word[at:end], SINGLE  # its spaces do not part it
         else:
             end = at
-            while end < len(word) and word[end] not in "'\"":
+            while end < len(word) and word[end] not in "'\"" and not PLACEHOLDER.match(word, end):
                 end = _end_of_sign(word, end)
             yield word[at:end], ""
         at = max(end, at + 1)
@@ -299,6 +310,8 @@ class _Sum:
 def redirected(words: list[str]) -> list[str]:
     """`words` up to the first redirection of output or input."""
     for at, (word, following) in enumerate(pairwise([*words, ""])):
+        if PLACEHOLDER.match(word):
+            continue
         if re.match(r"\d?[<>]|&>", word) and (following or word not in "<>"):
             return words[:at]
     return words

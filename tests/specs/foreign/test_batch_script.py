@@ -332,6 +332,20 @@ def test_a_quoted_word_is_no_redirection() -> None:
     assert carried.run["args"] == ["--want", ">5", "--x", "2"]
 
 
+def test_a_placeholder_is_one_word_and_asked_for() -> None:
+    carried = taken(
+        "#!/bin/bash\n#SBATCH -N 1\nDATA=<PATH TO DATA>\n"
+        "srun python t.py --data $DATA --tok=<tokenizer> --out <OUT DIR>/x --lr 1 <in >log\n"
+    )
+    assert carried.run["args"] == [
+        "--data", "<PATH TO DATA>", "--tok=<tokenizer>", "--out", "<OUT DIR>/x", "--lr", "1",
+    ]  # fmt: skip
+    asked = [one for one in carried.before if one.startswith("replace <")]
+    assert asked == [
+        "replace <PATH TO DATA> in run", "replace <tokenizer> in run", "replace <OUT DIR> in run",
+    ]  # fmt: skip
+
+
 def test_what_only_the_shell_knows_is_asked_for_in_mounts() -> None:
     carried = taken(
         "#!/bin/bash\n#SBATCH -N 1\nexport ARGS='--a 1'\nKIND=${1:-small}\n"
