@@ -168,7 +168,9 @@ def test_the_same_exception_twice_is_the_programs_fault(ndctl: Ndctl) -> None:
 def test_a_checkpoint_that_was_being_written_is_never_used(ndctl: Ndctl) -> None:
     """Rank 0 has written its part, the write of rank 1 hangs, and rank 1 is killed."""
     shape = {"train__steps": "9", "checkpoint__every_steps": "3", **SMALL}
-    assert ndctl.submit("--drill", "write:rank=1@step=6", **shape).code == 0
+    # Slow steps: the storage hangs from step 6 on, and the files of step 3 must be whole by then.
+    drills = (*SLOW_DOWN, "--drill", "write:rank=1@step=6")
+    assert ndctl.submit(*drills, **shape).code == 0
     checkpoints = ndctl.run_dir / "checkpoints"
     partial = wait_for(
         lambda: _being_written(checkpoints, 6), "the second checkpoint to be started"
