@@ -7,6 +7,7 @@ systemd-tmpfiles from deleting the folder after ten days.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import pwd
@@ -21,6 +22,8 @@ PREFIX = "ndctl-agent-"
 NAME = re.compile(re.escape(PREFIX) + r"[a-z0-9_]{8}")
 """Names that mkdtemp gives. A folder with any other name must not be removed."""
 SOCKET = "ranks.sock"
+LOCK = "lock"
+"""The file that is locked in place of the folder on NFS."""
 PATH_BYTES = 107
 """Longest path of a Unix socket, without the terminating zero byte."""
 NAME_BYTES = len(f"/{PREFIX}12345678/{SOCKET}")
@@ -45,8 +48,7 @@ def private_folder(environ: Mapping[str, str]) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(fd)
+        _remove(folder, fd)
 
 
 def base_for(environ: Mapping[str, str], linger: Path = LINGER) -> Path:
@@ -114,11 +116,9 @@ def _make(base: Path) -> tuple[Path, int]:
     for _ in range(TRIES):
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))  # mode 0700, and new
         with contextlib.suppress(OSError):
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             # Until this lock is taken, another agent of this user may remove the folder.
-            if _lock(fd) and _is_at(folder, fd):
+            if (fd := _locked(folder)) is not None:
                 return folder, fd
-            os.close(fd)
     raise NoPrivateFolder(f"no private folder could be created in {base}")
 
 
@@ -129,32 +129,57 @@ def remove_abandoned(base: Path) -> None:
             continue
         # Folders of other users cannot be opened, and links are not followed.
         with contextlib.suppress(OSError):
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                if os.fstat(fd).st_uid == os.geteuid() and _lock(fd) and _keeps_out(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
-            finally:
+            if (fd := _locked(folder)) is None:
+                continue
+            if _keeps_out(folder):
+                _remove(folder, fd)
+            else:
                 os.close(fd)
+
+
+def _remove(folder: Path, fd: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(fd)  # not earlier: who makes a folder and has not locked it yet must not lose it
+    with contextlib.suppress(OSError):
+        folder.rmdir()  # on NFS a removed file stays until it is closed
 
 
 def _keeps_out(folder: Path) -> bool:
     """Whether locks work here at all. On a file system where they do not, every folder looks
     abandoned, and removing it would cut an agent off from its ranks."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        return not _lock(fd)
-    finally:
+        fd = _locked(folder)
+    except OSError:
+        return False
+    if fd is not None:
         os.close(fd)
+    return fd is None
 
 
-def _lock(fd: int) -> bool:
+def _locked(folder: Path) -> int | None:
+    """A descriptor that holds the lock of `folder`. None if another user owns the folder, or if
+    another process holds the lock or has removed the folder."""
+    if folder.lstat().st_uid != os.geteuid():
+        return None
+    try:
+        return _lock(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as exc:
+        if exc.errno != errno.EBADF:
+            raise
+        # NFS locks only what is open for writing, and a folder cannot be.
+        return _lock(folder / LOCK, os.O_RDWR | os.O_CREAT)
+
+
+def _lock(path: Path, flags: int) -> int | None:
+    fd = os.open(path, flags | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(path.lstat(), os.fstat(fd)):
+            return fd
     except BlockingIOError:
-        return False
-    return True
-
-
-def _is_at(folder: Path, fd: int) -> bool:
-    there, ours = os.lstat(folder), os.fstat(fd)
-    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
+        pass
+    except OSError:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None

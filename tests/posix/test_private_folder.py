@@ -23,6 +23,7 @@ from orchestrator.posix.private_folder import (
     private_folder,
     remove_abandoned,
 )
+from tests.nfs_locks import byte_ranges
 
 NOBODY = 65_534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to play another user")
@@ -36,9 +37,12 @@ def short() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.fixture
-def scratch(short: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(params=["local", "nfs"])
+def scratch(short: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
     """A temporary directory that all users share, like /tmp."""
+    if request.param == "nfs":
+        monkeypatch.setattr(fcntl, "flock", byte_ranges.flock)
+        monkeypatch.setenv("PYTHONPATH", str(Path(byte_ranges.__file__).parent))
     folder = short / "tmp"
     folder.mkdir()
     folder.chmod(0o1777)

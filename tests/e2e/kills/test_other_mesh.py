@@ -10,7 +10,9 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.t
 
 @pytest.mark.slow
 def test_fewer_hosts_and_then_more_resume_from_memory(ndctl: Ndctl, reference: Ndctl) -> None:
-    done = ndctl.submit("--drill", "kill:host=1@step=13", checkpoint__memory__every="1", **AXES)
+    # Slow steps, so that two ranks are not at the end before host-1 is back.
+    drills = ("--drill", "kill:host=1@step=13", "--drill", "slow:rank=0@step=14")
+    done = ndctl.submit(*drills, checkpoint__memory__every="1", **AXES)
     assert done.code == 0, done.out + done.err
     wait_for(lambda: ndctl.num_steps() >= 1, "the first step")
     with stopped_as_it_starts(ndctl):

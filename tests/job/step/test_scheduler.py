@@ -696,7 +696,7 @@ def test_the_cost_of_traffic_between_the_hosts_is_in_the_journal() -> None:
 # The `before` hook of the spec, a shell command that runs on each host
 
 
-def hook_fails(found: str = "ended with 3; it said: no /scratch") -> tuple[Finding, ...]:
+def hook_fails(found: str = "exited with code 3; output: no /scratch") -> tuple[Finding, ...]:
     return (Finding(what=BEFORE_HOOK, verdict="stops", found=found, fix="correct it"),)
 
 
@@ -712,7 +712,7 @@ def test_a_host_on_which_the_hook_fails_is_not_used_and_gets_no_strike() -> None
         *("preflight", "before-hook"),
         "host-1",
     )
-    assert "ended with 3; it said: no /scratch" in incident.cause
+    assert "exited with code 3; output: no /scratch" in incident.cause
     assert strike_weight(incident) == 0.0, "the command of the hook may be wrong"
 
 

@@ -58,7 +58,7 @@ def test_a_node_whose_hook_fails_is_replaced_with_the_hooks_output_as_evidence(
     assert done.code == 0, done.out + done.err
     assert incidents(ndctl) == [("preflight", "node2", None)]
     (incident,) = ndctl.status()["incidents"]
-    assert "before hook: ended with 3; it said: no room on /scratch" in incident["cause"]
+    assert "before hook: exited with code 3; output: no room on /scratch" in incident["cause"]
     assert incident["failure"] == "before-hook"
     assert sorted(hosts_of(ndctl)) == ["node1", "node3"]
     ndctl.assert_nothing_left()
@@ -72,7 +72,9 @@ def test_a_hook_that_fails_everywhere_ends_the_job_without_strikes(ndctl: SlurmN
     assert done.code == 1
     reason = ndctl.status()["reason"]
     assert reason.startswith("cluster.slurm.hooks.before failed on all 2 hosts on which it ran")
-    assert "ended with 127; it said: bash: line 1: no-such-program: command not found" in reason
+    assert (
+        "exited with code 127; output: bash: line 1: no-such-program: command not found" in reason
+    )
     assert "no strikes" in ndctl("hosts").out
     ndctl.assert_nothing_left()
 
