@@ -5,8 +5,9 @@ neither the leader's event loop nor a fold of the journal ever searches foreign 
 """
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
+from itertools import dropwhile
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -86,6 +87,10 @@ TIMEOUTS = (
     r"application timeout caused pair closure|wait timeout|timeout at .*watchdog",
 )
 """Messages of a rank whose collective timed out: it detected a hang itself."""
+
+
+TRACEBACK = "Traceback (most recent call last):"
+DIRECT_CAUSE = "The above exception was the direct cause of the following exception:"
 
 
 class End(Struct, frozen=True, kw_only=True):
@@ -191,8 +196,23 @@ def _raised(end: End) -> Text | None:
     if end.error is None:
         return None
     said = f"{end.error.error}: {end.error.message}".splitlines()
-    frames = Text.of((*end.error.traceback.splitlines(), said[0]))
-    return frames_that_tell(with_packages(frames)).followed_by(with_warnings(Text.of(said)))
+    traceback = end.error.traceback.splitlines()
+    frames = Text.of((*traceback, said[0]))
+    raised = Text.of((*_direct_causes(traceback), *said))
+    return frames_that_tell(with_packages(frames)).followed_by(with_warnings(raised))
+
+
+def _direct_causes(traceback: Sequence[str]) -> Iterator[str]:
+    """The exceptions of which the last one was raised (`raise … from …`). A stage of a pipeline
+    says only so that it failed, and its cause may be a lost peer."""
+    begins = 0  # the beginning of a long traceback is cut
+    for number, line in enumerate(traceback):
+        if line.startswith(TRACEBACK):
+            begins = number
+        elif line == DIRECT_CAUSE:
+            lines = (one for one in traceback[begins + 1 : number] if one.strip())
+            yield from dropwhile(lambda one: one[0].isspace(), lines)
+            begins = number
 
 
 def _failure_of(end: End, words: Words, own: tuple[FailureRule, ...]) -> Classified | None:

@@ -50,6 +50,42 @@ def ends(text: str) -> list[End]:
     ]
 
 
+LOST_PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:6"
+IN_A_STAGE = f"""Traceback (most recent call last):
+  File "/site-packages/torch/distributed/pipelining/stage.py", line 892, in forward_one_chunk
+    output = self.forward_maybe_with_nosync(*composite_args)
+             ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "/home/a/ring.py", line 32, in wait
+    work.wait()
+{LOST_PEER}
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/site-packages/torch/distributed/pipelining/stage.py", line 900, in forward_one_chunk
+    raise RuntimeError(exc_msg) from e
+RuntimeError:
+            [Stage 0] failed to run forward:
+            args: ('Tensor(torch.Size([4, 32]), grad=False, dtype=torch.int64)',)
+            kwargs: {{}}
+"""
+
+
+def test_a_stage_that_failed_because_of_a_lost_peer_is_no_cause() -> None:
+    message = IN_A_STAGE.rpartition("RuntimeError:")[2]
+    error = RankError(error="RuntimeError", message=message, step=7, traceback=IN_A_STAGE)
+    reading = read_exit(End(exit_code=1, signal=None, error=error))
+    assert reading.symptom
+    assert reading.failure is not None
+    assert (reading.failure.name, reading.failure.line) == ("gloo-connection", LOST_PEER)
+
+    own = IN_A_STAGE.replace(LOST_PEER, "ValueError: a batch of 3 cannot be divided")
+    reading = read_exit(End(exit_code=1, signal=None, error=replace(error, traceback=own)))
+    assert not reading.symptom
+    assert reading.failure is not None
+    assert reading.failure.line == "ValueError: a batch of 3 cannot be divided"
+
+
 def cpu_seconds(end: End) -> float:
     """The minimum of three tries, because the CPU is shared and the first try may build tables."""
     read = read_exit.__wrapped__
@@ -72,6 +108,7 @@ HOSTILE = {
     "short lines": "x\n" * 4000,
     "tabs": "\t" * 8000,
     "quotes": '  File "' * 1000,
+    "causes": "The above exception was the direct cause of the following exception:\n" * 115,
     "brackets": "Xid (" * 1600,
     "numbers": "1" * 8000,
     "asserts": "Assertion " * 800,
