@@ -113,13 +113,18 @@ def _unsafe(place: Path) -> str | None:
 
 
 def _make(base: Path) -> tuple[Path, int]:
+    why = "other processes removed it"
     for _ in range(TRIES):
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))  # mode 0700, and new
-        with contextlib.suppress(OSError):
+        try:
             # Until this lock is taken, another agent of this user may remove the folder.
             if (fd := _locked(folder)) is not None:
                 return folder, fd
-    raise NoPrivateFolder(f"no private folder could be created in {base}")
+        except OSError as exc:
+            why = exc.strerror
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    raise NoPrivateFolder(f"a new folder could not be locked ({why}); set TMPDIR to a local one")
 
 
 def remove_abandoned(base: Path) -> None:

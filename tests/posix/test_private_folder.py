@@ -1,5 +1,6 @@
 """A private folder that no other user can create first. Root simulates other users with chown."""
 
+import errno
 import fcntl
 import os
 import pwd
@@ -197,3 +198,16 @@ def test_without_working_locks_no_folder_is_removed(
         monkeypatch.setattr(fcntl, "flock", lambda fd, operation: None)
         remove_abandoned(scratch)
         assert lives.exists()
+
+
+def test_where_nothing_can_be_locked_the_error_says_why_and_nothing_is_left(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    why = r"tmp: a new folder could not be locked \(No locks available\); set TMPDIR to a local"
+    with pytest.raises(NoPrivateFolder, match=why), private_folder({}):
+        pass
+    assert list(scratch.iterdir()) == []
