@@ -23,7 +23,14 @@ from orchestrator.diagnosis.logs.patterns import (
     compiled,
     problem_of,
 )
-from orchestrator.diagnosis.logs.readings import MOST_KEPT, End, kept_lines, read_exit, read_kernel
+from orchestrator.diagnosis.logs.readings import (
+    DIRECT_CAUSE,
+    MOST_KEPT,
+    End,
+    kept_lines,
+    read_exit,
+    read_kernel,
+)
 
 MOST_S = 0.010
 """Limit of CPU time in seconds to classify one exit with 8 kB of any text."""
@@ -108,7 +115,7 @@ HOSTILE = {
     "short lines": "x\n" * 4000,
     "tabs": "\t" * 8000,
     "quotes": '  File "' * 1000,
-    "causes": "The above exception was the direct cause of the following exception:\n" * 115,
+    "causes": f"Traceback (most recent call last):\nE: x\n{DIRECT_CAUSE}\n" * 72,
     "brackets": "Xid (" * 1600,
     "numbers": "1" * 8000,
     "asserts": "Assertion " * 800,
