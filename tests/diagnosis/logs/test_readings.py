@@ -115,7 +115,7 @@ HOSTILE = {
     "short lines": "x\n" * 4000,
     "tabs": "\t" * 8000,
     "quotes": '  File "' * 1000,
-    "causes": f"Traceback (most recent call last):\nE: x\n{DIRECT_CAUSE}\n" * 72,
+    "causes": f"Traceback (most recent call last):\nE: x\n{DIRECT_CAUSE}\n" * 36,
     "brackets": "Xid (" * 1600,
     "numbers": "1" * 8000,
     "asserts": "Assertion " * 800,
