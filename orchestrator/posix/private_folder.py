@@ -121,7 +121,7 @@ def _make(base: Path) -> tuple[Path, int]:
             if (fd := _locked(folder)) is not None:
                 return folder, fd
         except OSError as exc:
-            why = exc.strerror
+            why = exc.strerror or str(exc)
         with contextlib.suppress(OSError):
             folder.rmdir()
     raise NoPrivateFolder(f"a new folder could not be locked ({why}); set TMPDIR to a local one")
