@@ -122,9 +122,11 @@ def _make(base: Path) -> tuple[Path, int]:
                 return folder, fd
         except OSError as exc:
             why = exc.strerror or str(exc)
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-    raise NoPrivateFolder(f"a new folder could not be locked ({why}); set TMPDIR to a local one")
+        shutil.rmtree(folder, ignore_errors=True)
+    raise NoPrivateFolder(
+        f"a new folder could not be locked ({why});"
+        " set TMPDIR, and XDG_RUNTIME_DIR if it is set, to local folders"
+    )
 
 
 def remove_abandoned(base: Path) -> None:

@@ -198,7 +198,8 @@ def _raised(end: End) -> Text | None:
     said = f"{end.error.error}: {end.error.message}".splitlines()
     traceback = end.error.traceback.splitlines()
     frames = Text.of((*traceback, said[0]))
-    raised = Text.of((*_direct_causes(traceback), *said))
+    # The last exception comes first: what it says itself is the better text of a general class.
+    raised = Text.of((*said, *_direct_causes(traceback)))
     return frames_that_tell(with_packages(frames)).followed_by(with_warnings(raised))
 
 

@@ -23,7 +23,7 @@ PLAIN = re.compile(rf"\$({NAME})")
 COMMENT_THAT_SEEMS_JOINED = re.compile(r"^([ \t]*#.*?)\\+\r?$", re.MULTILINE)
 
 
-PLACEHOLDER = re.compile(r"<[A-Za-z](?:[^<>|&;\n\"'`$]*[\w.)])?>(?=[\s/\"']|$)")
+PLACEHOLDER = re.compile(r"<[A-Za-z](?:[^<>|&;\n\"'`$]*[\w.)])?>")
 """`<PATH TO DATA>` of a template. To a shell it is a file to read and another to write."""
 
 

@@ -334,11 +334,13 @@ def test_a_quoted_word_is_no_redirection() -> None:
 
 def test_a_placeholder_is_one_word_and_asked_for() -> None:
     carried = taken(
-        "#!/bin/bash\n#SBATCH -N 1\nDATA=<PATH TO DATA>\n"
-        "srun python t.py --data $DATA --tok=<tokenizer> --out <OUT DIR>/x --lr 1 <in >log\n"
+        "#!/bin/bash\n#SBATCH -N 1\nDATA=<PATH TO DATA>_text_document\n"
+        'ARGS="\n  --data $DATA \\\n  --tok=<tokenizer>\n"\n'
+        "srun python t.py $ARGS --out <OUT DIR>/x --lr 1 <in >log\n"
     )
     assert carried.run["args"] == [
-        "--data", "<PATH TO DATA>", "--tok=<tokenizer>", "--out", "<OUT DIR>/x", "--lr", "1",
+        *("--data", "<PATH TO DATA>_text_document"), "--tok=<tokenizer>",
+        *("--out", "<OUT DIR>/x"), "--lr", "1",
     ]  # fmt: skip
     asked = [one for one in carried.before if one.startswith("replace <")]
     assert asked == [
