@@ -37,7 +37,7 @@ from orchestrator.diagnosis.cause.host_verdicts import (
 from orchestrator.diagnosis.cause.mismatch import mismatch_verdict
 from orchestrator.diagnosis.cause.verdict import NOBODY, Verdict
 from orchestrator.diagnosis.classes import FailureSigns, classify, reading_of
-from orchestrator.diagnosis.logs.readings import SERVICE
+from orchestrator.diagnosis.logs.readings import PYTHON, SERVICE
 
 MOST_UNREACHED = 8
 """Addresses that an incident names."""
@@ -86,7 +86,7 @@ def diagnose(
     signs = sorted(_signs(findings), key=lambda sign: sign[:2])
     if not signs:
         return _with_class(launch_failed(findings), own)
-    weight, _, verdict = signs[0]
+    weight, _, verdict = _first(signs)
     together = _together(verdict, [sign[2] for sign in signs if sign[0] is weight], findings)
     if together:
         spread_s = max(together.values()) - verdict.at
@@ -95,6 +95,28 @@ def diagnose(
     if weight is Weight.SYMPTOM:
         verdict = _only_symptoms(verdict, tuple(_unreached(findings, addresses or {})))
     return _with_class(verdict, own)
+
+
+def _first(signs: Sequence[Sign]) -> Sign:
+    """The sign of the first cause.
+
+    A library may report a lost peer as an exception of its own, with no word of a connection. And
+    the clocks of hosts differ, and agents report once a second. So a kill from outside on another
+    host comes before an exception of no known kind if it was at nearly the same time: no exception
+    kills a rank on another host.
+    """
+    first = signs[0]
+    weight, at, verdict = first
+    if verdict.failure is None or verdict.failure.name != PYTHON:
+        return first
+    near = (sign for sign in signs if sign[0] is weight and sign[1] - at <= TOGETHER_S)
+    kills = (sign for sign in near if _is_kill_elsewhere(sign[2], verdict.culprit.host))
+    return next(kills, first)
+
+
+def _is_kill_elsewhere(verdict: Verdict, host: str | None) -> bool:
+    killed = verdict.kind == "rank-killed" and verdict.evidence.signal == "SIGKILL"
+    return killed and verdict.culprit.host != host
 
 
 def _with_class(verdict: Verdict, own: tuple[FailureRule, ...]) -> Verdict:

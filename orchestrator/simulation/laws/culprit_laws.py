@@ -1,7 +1,8 @@
 """Laws of culprits: the simulated world knows which rank it made fail, and how.
 
 The root cause is the first failure that reached the leader in time and that can be a cause. An
-error about a lost peer is a symptom, and so is the exit of a rank that was told to stop.
+error about a lost peer is a symptom, and so is the exit of a rank that was told to stop. A kill
+comes before an exception of no known kind at nearly the same time on another host.
 """
 
 from typing import TYPE_CHECKING
@@ -28,9 +29,10 @@ SAME_MOMENT_S = 3.0
 """If several hosts fail in the same way within this time, no single host is the culprit."""
 TIME_TOLERANCE_S = 1e-3
 """Tolerance when times are compared, because they are floats."""
-HOST_FAILURES = frozenset(
-    ("gpu-lost", "xid-48-double-bit-ecc", "uncorrectable-ecc", "sigkill-from-outside")
-)
+KILL = "sigkill-from-outside"
+ANY_EXCEPTION = "python-exception"
+"""Failure class of an exception of no known kind."""
+HOST_FAILURES = frozenset(("gpu-lost", "xid-48-double-bit-ecc", "uncorrectable-ecc", KILL))
 """Failure classes whose cause is the host of the rank."""
 NO_CULPRIT = frozenset(("nan-loss", "loss-spike", "refused"))
 """Failure classes without a culprit. All ranks have the same loss and the same configuration, so it
@@ -151,7 +153,7 @@ class CulpritLaws:
             self._check_first_failure(one)
 
     def _check_first_failure(self, one: Incident) -> None:
-        first = min(self.causes, key=lambda cause: cause.at)
+        first = self._first_cause()
         what = f"rank {first.rank} on {first.host} had {first.failure}"
         if one.culprit.rank is None:
             of_hosts = self.agent_lost and one.kind in HOST_INCIDENTS
@@ -170,6 +172,13 @@ class CulpritLaws:
         later = f"{what}, and a later failure is blamed: {one.cause}"
         require(one.kind != "hang" and at <= first.at + TIME_TOLERANCE_S, later)
 
+    def _first_cause(self) -> Cause:
+        first = min(self.causes, key=lambda cause: cause.at)
+        if first.failure != ANY_EXCEPTION:
+            return first
+        kills = (cause for cause in self.causes if _is_kill_elsewhere(cause, first))
+        return min(kills, key=lambda cause: cause.at, default=first)
+
     def _is_shared_failure(self, first: Cause) -> bool:
         same = [
             cause.host
@@ -177,3 +186,9 @@ class CulpritLaws:
             if cause.failure == first.failure and cause.at - first.at <= SAME_MOMENT_S
         ]
         return first.failure in HOST_FAILURES and len({*same}) > 1
+
+
+def _is_kill_elsewhere(cause: Cause, first: Cause) -> bool:
+    """An exception kills no rank on another host, but may be how a rank reports a lost peer."""
+    near = cause.at - first.at <= SAME_MOMENT_S
+    return cause.failure == KILL and cause.host != first.host and near

@@ -150,6 +150,28 @@ def test_the_earlier_of_two_causes_is_the_cause() -> None:
     assert verdict(late, early).culprit.rank == 3
 
 
+def test_a_kill_comes_before_an_exception_of_no_known_kind_on_another_host() -> None:
+    """A library may tell of a lost peer in words of its own."""
+    wrapped = raised(2, "stage 1 could not run its schedule", at=START + 49.5)
+    said = verdict(wrapped, KILLED, raised(3, GLOO_CLOSED, at=START + 50.3))
+    assert (said.kind, str(said.culprit)) == ("rank-killed", "rank 1 on host-0")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        # The watcher of the same host reports ends in the order in which they happened.
+        exited(3, at=START + 50.1),
+        exited(1, at=START + 53.1),  # too late to belong together
+        exited(1, at=START + 50.1, signal=signal.SIGSEGV),  # may crash because its peer is gone
+    ],
+    ids=["same host", "later", "crash"],
+)
+def test_the_exception_is_the_cause_of_other_ends(other: RankExited) -> None:
+    said = verdict(raised(2, "shapes differ", at=START + 50), other)
+    assert (said.kind, said.culprit.rank) == ("exception", 2)
+
+
 SYMPTOMS = [
     GLOO_CLOSED,
     RESET,
