@@ -19,19 +19,20 @@ from trainer.config import complete, load_config
 from trainer.data.skip import read_skip
 from trainer.guard import Unstable
 from trainer.rank.drills import read_drills
-from trainer.rank.flight import DumpsOnSignal, dump_at_end
+from trainer.rank.evidence.flight import DumpsOnSignal, dump_at_end
+from trainer.rank.evidence.stacks import StacksOnSignal
 from trainer.rank.kept.membership import joined, leave, may_leave
 from trainer.rank.kept.orders import Orders
 from trainer.rank.reporter import Reporter
 from trainer.rank.runtime import Runtime
-from trainer.rank.signals import StopRequest, show_stacks_on_signal
+from trainer.rank.signals import StopRequest
 
 LOG = logging.getLogger("trainer")
 
 
 def start(arguments: Sequence[str], env: RankEnv) -> int:
     """Train as `arguments` say; returns the process's exit code."""
-    dumps = DumpsOnSignal(env)
+    dumps, stacks = DumpsOnSignal(env), StacksOnSignal(env)
     stop = StopRequest()
     set_up_logging()
     if len(arguments) != 1:
@@ -46,6 +47,7 @@ def start(arguments: Sequence[str], env: RankEnv) -> int:
                 return exit_codes.FAILED
             env, path, stop = joined(env, join), Path(join.config), StopRequest()
             orders.attempt, dumps.env = env.attempt, env
+            stacks.begin(env)
         code = _attempt(path, env, stop, orders)
         if code is not None:
             return code
@@ -55,7 +57,6 @@ def start(arguments: Sequence[str], env: RankEnv) -> int:
 def _attempt(path: Path, env: RankEnv, stop: StopRequest, orders: Orders | None) -> int | None:
     """Take part in one attempt. Returns the exit code, or None if the rank has left the attempt and
     can join the next one."""
-    show_stacks_on_signal(env)
     reporter = Reporter(env)
     reporter.beat("init")
     on_leave = ExitStack()

@@ -5,7 +5,7 @@ import logging
 import re
 import shlex
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from orchestrator.agent.evidence.rank_evidence import (
     holders,
     how_ended,
     last_lines,
+    nobody,
     place_in_kernel,
     process_state,
     send_signal,
@@ -30,6 +31,7 @@ from orchestrator.agent.processes.kept_ranks import KeptRanks
 from orchestrator.agent.processes.torchrun import HostPlace, environment, render
 from orchestrator.agent.rank_socket import free_port
 from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.env import STACKS_IN_C
 from orchestrator.contract.messages.agent_protocol import RankDigest, Start
 from orchestrator.contract.messages.events import (
     Above,
@@ -86,9 +88,11 @@ class RankRecord:
     ended: RankExited | None = None
     """As its watcher reported it."""
     stopped: bool = False
-    """It ended after this agent had begun to stop the attempt."""
+    """It ended after this agent had begun to stop the attempt, or because the agent urged it."""
     left: bool = False
     """It has left the attempt, and its process waits for the next one."""
+    urged: bool = False
+    """It was sent STACKS_IN_C, which may crash it."""
     gone: bool = False
     """Its process was gone before this agent began to stop the attempt, even if the watcher's
     report came later."""
@@ -103,6 +107,12 @@ KEEPER_KILLED = re.compile(rb"failed \(exitcode: -(\d+)\) local_rank: (\d+)")
 def keepers_killed(log: Path) -> Ends:
     found = KEEPER_KILLED.findall(log.read_bytes())
     return {int(local): ("keeper", int(number)) for number, local in found}
+
+
+def _crashed_by_us(record: RankRecord) -> bool:
+    """It ended as STACKS_IN_C may end it, and so is not the cause of the hang."""
+    ended = record.ended
+    return record.urged and ended is not None and ended.signal in (signal.SIGSEGV, signal.SIGBUS)
 
 
 class Attempt:
@@ -199,7 +209,8 @@ class Attempt:
             case RankRaised(error=error):
                 record.error = error
             case RankExited():
-                record.ended, record.stopped = datagram, self.stopping and not record.gone
+                record.ended = datagram
+                record.stopped = (self.stopping and not record.gone) or _crashed_by_us(record)
                 # The watcher reads the step from shared memory; the rank's last beat may be lost.
                 record.step = max(record.step, datagram.step)
                 if not self.is_done(record):
@@ -317,18 +328,26 @@ class Attempt:
         ends = {rank: r.ended for rank, r in sorted(self.ranks.items()) if r.ended is not None}
         return {rank: how_ended(end.exit_code, end.signal) for rank, end in ends.items()}
 
-    async def gather(self, timeout_s: float, missing: dict[int, str]) -> tuple[RankEvidence, ...]:
+    async def gather(
+        self, timeout_s: float, missing: dict[int, str], *, hang: bool
+    ) -> tuple[RankEvidence, ...]:
         """Process states and stacks of the ranks that still run.
 
         Args:
             missing: gets the reason for each rank without a stack, where it is known.
+            hang: a rank without a free GIL may be asked in a way that can crash it.
         """
         alive = [(rank, r) for rank, r in sorted(self.ranks.items()) if r.ended is None]
         states = {rank: process_state(record.pid) for rank, record in alive}
         in_kernel = [(rank, record.pid) for rank, record in alive if states[rank] == "D"]
         places = {rank: place_in_kernel(pid) for rank, pid in in_kernel}
         traces = self.place.run_dir.traces(self.start.attempt)
-        stacks = await gather_stacks([(n, r.pid) for n, r in alive], traces, timeout_s, missing)
+        urge = self._urge if hang else nobody
+        asked = [(rank, record.pid) for rank, record in alive]
+        stacks = await gather_stacks(asked, traces, timeout_s, missing, urge)
+        for _, record in alive:
+            # It has survived. What ends it later has another cause.
+            record.urged &= process_state(record.pid) in ("gone", "Z")
         now = self.clock.monotonic()
         many = self.start.nodes * self.start.ranks_per_host > FEW_RANKS
         lines = FEW_LINES if many else STACK_LINES
@@ -348,6 +367,12 @@ class Attempt:
             )
             for rank, record in alive
         )
+
+    def _urge(self, ranks: Iterable[int]) -> None:
+        for record in (self.ranks[rank] for rank in ranks):
+            if not record.urged and record.ended is None:
+                record.urged = True
+                send_signal(record.pid, STACKS_IN_C)
 
     def save(self) -> None:
         """Have the ranks save a checkpoint after the present step."""

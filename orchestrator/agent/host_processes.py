@@ -115,8 +115,9 @@ class HostAttempt(Protocol):
     async def read_words(self, words: str) -> Reading | None:
         """The failure class of an exception's text."""
 
-    async def find_evidence(self, timeout_s: float) -> Found:
-        """Stacks, flight recorder dumps and probes. Called when ranks hang."""
+    async def find_evidence(self, timeout_s: float, *, hang: bool) -> Found:
+        """Stacks, flight recorder dumps and probes. Without `hang` the ranks will go on, so none is
+        put at risk."""
 
     def ask_for_profile(self, rank: int, request: str, steps: int) -> None:
         """Ask a rank for a profile of its next steps. It answers with `Profiled`. Raises
@@ -237,8 +238,8 @@ class TorchrunAttempt(Attempt):
     async def read_words(self, words: str) -> Reading | None:
         return await within(None, read_words, words, self.start.classes)
 
-    async def find_evidence(self, timeout_s: float) -> Found:
-        return await gather(self, timeout_s, self.host.probe())
+    async def find_evidence(self, timeout_s: float, *, hang: bool) -> Found:
+        return await gather(self, timeout_s, self.host.probe(), hang=hang)
 
     def ask_for_profile(self, rank: int, request: str, steps: int) -> None:
         path = path_of(self.place.socket, self.start.attempt, rank)

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,8 +19,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from orchestrator.agent.evidence.flight_recorder import Asking, gather_dumps
-from orchestrator.agent.evidence.rank_evidence import gather_stacks, process_state
-from orchestrator.contract.files.env import RankEnv
+from orchestrator.agent.evidence.rank_evidence import gather_stacks, process_state, send_signal
+from orchestrator.contract.files.env import STACKS_IN_C, RankEnv
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.messages.agent_protocol import Evidence
 from orchestrator.contract.messages.events import EvidenceGathered, HangJudged, RankEvidence
@@ -175,11 +175,19 @@ def _judge(mesh: Mesh, pids: Mapping[int, int], traces: Path) -> HangJudged:
 
 
 async def _gather(pids: Mapping[int, int], host: str, mesh: Mesh, traces: Path) -> Evidence:
+    urged: set[int] = set()
+
+    def urge(ranks: Iterable[int]) -> None:
+        for rank in {*ranks} - urged:
+            urged.add(rank)
+            send_signal(pids[rank], STACKS_IN_C)
+
     asking = Asking(
         traces=traces, socket=traces / "no-agent.sock", attempt=1, world=mesh.world_size
     )
     stacks, dumps = await asyncio.gather(
-        gather_stacks(pids.items(), traces, EVIDENCE_S), gather_dumps(pids, {}, asking, EVIDENCE_S)
+        gather_stacks(pids.items(), traces, EVIDENCE_S, urge=urge),
+        gather_dumps(pids, {}, asking, EVIDENCE_S),
     )
     event = EvidenceGathered(
         attempt=1,

@@ -447,7 +447,7 @@ def test_evidence_of_a_rank_has_its_kernel_function_and_its_time_without_a_proce
         attempt.hear(RankStarted(attempt=1, rank=0, local_rank=0, pid=child.pid))
         attempt.ranks[0].pace.still(clock.monotonic() + 9.0, 1e9)
         clock.sleep(9.0)
-        (reported,) = asyncio.run(attempt.gather(0.1, {}))
+        (reported,) = asyncio.run(attempt.gather(0.1, {}, hang=True))
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
@@ -456,7 +456,49 @@ def test_evidence_of_a_rank_has_its_kernel_function_and_its_time_without_a_proce
     assert (reported.still_s, reported.starved_s, reported.throttled) == (9.0, 9.0, True)
 
 
+MUTE_RANK = """
+import os, signal, sys, time
+from orchestrator.contract.files.env import STACKS_IN_C, STACKS_SIGNAL
+signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
+end = lambda *_: os.kill(os.getpid(), signal.SIGSEGV)
+signal.signal(STACKS_IN_C, end if sys.argv[1] == "crashes" else signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.process
+def test_a_rank_that_crashes_when_it_is_urged_is_not_the_cause(
+    tmp_path: Path, clock: TurnedClock
+) -> None:
+    place = a_place(tmp_path)
+    attempt = Attempt(a_start(place, "", ranks=2), place, clock)
+    children = [
+        subprocess.Popen([sys.executable, "-c", MUTE_RANK, how], stdout=subprocess.PIPE)
+        for how in ("crashes", "survives")
+    ]
+    try:
+        for rank, child in enumerate(children):
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"ready\n"
+            attempt.hear(RankStarted(attempt=1, rank=rank, local_rank=rank, pid=child.pid))
+        asyncio.run(attempt.gather(0.3, {}, hang=False))
+        assert [child.poll() for child in children] == [None, None], "they will go on"
+        asyncio.run(attempt.gather(0.5, {}, hang=True))
+        assert children[0].wait(WAIT_S) == -signal.SIGSEGV
+        assert children[1].poll() is None
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate(timeout=WAIT_S)
+    ends = [
+        attempt.hear(RankExited(attempt=1, rank=rank, exit_code=None, signal=signal.SIGSEGV))
+        for rank in range(2)
+    ]
+    assert [end is not None and end.stopped for end in ends] == [True, False]
+
+
 def test_ranks_that_have_ended_are_not_asked_for_evidence(attempt: Attempt) -> None:
     attempt.hear(RankExited(attempt=1, rank=1, exit_code=0, signal=None))
-    (zero,) = asyncio.run(attempt.gather(0.1, {}))
+    (zero,) = asyncio.run(attempt.gather(0.1, {}, hang=True))
     assert (zero.rank, zero.process_state, zero.stack) == (0, "gone", ())

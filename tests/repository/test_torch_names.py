@@ -101,7 +101,11 @@ OF_TORCH = {
         "torch._C._distributed_c10d.Store",
         "torch._C._distributed_c10d.TCPStore",
     },
-    "trainer/rank/flight.py": {"_dump_fr_trace", "_dump_nccl_trace", "torch._C._distributed_c10d"},
+    "trainer/rank/evidence/flight.py": {
+        "_dump_fr_trace",
+        "_dump_nccl_trace",
+        "torch._C._distributed_c10d",
+    },
     "trainer/rank/heartbeat_store.py": {"torch._C._distributed_c10d.Store"},
     "trainer/rank/kept/orders.py": {"_abort_process_group"},
     "trainer/rank/ranks.py": {

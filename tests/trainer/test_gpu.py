@@ -20,7 +20,7 @@ ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 NCCL_DUMP = """
 import os, sys, torch, torch.distributed as dist
 from pathlib import Path
-from trainer.rank.flight import write_dump
+from trainer.rank.evidence.flight import write_dump
 device = torch.device("cuda", 0)
 dist.init_process_group("nccl", device_id=device)
 ones = torch.ones(4, device=device)

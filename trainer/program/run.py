@@ -24,8 +24,8 @@ from trainer.program.learned import remember_imports
 from trainer.program.names import give_back_names
 from trainer.program.step_log import StepLog
 from trainer.program.torch_hooks import report_steps
-from trainer.rank.flight import DumpsOnSignal, dump_at_end
-from trainer.rank.signals import show_stacks_on_signal
+from trainer.rank.evidence.flight import DumpsOnSignal, dump_at_end
+from trainer.rank.evidence.stacks import StacksOnSignal
 
 NOT_FOUND = 127
 RUNPY = "<frozen runpy>"
@@ -52,7 +52,7 @@ def run(
     if captured is not None and not Path(captured.copy).is_dir():
         _leave(f"the copy of the program is not there: {captured.copy}")
     DumpsOnSignal(env)
-    show_stacks_on_signal(env)
+    StacksOnSignal(env)
     signal.signal(EXIT_SIGNAL, _exit_now)
     link = current()
     link.beat("init")

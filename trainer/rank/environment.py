@@ -42,7 +42,7 @@ def torch_defaults(env: RankEnv) -> Mapping[str, str]:
         # NCCL's monitor kills a process whose watchdog thread makes no progress for so long. Slow
         # file systems and compilers cause that too, so it is as long as the longest timeout.
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1800",
-        # Symbolizing C++ stacks while a process dies can hang it; SIGUSR2 shows the Python stacks.
+        # Symbolizing C++ stacks while a process dies can hang it.
         "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN": "0",
     }
     if env.trace_dir:

@@ -1,13 +1,8 @@
-"""Signal handlers of a rank: stop (SIGTERM, SIGUSR1, `STOP_IN_MEMORY`), save (`SAVE`), and print
-all stacks (SIGUSR2)."""
+"""Signal handlers of a rank: stop (SIGTERM, SIGUSR1, `STOP_IN_MEMORY`) and save (`SAVE`)."""
 
-import faulthandler
 import signal
-import sys
-from pathlib import Path
 from types import FrameType
 
-from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.messages.rank_orders import SAVE, STOP_IN_MEMORY
 
 
@@ -33,13 +28,3 @@ class StopRequest:
 
     def _save(self, signum: int, frame: FrameType | None) -> None:
         self.save = True
-
-
-def show_stacks_on_signal(env: RankEnv) -> None:
-    """Make SIGUSR2 write the stacks of all threads, even if one hangs inside C code."""
-    out = sys.stderr
-    if env.trace_dir:
-        folder = Path(env.trace_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        out = (folder / f"rank-{env.rank}.stacks").open("a")
-    faulthandler.register(signal.SIGUSR2, file=out, all_threads=True, chain=False)

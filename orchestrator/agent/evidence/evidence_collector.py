@@ -53,14 +53,14 @@ class Found(Struct, frozen=True, kw_only=True):
     probe: HostProbe
 
 
-async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
+async def gather(attempt: Attempt, timeout_s: float, probe: Probe, *, hang: bool) -> Found:
     """Gather stacks, dumps and probes at the same time. Answers that come after `timeout_s` are
     ignored; reading the others takes a little longer."""
     start, place, asking = attempt.start, attempt.place, _asking(attempt)
     pids, ended = attempt.running(), attempt.ended()
     stackless: dict[int, str] = {}
     ranks, dumps, found = await asyncio.gather(
-        attempt.gather(timeout_s, stackless),
+        attempt.gather(timeout_s, stackless, hang=hang),
         gather_dumps(pids, ended, asking, timeout_s),
         probed(probe, pids, timeout_s),
     )

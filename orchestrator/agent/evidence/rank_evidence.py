@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import os
-import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from orchestrator.contract.files.env import STACKS_SIGNAL
 from orchestrator.diagnosis.cause.exits import signal_name
 from orchestrator.diagnosis.logs.last_words import without_frames
 from orchestrator.diagnosis.logs.patterns import MOST_BYTES, MOST_LINES, Text, bounded
@@ -17,6 +17,8 @@ from orchestrator.posix.run_with_timeout import Limit
 LOG_LINES = 20
 STACK_LINES = 60
 STACK_POLL_S = 0.1
+PATIENT = 0.6
+"""Part of the time after which ranks that have not answered are urged."""
 READ_S = 3.0
 """Extra time to read the answers that came in time."""
 SILENT = {
@@ -112,20 +114,27 @@ def last_words_of(path: Path) -> tuple[str, ...]:
     return without_frames(Text.of(last_lines(path, MOST_LINES))).lines[-LOG_LINES:]
 
 
+def nobody(ranks: Iterable[int]) -> None:
+    """No rank is urged."""
+
+
 async def gather_stacks(
     pids: Iterable[tuple[int, int]],
     traces: Path,
     timeout_s: float,
     missing: dict[int, str] | None = None,
+    urge: Callable[[Iterable[int]], None] = nobody,
 ) -> dict[int, tuple[str, ...]]:
     """Ask each (rank, pid) for its Python stacks. Ranks that do not answer in time are left out.
 
-    On SIGUSR2 a C signal handler in the rank appends to `rank-<r>.stacks`, so a rank answers even
-    from inside a collective. A process that is stopped or in state D cannot answer, and this
-    function does not wait for it.
+    A thread of the rank appends to `rank-<r>.stacks`, so a rank answers even from inside a
+    collective. A process that is stopped or in state D cannot answer, and this function does not
+    wait for it.
 
     Args:
         missing: gets the reason for each rank whose answer could not be read from storage.
+        urge: called with the ranks that have not answered after a part of the time, again and
+            again. It may ask them with `STACKS_IN_C`.
     """
     asked, why = dict(pids), {} if missing is None else missing
     limit, reading = Limit(timeout_s), Limit(timeout_s + READ_S)
@@ -138,30 +147,45 @@ async def gather_stacks(
     states = {rank: process_state(pid) for rank, pid in asked.items()}
     for rank, pid in asked.items():
         if states[rank] not in ("gone", "Z"):
-            send_signal(pid, signal.SIGUSR2)
+            send_signal(pid, STACKS_SIGNAL)
     awaited = [rank for rank, state in states.items() if state not in SILENT]
-    sizes = dict(before)
+    sizes, late = dict(before), Limit(PATIENT * timeout_s)
     try:
         while limit.left_s:
             await asyncio.sleep(min(STACK_POLL_S, limit.left_s))
             now = await reading.within(_sizes, traces, asked)
+            silent = [rank for rank in awaited if now[rank] == before[rank]]
             # A file that still grows is not complete. When no file grows, all answers are complete.
-            if now == sizes and all(now[rank] > before[rank] for rank in awaited):
+            if now == sizes and not silent:
                 break
             sizes = now
+            if not late.left_s:
+                urge(silent)
     except TimeoutError:
         why.update(dict.fromkeys(asked, mute(traces)))
+    answered = {rank: start for rank, start in before.items() if sizes[rank] > start}
+    return await _read_answers(traces, answered, reading, why)
+
+
+async def _read_answers(
+    traces: Path, answered: Mapping[int, int], reading: Limit, why: dict[int, str]
+) -> dict[int, tuple[str, ...]]:
+    """Args:
+    answered: rank -> where its answer begins in its file.
+    """
     stacks: dict[int, tuple[str, ...]] = {}
 
     async def read(rank: int) -> None:
         try:
-            stacks[rank] = await reading.within(_read_from, _stacks_of(traces, rank), before[rank])
+            stacks[rank] = await reading.within(
+                _read_from, _stacks_of(traces, rank), answered[rank]
+            )
         except TimeoutError:
             why[rank] = mute(traces)
         except OSError as exc:
             why[rank] = f"cannot be read: {exc}"
 
-    await asyncio.gather(*(read(rank) for rank, start in before.items() if sizes[rank] > start))
+    await asyncio.gather(*(read(rank) for rank in answered))
     return stacks
 
 

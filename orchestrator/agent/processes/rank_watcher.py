@@ -27,7 +27,14 @@ from orchestrator.agent.processes.exec_in_fork import (
     leave_network,
 )
 from orchestrator.contract.files import progress
-from orchestrator.contract.files.env import DUMP_SIGNAL, PROGRESS_FD, TORCHRUN_PID, RankEnv
+from orchestrator.contract.files.env import (
+    DUMP_SIGNAL,
+    PROGRESS_FD,
+    STACKS_IN_C,
+    STACKS_SIGNAL,
+    TORCHRUN_PID,
+    RankEnv,
+)
 from orchestrator.contract.messages.events import RankExited
 from orchestrator.contract.messages.rank_messages import Datagram, RankStarted, to_bytes
 from orchestrator.posix.locks import share
@@ -66,7 +73,7 @@ def _run_rank(
 ) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # By default these signals kill. They may come before the trainer has installed its handlers.
-    for number in (signal.SIGUSR1, signal.SIGUSR2, DUMP_SIGNAL):
+    for number in (signal.SIGUSR1, signal.SIGUSR2, DUMP_SIGNAL, STACKS_SIGNAL, STACKS_IN_C):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     title = f"{shlex.join(command)} (rank {env.rank})"

@@ -15,9 +15,14 @@ ATTEMPT = "NDCTL_ATTEMPT"
 HEARTBEAT_SOCKET = "NDCTL_HEARTBEAT_SOCKET"
 """Path of the agent's Unix datagram socket; unset when no agent listens."""
 TRACE_DIR = "NDCTL_TRACE_DIR"
-"""Folder where a rank writes `rank-<r>.stacks` on SIGUSR2; unset: to its standard error."""
+"""Folder where a rank writes `rank-<r>.stacks` when it is asked; unset: to its standard error."""
 DUMP_SIGNAL = signal.SIGRTMIN + 1
 """Asks a rank for its flight-recorder dump, `flight-<r>` in the trace directory."""
+STACKS_SIGNAL = signal.SIGRTMIN + 3
+"""Asks a rank for the Python stacks of its threads. One thread answers, so the GIL must be free."""
+STACKS_IN_C = signal.SIGRTMIN + 6
+"""The same where the GIL is not free: a C signal handler answers. While Python code runs in other
+threads it may crash the rank, so only a rank that hangs gets this signal."""
 EXIT_SIGNAL = signal.SIGRTMIN + 2
 """Makes a rank that runs the user's script exit with code 1, for a drill."""
 DRILLS = "NDCTL_DRILLS"

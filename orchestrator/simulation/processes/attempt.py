@@ -136,7 +136,7 @@ class SimulatedAttempt:
     async def read_words(self, words: str) -> Reading | None:
         return None
 
-    async def find_evidence(self, timeout_s: float) -> Found:
+    async def find_evidence(self, timeout_s: float, *, hang: bool) -> Found:
         found = self._nothing() if self.ranks is None else self.ranks.evidence()
         await asyncio.sleep(GATHER_S)
         return Found(evidence=found, ended={}, probe=HostProbe())

@@ -86,7 +86,7 @@ def test_the_first_kernel_line_is_kept_if_many_follow(tmp_path: Path) -> None:
     traces.mkdir(parents=True)
 
     async def collect() -> tuple[str, ...]:
-        found = await gather(attempt, 0.1, gpu_lost)
+        found = await gather(attempt, 0.1, gpu_lost, hang=True)
         await keep(attempt, found)
         return found.evidence.event.kernel
 
@@ -213,7 +213,7 @@ def test_a_host_whose_storage_hangs_reports_what_it_knows(
     attempt = running_attempt(tmp_path)
 
     async def collect() -> tuple[str, ...]:
-        found = await gather(attempt, 0.1, gpu_lost)
+        found = await gather(attempt, 0.1, gpu_lost, hang=True)
         await keep(attempt, found, 0.1)
         reported = found.evidence.event
         assert [(one.rank, one.process_state) for one in reported.ranks] == [(0, "gone")]

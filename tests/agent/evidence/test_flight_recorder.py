@@ -31,7 +31,7 @@ RANK = """
 import itertools, sys, threading, types
 from pathlib import Path
 from orchestrator.contract.files.env import RankEnv
-from trainer.rank.flight import DumpsOnSignal
+from trainer.rank.evidence.flight import DumpsOnSignal
 rank, folder, how, dump = int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4])
 torch = types.SimpleNamespace(_dump_fr_trace=lambda *what: dump.read_bytes())
 if how != "early":

@@ -23,10 +23,13 @@ from orchestrator.agent.evidence.rank_evidence import (
     send_signal,
 )
 from tests.agent.world import WAIT_S, wait_for
+from tests.e2e.job import ROOT
 
 ANSWERING_RANK = """
-import faulthandler, signal, sys, time
-faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], "a"), all_threads=True)
+import sys, time
+from orchestrator.contract.files.env import RankEnv
+from trainer.rank.evidence.stacks import StacksOnSignal
+StacksOnSignal(RankEnv(rank=int(sys.argv[2]), trace_dir=sys.argv[1]))
 print("ready", flush=True)
 def waits_here():
     time.sleep(600)
@@ -141,8 +144,9 @@ def test_stacks_come_from_ranks_that_can_answer_without_waiting_for_others(
     (tmp_path / "rank-0.stacks").write_text(before)
     children = [
         subprocess.Popen(
-            [sys.executable, "-S", "-c", ANSWERING_RANK, str(tmp_path / f"rank-{rank}.stacks")],
+            [sys.executable, "-c", ANSWERING_RANK, str(tmp_path), str(rank)],
             stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         for rank in range(2)
     ]

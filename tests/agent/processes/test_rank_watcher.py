@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.contract.files.env import STACKS_IN_C, STACKS_SIGNAL
 from orchestrator.contract.messages.events import RankExited
 from tests.agent.watched_host import Host, listening_host
 from tests.agent.world import WAIT_S, is_gone, kill, wait_for
@@ -70,7 +71,8 @@ def test_a_request_for_stacks_does_not_kill_a_rank_that_cannot_answer_yet(host: 
     watcher = subprocess.Popen(host.rank("sleep", "600"), env=host.environ)
     child = host.receive_start().pid
     wait_for(lambda: Path(f"/proc/{child}/cmdline").read_bytes().startswith(b"sleep"), "sleep")
-    os.kill(child, signal.SIGUSR2)
+    os.kill(child, STACKS_SIGNAL)
+    os.kill(child, STACKS_IN_C)
     time.sleep(0.05)
     assert not is_gone(child)
     kill(child)

@@ -12,7 +12,7 @@ import trainer
 from ndctl.rank.checkpoint_files import MARKER, damage, read_marker
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.checkpoint_names import newest_complete
-from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.files.env import STACKS_SIGNAL, RankEnv
 from orchestrator.contract.messages.events import CheckpointSaved, DrillHappened, TrainingResumed
 from orchestrator.contract.messages.rank_messages import Beat, RankRaised
 from orchestrator.errors import TrainingError
@@ -123,14 +123,14 @@ def check_beats(beats: list[Beat]) -> bool:
     return all(beat.tokens_per_second for beat in done)
 
 
-def test_sigterm_saves_a_checkpoint_and_sigusr2_writes_stacks(tmp_path: Path) -> None:
+def test_sigterm_saves_a_checkpoint_and_another_signal_writes_stacks(tmp_path: Path) -> None:
     config = tiny(tmp_path / "out", parallel={"dp_shard": 2}, steps=100_000)
     ranks = train(config, 2, NDCTL_TRACE_DIR=str(tmp_path / "traces"))
     metrics = tmp_path / "out" / "metrics.jsonl"
     while not (metrics.exists() and metrics.read_text()):
         assert all(rank.process.exitcode is None for rank in ranks), finish(ranks)
         time.sleep(0.05)
-    ranks[0].kill(signal.SIGUSR2)
+    ranks[0].kill(STACKS_SIGNAL)
     ranks[1].kill(signal.SIGTERM)
     assert finish(ranks) == [exit_codes.CHECKPOINTED] * 2
     newest, passed_over = newest_complete(tmp_path / "out" / "checkpoints")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -126,7 +125,7 @@ class RankProcess:
         assert code is not None, f"the rank still runs after {timeout:.0f} s: {self.output}"
         return code
 
-    def kill(self, number: signal.Signals) -> None:
+    def kill(self, number: int) -> None:
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
 

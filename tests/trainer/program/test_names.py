@@ -113,7 +113,7 @@ FOUND = [current().step, resuming.current is current, trainer.__doc__[:19],
 def test_what_a_rank_uses_imports_nothing_by_name_later(tmp_path: Path) -> None:
     """`import trainer` in a function would give ndctl the program's module."""
     files: dict[str, str] = python(tmp_path, LOADED)
-    assert {"trainer.program.run", "trainer.rank.flight", "ndctl.rank.link"} < files.keys()
+    assert {"trainer.program.run", "trainer.rank.evidence.flight", "ndctl.rank.link"} < files.keys()
     late = [
         f"{name}: {one}"
         for name, file in files.items()

@@ -13,8 +13,8 @@ from orchestrator.contract.files.run_dir import LAST_FILES
 from orchestrator.diagnosis.dumps.reader import Read
 from orchestrator.diagnosis.dumps.reader_client import read_dumps
 from tests.diagnosis.hang.test_post_mortem import ALL, call
-from trainer.rank import flight
-from trainer.rank.flight import LAST_CALLS, dump_at_end
+from trainer.rank.evidence import flight
+from trainer.rank.evidence.flight import LAST_CALLS, dump_at_end
 
 RECORDER = "torch._C._distributed_c10d"
 

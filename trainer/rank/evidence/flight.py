@@ -3,7 +3,6 @@
 import json
 import logging
 import pickle
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.env import DUMP_SIGNAL, RankEnv
 from orchestrator.contract.files.run_dir import FLIGHT_FILES, LAST_FILES
+from trainer.rank.evidence.requests import answer_in_thread
 
 LOG = logging.getLogger("trainer")
 RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")
@@ -25,29 +25,22 @@ LAST_WORDS_S = 2.0
 class DumpsOnSignal:
     """Writes the dump at each DUMP_SIGNAL, in a thread. Created once in the process.
 
-    The signal is blocked before other threads exist, so all inherit the mask and only this thread
-    receives it, even if the main thread is stuck in a collective (collectives release the GIL). If
-    C code holds the GIL, no Python thread can run. NCCL's monitor then answers at its pipe
+    While C code holds the GIL, NCCL's monitor answers at its pipe instead
     (`trainer/rank/environment.py`), and a gloo dump is missing.
     """
 
     def __init__(self, env: RankEnv) -> None:
         self.env = env
         """The rank's place in its present attempt."""
-        if not env.trace_dir:
-            return
-        signal.pthread_sigmask(signal.SIG_BLOCK, {DUMP_SIGNAL})
-        signal.signal(DUMP_SIGNAL, signal.SIG_DFL)
-        threading.Thread(target=self._answer, name="flight-dump", daemon=True).start()
+        if env.trace_dir:
+            answer_in_thread(DUMP_SIGNAL, self._answer, "flight-dump")
 
     def _answer(self) -> None:
-        while True:
-            signal.sigwait({DUMP_SIGNAL})
-            path = Path(self.env.trace_dir) / f"{FLIGHT_FILES}{self.env.rank}"
-            try:
-                write_dump(path)
-            except Exception:
-                LOG.exception("failed to dump the flight recorder to %s", path)
+        path = Path(self.env.trace_dir) / f"{FLIGHT_FILES}{self.env.rank}"
+        try:
+            write_dump(path)
+        except Exception:
+            LOG.exception("failed to dump the flight recorder to %s", path)
 
 
 def dump_at_end(env: RankEnv, limit_s: float = LAST_WORDS_S) -> None:
@@ -75,7 +68,7 @@ def _write_last(path: Path) -> None:
 def write_dump(path: Path) -> None:
     """Write atomically, so that no reader sees half a dump.
 
-    It has no stack per operation: these are most of its size, and SIGUSR2 shows the stacks.
+    It has no stack per operation: these are most of its size, and `stacks.py` writes them.
     """
     write_whole(path, _dump())
 

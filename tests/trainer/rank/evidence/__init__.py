@@ -1,0 +1,1 @@
+"""The stacks and dumps that ranks write."""

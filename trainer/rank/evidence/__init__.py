@@ -1,0 +1,1 @@
+"""What this rank tells its agent of a hang: its stacks and its last collectives."""
