@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 
 from trainer.model.known_names import remembered_names, user_cache
 
@@ -32,6 +33,11 @@ def hidden(package: str) -> Iterator[None]:
 gc.disable()
 with hidden("torchao"), remembered_names(user_cache(os.environ)):  # noqa: TID251 (an entry point)
     from trainer.main import main
+    from trainer.model.families import FAMILIES
+
+    # transformers itself imports the code of a model only when one is built.
+    for family in FAMILIES:
+        import_module(f"transformers.models.{family}.modeling_{family}")
 gc.freeze()
 gc.enable()
 

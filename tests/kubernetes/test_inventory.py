@@ -165,6 +165,7 @@ def many_nodes(kube: KubeTestbed) -> Iterator[KubeTestbed]:
     kube.wait_for("no such node", lambda: not kube.objects("nodes", selector="many=yes"))
 
 
+@pytest.mark.slow
 def test_hundreds_of_nodes_are_read_in_a_few_requests(many_nodes: KubeTestbed) -> None:
     reader = api(many_nodes.kubeconfig)
     seen = read_cluster(reader)

@@ -41,6 +41,8 @@ def test_ranks_of_healthy_hosts_outlive_kills_and_a_hang(ndctl: Ndctl, reference
     assert_nothing_left(ndctl.run_dir)
 
 
+# In every run the test above has the ranks that stay, and test_warned_hosts.py the spare host.
+@pytest.mark.slow
 def test_ranks_of_a_spare_wait_before_a_host_is_lost(ndctl: Ndctl, reference: Ndctl) -> None:
     done = ndctl.submit(
         "--follow",

@@ -10,6 +10,8 @@ from tests.e2e.kills.targets import flip, processes
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(900)]
 
 
+# In every run tests/agent/memory/test_host_copies.py has a partner that lies.
+@pytest.mark.slow
 def test_copies_that_have_changed_are_refused_by_name(ndctl: Ndctl, reference: Ndctl) -> None:
     done = ndctl.submit(checkpoint__memory__every="1", **LONG_TIMEOUTS)
     assert done.code == 0, done.out + done.err

@@ -43,6 +43,8 @@ def test_a_spare_replaces_a_host_that_warns_without_a_lost_step(
     assert_nothing_left(ndctl.run_dir)
 
 
+# In every run tests/job/step/test_warned_hosts.py has the decision.
+@pytest.mark.slow
 def test_without_a_spare_a_checkpoint_is_saved_at_once(ndctl: Ndctl, reference: Ndctl) -> None:
     drill = ("--drill", "warn:host=1@step=3")
     done = ndctl.submit("--follow", *drill, checkpoint__every_steps="20")

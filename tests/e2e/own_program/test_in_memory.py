@@ -8,7 +8,7 @@ from tests.e2e.job import Ndctl, assert_nothing_left
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 SCRIPT = Path(__file__).with_name("ddp_in_memory.py")
-WORLD = ("--hosts", "2", "--gpus-per-host", "2", "--name", "e2e")
+WORLD = ("--hosts", "2", "--gpus-per-host", "1", "--name", "e2e")
 
 
 def train(ndctl: Ndctl, *more: str) -> None:
@@ -22,7 +22,7 @@ def test_a_killed_rank_and_a_lost_host_resume_from_memory_with_equal_losses(
 ) -> None:
     alone, ndctl = Ndctl(tmp_path / "alone"), Ndctl(tmp_path / "runs")
     train(alone)
-    train(ndctl, "--drill", "kill:rank=3@step=9", "--drill", "kill:host=1@step=20")
+    train(ndctl, "--drill", "kill:rank=1@step=9", "--drill", "kill:host=1@step=20")
 
     assert sorted(ndctl.losses()) == list(range(1, 31))
     assert ndctl.losses() == alone.losses()

@@ -10,7 +10,7 @@ from tests.e2e.job import Ndctl, assert_nothing_left
 
 pytestmark = pytest.mark.process
 HERE = Path(__file__).parent
-WORLD = ("--hosts", "2", "--gpus-per-host", "2")
+WORLD = ("--hosts", "2", "--gpus-per-host", "1")
 
 
 @pytest.fixture
@@ -39,16 +39,16 @@ def test_a_killed_rank_and_a_hang_cost_only_steps_since_the_scripts_own_checkpoi
     ndctl: Ndctl, tmp_path: Path
 ) -> None:
     train(ndctl, tmp_path / "whole.pt", "whole")
-    drills = ("--drill", "kill:rank=1@step=15", "--drill", "stop:rank=3@step=12")
+    drills = ("--drill", "kill:rank=1@step=15", "--drill", "stop:rank=0@step=12")
     shown = train(ndctl, tmp_path / "broken.pt", "broken", *drills)
 
     assert "rank 1 was killed by SIGKILL" in shown
-    assert re.search(r"stopped \(\d+% sure\): rank 3 is stopped by a signal", shown)
+    assert re.search(r"stopped \(\d+% sure\): rank 0 is stopped by a signal", shown)
     assert "ndctl knows no checkpoint of it" in shown
     # The first kill costs the steps after 10, so the hang is in the second attempt.
     assert losses(ndctl.run_root / "broken") == losses(ndctl.run_root / "whole")
-    last = (ndctl.run_root / "broken" / "logs" / "attempt-3" / "host-1" / "rank-2.log").read_text()
-    assert f"argv ['--out', '{tmp_path / 'broken.pt'}'] cwd {Path.cwd()} WORLD_SIZE 4" in last
+    last = (ndctl.run_root / "broken" / "logs" / "attempt-3" / "host-1" / "rank-1.log").read_text()
+    assert f"argv ['--out', '{tmp_path / 'broken.pt'}'] cwd {Path.cwd()} WORLD_SIZE 2" in last
     # Hosts have learned what the script imports: torch's own modules are among it.
     assert "torch.optim" in (ndctl.run_root / "broken" / "imports.json").read_text()
 

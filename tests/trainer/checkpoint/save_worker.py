@@ -97,10 +97,10 @@ def vanishing(folder: Path, rank: int) -> Iterator[None]:
 
 @contextmanager
 def too_large(folder: Path, rank: int) -> Iterator[None]:
-    """Limit the files of the last rank to 50 kB."""
+    """Limit the files of the last rank to 20 kB."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if rank == dist.get_world_size() - 1:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     yield
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 

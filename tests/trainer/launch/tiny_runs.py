@@ -29,6 +29,8 @@ LLAMA: dict[str, Any] = {
 }
 QWEN3: dict[str, Any] = {**LLAMA, "model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True}
 MODELS = {"llama": LLAMA, "qwen3": QWEN3}
+LAYERS = 2
+"""Of a model that is trained: half of the time of a step is for its layers."""
 
 DISK: dict[str, Any] = {"memory": {"every": "off"}}
 """Keys of `checkpoint` for tests of the disk."""
@@ -48,8 +50,9 @@ def tiny(out: Path, **changes: Any) -> dict[str, Any]:
 
     `changes` are keys of `train`, except `model`, `parallel`, `micro` and `checkpoint`.
     """
+    model = {**MODELS[changes.pop("model", "llama")], "num_hidden_layers": LAYERS}
     return {
-        "model": {"config": MODELS[changes.pop("model", "llama")]},
+        "model": {"config": model},
         "data": {"files": write_text(out.parent / "text"), "sequence_length": 32},
         "parallel": changes.pop("parallel", {}),
         "micro_batch_size": changes.pop("micro", 2),

@@ -16,6 +16,8 @@ LOSS_BF16, GRAD_NORM_BF16 = 0.06, 0.25
 already differs by 0.042 and 0.17, because the learning rate is high and the model tiny."""
 FEW_STEPS, ALL_STEPS = 3, 5
 """The second step shows the first update, the third one the optimizer's moments."""
+FEW_LAYERS, ALL_LAYERS = 2, 4
+"""A pipeline of two stages with two parts each needs four."""
 ROTARY_ONLY = ("llama", "qwen3")
 MASKED = ", masked"
 OTHERS = ("mistral", "qwen2", "gpt2")
@@ -51,17 +53,24 @@ class Cell:
         """Time that a training may take beside those of other tests."""
         return 180.0 if ("compile", True) in self.train else 60.0
 
+    @property
+    def layers(self) -> int:
+        return ALL_LAYERS if self.parallel["pp"] > 1 else FEW_LAYERS
+
     def config(self, out: Path, model: str, steps: int) -> dict[str, Any]:
         train = {"global_batch_size": batch_of(self.num_ranks), "steps": steps, **dict(self.train)}
-        return parity_config(out, model, self.parallel, train)
+        return parity_config(out, model, self.parallel, train, self.layers)
 
 
 def parity_config(
-    out: Path, model: str, parallel: dict[str, Any], train: dict[str, Any]
+    out: Path,
+    model: str,
+    parallel: dict[str, Any],
+    train: dict[str, Any],
+    layers: int = ALL_LAYERS,
 ) -> dict[str, Any]:
-    """Four layers, so that a pipeline can split them. A pipeline gets micro batches of one
-    sequence, so that it has enough of them. A model whose name ends in `MASKED` attends inside
-    short documents only.
+    """A pipeline gets micro batches of one sequence, so that it has enough of them. A model whose
+    name ends in `MASKED` attends inside short documents only.
     """
     readers = parallel.get("dp_replicate", 1) * parallel.get("dp_shard", 1)
     micro = 1 if parallel.get("pp", 1) > 1 or readers == 4 else 2
@@ -69,7 +78,7 @@ def parity_config(
     if model.endswith(MASKED):
         files = write_documents(out.parent / "documents.jsonl")
         config["data"] = {**config["data"], "files": files, "document_mask": True}
-    return {**config, "model": {"config": deeper(model.removesuffix(MASKED))}}
+    return {**config, "model": {"config": deeper(model.removesuffix(MASKED), layers)}}
 
 
 def write_documents(path: Path) -> str:
@@ -79,7 +88,7 @@ def write_documents(path: Path) -> str:
     return str(path)
 
 
-def deeper(model: str) -> dict[str, Any]:
+def deeper(model: str, layers: int = ALL_LAYERS) -> dict[str, Any]:
     known: dict[str, dict[str, Any]] = {
         **MODELS,
         "mistral": {**LLAMA, "model_type": "mistral", "sliding_window": None},
@@ -87,10 +96,10 @@ def deeper(model: str) -> dict[str, Any]:
         "llama with biases": {**LLAMA, "attention_bias": True, "mlp_bias": True},
     }
     if model == "gpt2":
-        sizes = {"vocab_size": 256, "n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 64}
+        sizes = {"vocab_size": 256, "n_embd": 32, "n_layer": layers, "n_head": 4, "n_positions": 64}
         dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
         return {"model_type": "gpt2", **sizes, **dropout}
-    return {**known[model], "num_hidden_layers": 4}
+    return {**known[model], "num_hidden_layers": layers}
 
 
 def mesh(name: str = "", **parallel: Any) -> Cell:
@@ -273,6 +282,10 @@ COMPILED_MASKED: Table = {
 }
 
 
+Sized = tuple[str, int]
+"""A model and its number of layers."""
+
+
 def in_turn(models: Sequence[str], turn: int) -> Sequence[str]:
     """One of `models`, which changes with each `turn`."""
     return (models[turn % len(models)],)
@@ -284,12 +297,13 @@ def batch_of(num_ranks: int) -> int:
 
 
 def train_one_process(
-    folder: Path, models: Sequence[str], batch: int = 4, steps: int = ALL_STEPS
-) -> dict[str, Path]:
-    """Train the reference of the cells on one process; model -> run directory."""
-    outs = {model: folder / f"one {model}" for model in models}
+    folder: Path, models: Sequence[Sized], batch: int = 4, steps: int = ALL_STEPS
+) -> dict[Sized, Path]:
+    """Train the reference of the cells on one process; model and layers -> run directory."""
+    outs = {one: folder / f"one {one[0]} of {one[1]}" for one in models}
     train = {"global_batch_size": batch, "steps": steps}
-    work(folder, 1, [unsaved(parity_config(out, m, {}, train)) for m, out in outs.items()])
+    cases = [parity_config(out, model, {}, train, n) for (model, n), out in outs.items()]
+    work(folder, 1, [unsaved(case) for case in cases])
     return outs
 
 
@@ -309,7 +323,7 @@ def measure(
         for turn, cell in enumerate(table[num_ranks])
         for model in (cell.models if all_models else in_turn(cell.models, turn))
     ]
-    models = sorted({model for _, model in pairs})
+    models = sorted({(model, cell.layers) for cell, model in pairs})
     expected = train_one_process(folder, models, batch_of(num_ranks), steps)
     outs = [folder / f"{cell.name} {model}" for cell, model in pairs]
     cases = [
@@ -317,7 +331,7 @@ def measure(
     ]
     work(folder, num_ranks, cases, timeout=120 + sum(cell.limit_s for cell, _ in pairs))
     for (cell, model), out in zip(pairs, outs, strict=True):
-        yield cell, model, difference(out, expected[model])
+        yield cell, model, difference(out, expected[model, cell.layers])
 
 
 def difference(out: Path, reference: Path, steps: int | None = None) -> Difference:

@@ -57,7 +57,13 @@ def case(out: Path, **changes: Any) -> dict[str, Any]:
     workers["unsaved"] = workers.get("stop_after") is None
     vocab = changes.pop("vocab", 256)
     config = tiny(out, **changes)
-    return {"config": {**config, "model": {"config": {**LLAMA, "vocab_size": vocab}}}, **workers}
+    return {
+        "config": {
+            **config,
+            "model": {"config": {**config["model"]["config"], "vocab_size": vocab}},
+        },
+        **workers,
+    }
 
 
 # Micro batches have one sequence, so every strategy accumulates gradients over four of them.

@@ -7,6 +7,7 @@ import pytest
 from tests.trainer.launch.tiny_runs import work
 from tests.trainer.launch.training_worker import run_alone
 from tests.trainer.parallel.parity_cells import (
+    ALL_LAYERS,
     ALL_MASKED,
     GRAD_NORM,
     GRAD_NORM_BF16,
@@ -61,7 +62,7 @@ BROKEN = {
 
 
 def test_a_broken_axis_fails_the_parity_check(tmp_path: Path) -> None:
-    expected = train_one_process(tmp_path, ["qwen3"])["qwen3"]
+    expected = train_one_process(tmp_path, [("qwen3", ALL_LAYERS)])["qwen3", ALL_LAYERS]
     batch = {"global_batch_size": batch_of(2)}
     cases = []
     for name, parallel in BROKEN.items():

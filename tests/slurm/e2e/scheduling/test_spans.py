@@ -18,6 +18,8 @@ esac
 """
 
 
+# In every run tests/notify/test_spans.py has the export.
+@pytest.mark.slow
 def test_both_leaders_of_a_requeued_job_export_to_one_trace(
     ndctl: SlurmNdctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,8 @@ def lines(home: Path, count: int) -> list[str]:
     return found
 
 
+# In every run tests/trainer/program/test_captured.py runs scripts from their copy.
+@pytest.mark.slow
 def test_edits_after_submission_change_neither_the_start_nor_a_restart_but_a_resumed_job(
     ndctl: SlurmNdctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
