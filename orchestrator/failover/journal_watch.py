@@ -125,16 +125,10 @@ def patience_s(before: Seen) -> float | None:
 
 def lives(before: Seen, now: Seen) -> bool:
     """The leader has written since, is still alive, and has given up this host."""
-    return _writes(before, now) and now.given_up
+    return writes(before, now) and now.given_up
 
 
-def in_doubt(before: Seen, now: Seen, waited_s: float) -> bool:
-    """The leader has written since, but has not given up this host. It is late, or it is itself cut
-    off from all others; then it gives up no host."""
-    return _writes(before, now) and not now.given_up and waited_s < GIVEN_UP_S
-
-
-def _writes(before: Seen, now: Seen) -> bool:
+def writes(before: Seen, now: Seen) -> bool:
     return now.lines > before.lines and now.led
 
 

@@ -7,6 +7,7 @@ other: one of them becomes the leader or has the job requeued, and the others fo
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -32,15 +33,16 @@ from orchestrator.failover.after_leader import (
 )
 from orchestrator.failover.ask_scheduler import RETRY_S, Asking
 from orchestrator.failover.journal_watch import (
+    GIVEN_UP_S,
     LOOK_S,
     STRANGER_S,
     UNREADABLE,
     Seen,
-    in_doubt,
     is_stranger,
     lives,
     patience_s,
     runs_without_leader,
+    writes,
 )
 from orchestrator.failover.storage import AnyTurn, FailoverStorage, Follows
 from orchestrator.job.state import Run, hosts_given
@@ -104,6 +106,8 @@ class Leaderless:
     """When clearing the former leader's host first failed (monotonic)."""
     unwritable_at: float | None = field(init=False, default=None)
     """When this host last failed to write to the run directory (monotonic)."""
+    wrote_at: float | None = field(init=False, default=None)
+    """When a line was seen that the former leader wrote after it was lost (monotonic)."""
 
     def __post_init__(self) -> None:
         self.asking = Asking(self.backend_named, self.clock, self.worker)
@@ -168,7 +172,7 @@ class Leaderless:
             seen, now = await self._served(look, UNREADABLE)
             waited_s = self.clock.monotonic() - looked
             outcome = await self._known(before, seen, now, waited_s, turn)
-            doubts = is_stranger(seen, self.term, self.host) or in_doubt(before, seen, waited_s)
+            doubts = is_stranger(seen, self.term, self.host) or self._in_doubt(before, seen)
             # While the leader may be alive, or it is another agent's turn, only watch the journal.
             if outcome is None and not doubts and await self.worker(turn.has_come):
                 still_gone = partial(self._is_still_gone, before, look, looked)
@@ -190,9 +194,19 @@ class Leaderless:
             and not turn.is_settled()
         )
 
-    async def _could_write(self) -> bool:
-        """Whether a leader could have written a line by now: one that finds the disk full is silent
-        in the journal too."""
+    def _in_doubt(self, before: Seen, seen: Seen) -> bool:
+        """Whether the leader may still give up this host. A leader that was suspended begins to
+        write late, so the time counts from its first line."""
+        if not writes(before, seen):
+            return False
+        if self.wrote_at is None:
+            self.wrote_at = self.clock.monotonic()
+        return not seen.given_up and self.clock.monotonic() - self.wrote_at < GIVEN_UP_S
+
+    async def _could_write(self, for_s: float) -> bool:
+        """Whether a leader could have written a line in the last `for_s` seconds: one that finds
+        the disk full, or the storage slow, is silent in the journal too."""
+        began = self.clock.monotonic()
         try:
             await self.worker(self.storage.check_writable)
         except LASTING:
@@ -200,16 +214,22 @@ class Leaderless:
         except OSError as exc:
             log.warning("the run directory cannot be written, so no leader can be judged: %s", exc)
             self.unwritable_at = self.clock.monotonic()
-        since = self.unwritable_at
-        return since is None or self.clock.monotonic() - since >= LOOK_S
+        now, since = self.clock.monotonic(), self.unwritable_at
+        if since is not None and now - since < LOOK_S:
+            return False
+        # The leader may have had a line to finish before it could write another one.
+        return for_s >= 2 * (now - began)
 
     async def _is_still_gone(
         self, before: Seen, look: Callable[[], tuple[Seen, Fence | None]], looked: float
     ) -> bool:
         """The scheduler may answer late, and a leader that was suspended may be back by then."""
+        # Without a process that leads, no line is expected.
+        silent_s = self.clock.monotonic() - looked if before.led else math.inf
+        if not await self._could_write(silent_s):
+            return False
         seen, _ = await self._served(look, UNREADABLE)
-        waited_s = self.clock.monotonic() - looked
-        return self.is_alone() and not lives(before, seen) and not in_doubt(before, seen, waited_s)
+        return self.is_alone() and not lives(before, seen) and not self._in_doubt(before, seen)
 
     def _look(self, following: Follows) -> tuple[Seen, Fence | None]:
         return following.look(), self.storage.read_fence()
@@ -260,18 +280,14 @@ class Leaderless:
         # Without the answer it is not known whether the allocation lasts, so nothing is taken over.
         except BackendError as exc:
             return "leave" if self.asking.is_hopeless(launch.job, exc) else None
-        found: Leave | QueueAgain | ClearHost | TakeOver | AskAgain
+        found: Leave | QueueAgain | ClearHost | TakeOver | AskAgain | None
         found = remedy(run, self.term, self.host, own, self.clock.now())
         if isinstance(found, ClearHost):
-            if not await self._could_write() or not await still_gone():
-                return None
-            # The former leader may hang or be unreachable. Ending its process through the scheduler
-            # also shows whether its host works.
-            try:
-                found = TakeOver(await self.worker(fixed_hosts.clear_host, launch, found.host))
-            except BackendError as exc:
-                found = after_failed_clearing(run, own, exc.message, self._tried_s())
+            clear = partial(fixed_hosts.clear_host, launch, found.host)
+            found = await self._clear_host(clear, run, own, still_gone)
         match found:
+            case None:
+                return None
             # The scheduler ends or has requeued this run, so no other agent has to ask it again.
             case Leave(why):
                 log.info("leaving: %s", why)
@@ -284,6 +300,25 @@ class Leaderless:
                 return "leave" if await self.asking.settles(run, without, why) else None
             case TakeOver(how):
                 return await self._claim(run, turn, how)
+
+    async def _clear_host(
+        self,
+        clear: Callable[[], str],
+        run: Run,
+        own: CurrentRun,
+        still_gone: Callable[[], Awaitable[bool]],
+    ) -> TakeOver | QueueAgain | AskAgain | None:
+        """End the former leader's process, which may hang or be unreachable, through the scheduler.
+        This also shows whether its host works. None: the leader may be alive."""
+        if not await still_gone():
+            return None
+        try:
+            return TakeOver(await self.worker(clear))
+        except BackendError as exc:
+            # The scheduler may have tried for long, and the leader may be back.
+            if not await still_gone():
+                return None
+            return after_failed_clearing(run, own, exc.message, self._tried_s())
 
     def _tried_s(self) -> float:
         """Seconds since clearing the former leader's host first failed."""

@@ -115,7 +115,9 @@ class StoredRunDir:
         self.storage.fence = Fence(leader=name, attempt=former.attempt if former else 0)
         self.process.took_over(name)
 
-    def check_writable(self) -> None:
+    async def check_writable(self) -> None:
+        """Awaited by the worker, because it takes virtual time."""
+        await asyncio.sleep(self.storage.delay)
         self.storage.check_write(self.host)
 
     def open_turn(self, mark: str) -> "StoredTurn":
