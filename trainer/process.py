@@ -32,8 +32,8 @@ LOG = logging.getLogger("trainer")
 
 def start(arguments: Sequence[str], env: RankEnv) -> int:
     """Train as `arguments` say; returns the process's exit code."""
-    dumps, stacks = DumpsOnSignal(env), StacksOnSignal(env)
-    stop = StopRequest()
+    dumps, stop = DumpsOnSignal(env), StopRequest()
+    stacks = StacksOnSignal(env)  # may wait for storage, so after the handler of SIGTERM
     set_up_logging()
     if len(arguments) != 1:
         LOG.error("usage: python -m trainer CONFIG (one JSON or YAML file)")
