@@ -8,11 +8,13 @@ from trainer.data.ledger_check import first_mistake, replay
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(600)]
 
 SMALL = {"cluster__gpus_per_host": "1"}
+AT_ONCE = {"checkpoint__async": "false"}
+"""The files of step 8 are complete before step 9, however busy the machine is."""
 
 
 def test_a_bad_weight_costs_one_checkpoint_and_the_data_since(ndctl: Ndctl) -> None:
     faults = ("--drill", "nan:rank=1@step=13")
-    keys = {"resilience__on_nan": "rollback", "train__max_bad_steps": "2"}
+    keys = {"resilience__on_nan": "rollback", "train__max_bad_steps": "2", **AT_ONCE}
     done = ndctl.submit("--follow", *faults, **SMALL, **keys)
     assert done.code == 0, done.out + done.err
     (incident,) = ndctl.status()["incidents"]
