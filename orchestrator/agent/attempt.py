@@ -370,7 +370,7 @@ class Attempt:
 
     def _urge(self, ranks: Iterable[int]) -> None:
         for record in (self.ranks[rank] for rank in ranks):
-            if not record.urged and record.ended is None:
+            if record.ended is None:
                 record.urged = True
                 send_signal(record.pid, STACKS_IN_C)
 

@@ -175,11 +175,8 @@ def _judge(mesh: Mesh, pids: Mapping[int, int], traces: Path) -> HangJudged:
 
 
 async def _gather(pids: Mapping[int, int], host: str, mesh: Mesh, traces: Path) -> Evidence:
-    urged: set[int] = set()
-
     def urge(ranks: Iterable[int]) -> None:
-        for rank in {*ranks} - urged:
-            urged.add(rank)
+        for rank in ranks:
             send_signal(pids[rank], STACKS_IN_C)
 
     asking = Asking(

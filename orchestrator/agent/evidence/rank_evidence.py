@@ -133,8 +133,8 @@ async def gather_stacks(
 
     Args:
         missing: gets the reason for each rank whose answer could not be read from storage.
-        urge: called with the ranks that have not answered after a part of the time, again and
-            again. It may ask them with `STACKS_IN_C`.
+        urge: called once, with the ranks that have not answered after a part of the time. It may
+            ask them with `STACKS_IN_C`.
     """
     asked, why = dict(pids), {} if missing is None else missing
     limit, reading = Limit(timeout_s), Limit(timeout_s + READ_S)
@@ -161,6 +161,7 @@ async def gather_stacks(
             sizes = now
             if not late.left_s:
                 urge(silent)
+                urge = nobody
     except TimeoutError:
         why.update(dict.fromkeys(asked, mute(traces)))
     answered = {rank: start for rank, start in before.items() if sizes[rank] > start}
@@ -170,9 +171,7 @@ async def gather_stacks(
 async def _read_answers(
     traces: Path, answered: Mapping[int, int], reading: Limit, why: dict[int, str]
 ) -> dict[int, tuple[str, ...]]:
-    """Args:
-    answered: rank -> where its answer begins in its file.
-    """
+    """Read what each rank has written since `answered`, a place in its file."""
     stacks: dict[int, tuple[str, ...]] = {}
 
     async def read(rank: int) -> None:

@@ -103,7 +103,8 @@ def _first(signs: Sequence[Sign]) -> Sign:
     A library may report a lost peer as an exception of its own, with no word of a connection. And
     the clocks of hosts differ, and agents report once a second. So a kill from outside on another
     host comes before an exception of no known kind if it was at nearly the same time: no exception
-    kills a rank on another host.
+    kills a rank on another host. On its own host it may: versions of Lightning killed the peers of
+    a rank that failed.
     """
     first = signs[0]
     weight, at, verdict = first

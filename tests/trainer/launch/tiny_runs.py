@@ -30,7 +30,7 @@ LLAMA: dict[str, Any] = {
 QWEN3: dict[str, Any] = {**LLAMA, "model_type": "qwen3", "head_dim": 8, "tie_word_embeddings": True}
 MODELS = {"llama": LLAMA, "qwen3": QWEN3}
 LAYERS = 2
-"""Of a model that is trained: half of the time of a step is for its layers."""
+"""Layers of a model that ranks train: few, because they take half of the time of a step."""
 
 DISK: dict[str, Any] = {"memory": {"every": "off"}}
 """Keys of `checkpoint` for tests of the disk."""

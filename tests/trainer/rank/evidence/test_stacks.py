@@ -43,9 +43,9 @@ if how == "busy":
         threading.Thread(target=busy, daemon=True).start()
 if how == "next attempt":
     stacks.begin(RankEnv(rank=1, trace_dir=folder + "/next"))
-print("ready", flush=True)
 if how == "unblocked":
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+print("ready", flush=True)
 if how == "C code":
     sum(itertools.repeat(0))
 waits_here()
