@@ -40,7 +40,9 @@ def agents(ndctl: Ndctl) -> set[int]:
 def test_a_host_that_returns_joins_the_job_after_a_checkpoint(
     ndctl: Ndctl, reference: Ndctl
 ) -> None:
-    done = ndctl.submit("--drill", "kill:host=1@step=12", **AXES)
+    # The steps after a checkpoint must take long enough for the job to be stopped in them.
+    drills = ("--drill", "kill:host=1@step=12", "--drill", "slow:rank=0@step=14")
+    done = ndctl.submit(*drills, **AXES)
     assert done.code == 0, done.out + done.err
     wait_for(lambda: ndctl.num_steps() >= 1, "the first step")
     with stopped_as_it_starts(ndctl):

@@ -52,7 +52,7 @@ WITHOUT_A_JOB: Mapping[str, str] = {
 """Each command of the document that needs no job, and a pattern of its output."""
 WITH_A_JOB: Mapping[str, str] = {
     SUBMIT: r"submitted kubernetes-demo to kubernetes",
-    "ndctl list": r"kubernetes-demo +RUNNING",
+    "ndctl list": r"kubernetes-demo +\S+ +RUNNING",
     "ndctl status kubernetes-demo": r"PyTorchJob ndctl/kubernetes-demo",
     "ndctl events kubernetes-demo": r"attempt 1",
     "ndctl describe kubernetes-demo": r"node\d +ranks 0-1",

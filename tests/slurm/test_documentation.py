@@ -36,7 +36,7 @@ SAYS: Mapping[str, str] = {
     ),
     "ndctl submit examples/slurm.yaml --dry-run": r"# sbatch --test-only: .* to start",
     SUBMIT: r"submitted slurm-demo to slurm",
-    "ndctl list": r"slurm-demo +RUNNING",
+    "ndctl list": r"slurm-demo +\S+ +RUNNING",
     "ndctl status slurm-demo": r"Slurm job \d+",
     "ndctl events slurm-demo": r"attempt 1",
     "ndctl describe slurm-demo": r"node1",

@@ -205,7 +205,11 @@ def host_unavailable(run: Run, event: HostUnavailable) -> Result:
     # An agent never came from this host, so there is nothing to exclude yet. It is noted, because
     # where no agent can start on any host, the cause is not a host.
     if known is None:
-        return agents_not_started.noted(run, event), ()
+        run = agents_not_started.noted(run, event)
+        if not isinstance(run.stage, Waiting):
+            # Agents of enough other hosts have come, so the host alone is concerned.
+            run = agents_not_started.with_incidents(run, event.at)
+        return run, ()
     run = with_host(run, replace(known, unfit=event.why))
     return start_if_ready(run, event.at) if isinstance(run.stage, Waiting) else (run, ())
 

@@ -19,7 +19,8 @@ FIX = (
 
 
 def noted(run: Run, event: HostUnavailable) -> Run:
-    """Decided at the next tick, because the scheduler may name more hosts in the same moment."""
+    """While the job waits, the next tick decides: the scheduler may name more hosts in the same
+    moment."""
     if event.host not in hosts_given(run):
         return run
     host = HostState(

@@ -10,7 +10,7 @@ from orchestrator.job.state import Run, has_successors, hosts_given
 NOTICES_S = 15.0
 """Seconds between two questions about the hosts."""
 UNHEARD_S = 5.0
-"""The same while no agent has come from some hosts: perhaps none can."""
+"""The same while the job waits for hosts from which no agent has come: perhaps none can."""
 HURRY_S = 2.0
 """The same while the job waits for a lost agent: that its host is down settles it."""
 
@@ -47,13 +47,16 @@ def next_question_s(run: Run) -> float:
     )
     if waits and gone:
         return HURRY_S
-    return UNHEARD_S if unheard(run) else NOTICES_S
+    return UNHEARD_S if isinstance(run.stage, Waiting) and unheard(run) else NOTICES_S
 
 
 def unheard(run: Run) -> tuple[str, ...]:
-    """Hosts of the allocation for which the job waits, and from which no agent has ever come."""
+    """Hosts of the allocation from which no agent has ever come.
+
+    While ranks run these are spares. A spare that cannot be used must be known before it is needed.
+    """
     if (
-        not isinstance(run.stage, Waiting)
+        not isinstance(run.stage, (Waiting, *LIVE))
         or run.scheduler.allocation is None
         or has_successors(run)
     ):

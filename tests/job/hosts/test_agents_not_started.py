@@ -5,6 +5,7 @@ from msgspec.structs import replace
 from orchestrator.contract.messages.actions import Action, EndJob, Requeue, StartAttempt
 from orchestrator.contract.messages.events import HostUnavailable
 from orchestrator.job.hosts.scheduler_notices import NOTICES_S, UNHEARD_S, next_question_s, unheard
+from orchestrator.job.leader_change import SETTLE_S
 from orchestrator.job.stage import Running
 from tests.job.job_driver import Job
 
@@ -44,6 +45,24 @@ def test_with_a_spare_the_job_starts_without_that_host() -> None:
     assert [one.kind for one in job.run.history.incidents] == ["preflight", "rank-killed"], (
         "the host is reported once"
     )
+
+
+def test_a_spare_that_cannot_be_used_is_named_while_ranks_run() -> None:
+    job = Job(spares=1).granted()
+    job.leads()
+    job.registers("host-0")
+    job.registers("host-2")
+    job.waits(SETTLE_S)
+    job.trains()
+    assert unheard(job.run) == ("host-1",)
+    assert next_question_s(job.run) == NOTICES_S, "there is no hurry"
+    assert cannot_start(job, "host-1") == (), "the job trains on"
+    (incident,) = job.run.history.incidents
+    assert incident.cause == f"no agent can start on host-1: {WHY}"
+    assert incident.recovered_after_s == 0.0
+    assert unheard(job.run) == ()
+    assert job.fails_once() != ()
+    assert len(job.run.history.incidents) == 2, "the host is reported once"
 
 
 def test_if_agents_cannot_start_on_most_hosts_the_job_ends_without_culprit() -> None:

@@ -54,7 +54,7 @@ def test_a_rendered_script_that_a_person_submits_is_an_ordinary_job(
     job.wait_for_step(3)
     assert f"{NAME} " in job("list").out
     assert job.status()["scheduler"] == f"Slurm job {job_id}"
-    agents = [line for line in processes_of(job.run_dir).values() if "slurm.task" in line]
+    agents = [line for line in processes_of(job.run_dir).values() if "slurm_task" in line]
     assert agents
     assert not [line for line in agents if "submitit" in line]
 
