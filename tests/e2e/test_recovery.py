@@ -34,6 +34,8 @@ ONE_HOST = {
 """1 host x 4 ranks: dp_shard=2, tp=2."""
 
 
+# In every run kills/test_memory_checkpoints.py has these faults.
+@pytest.mark.slow
 def test_a_job_resumes_after_two_ranks_and_then_a_host_are_lost(
     ndctl: Ndctl, reference: Ndctl
 ) -> None:
@@ -89,6 +91,8 @@ def test_a_spare_takes_the_place_of_a_lost_host(ndctl: Ndctl, reference: Ndctl) 
     assert_nothing_left(ndctl.run_dir)
 
 
+# In every run tests/agent/test_injections.py has ranks that hang, and own_program/ a whole job.
+@pytest.mark.slow
 def test_a_stopped_rank_is_named_as_the_cause_of_a_hang(ndctl: Ndctl, reference: Ndctl) -> None:
     done = ndctl.submit("--follow", "--drill", "stop:rank=2@step=12")
     assert done.code == 0, done.out + done.err

@@ -1,7 +1,8 @@
 """A pytest plugin that provides the control plane's binaries.
 
 `manifests/testbed/kube_envtest.sh` builds them once into a cache outside the checkout, which takes
-minutes. The build therefore starts when tests on Kubernetes are collected, while other tests run.
+minutes. The build therefore starts when tests on Kubernetes are collected, while other tests run;
+`make test` starts it even before packages are installed, and then this one waits for that.
 `KUBEBUILDER_ASSETS` names a directory with other binaries.
 """
 

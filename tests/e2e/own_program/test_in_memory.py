@@ -17,6 +17,8 @@ def train(ndctl: Ndctl, *more: str) -> None:
     assert_nothing_left(ndctl.run_dir)
 
 
+# In every run kills/test_memory_checkpoints.py has these faults, and tests/ndctl the functions.
+@pytest.mark.slow
 def test_a_killed_rank_and_a_lost_host_resume_from_memory_with_equal_losses(
     tmp_path: Path,
 ) -> None:

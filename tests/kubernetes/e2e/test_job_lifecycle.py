@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.process, pytest.mark.timeout(1
 THERE = ("--backend", "kubernetes", "-n", NAMESPACE)
 
 
+# In every run test_recovery.py has the losses of an applied job.
+@pytest.mark.slow
 def test_losses_of_an_applied_job_equal_those_of_the_trainer_alone(
     job: KubeNdctl, other_machine: KubeNdctl, reference: dict[int, float]
 ) -> None:

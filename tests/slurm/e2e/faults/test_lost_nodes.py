@@ -33,7 +33,9 @@ def test_the_leaders_node_dies_and_a_new_leader_resumes(
         wait_for(lambda: not ndctl.ranks_on(others), f"the end of the ranks on {others}", 60.0)
         if busy:
             wait_for(
-                lambda: "asking again" in ndctl.agent_logs(), "a requeue request that fails", 120.0
+                lambda: "to requeue the job, retrying" in ndctl.agent_logs(),
+                "a requeue request that fails",
+                120.0,
             )
     ndctl.wait_for_end()
 
