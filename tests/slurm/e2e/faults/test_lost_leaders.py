@@ -58,9 +58,10 @@ def leader_of(job: Job) -> str:
 
 
 def submit_and_train(job: Job, **options: str) -> tuple[str, list[str]]:
-    """Submits a job and waits until it trains; returns the leader's host and the other hosts."""
+    """Submits a job and waits until it has saved; returns the leader's host and the other hosts."""
     job.submit_successfully(**{**SAVES, **options})
     job.wait_for_step(6)
+    job.wait_until("a checkpoint", lambda: job.events("CheckpointSaved"))
     hosts = job.events("LeaderStarted")[0]["allocation"]["hosts"]
     leader = leader_of(job)
     return leader, [host for host in hosts if host != leader]
