@@ -15,6 +15,7 @@ from orchestrator.contract.codec import encode
 from orchestrator.contract.files.checkpoint_names import Trained
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.run_dir import RunDir
+from trainer.checkpoint.pace import Pace
 from trainer.checkpoint.state import PROGRESS, Progress
 from trainer.checkpoint.writer import Writer, why_of
 from trainer.rank.fence import admit_of
@@ -40,7 +41,9 @@ class Target:
     """Called on rank 0 before a checkpoint becomes complete. An OSError makes the save fail."""
 
 
-def write_on_all_ranks(snapshot: dict[str, Any], step: int, target: Target) -> Outcome:
+def write_on_all_ranks(
+    snapshot: dict[str, Any], step: int, target: Target, pace: Pace | None = None
+) -> Outcome:
     """Write `snapshot` as the complete checkpoint of `step`. I/O errors are in the outcome."""
     env = target.env
     partial = target.folder / partial_name(step, env.attempt)
@@ -48,7 +51,7 @@ def write_on_all_ranks(snapshot: dict[str, Any], step: int, target: Target) -> O
         # Other ranks write only after rank 0 has joined `save`, so none of their files
         # exists yet.
         shutil.rmtree(partial, ignore_errors=True)
-    writer = Writer(partial)
+    writer = Writer(partial, pace)
     try:
         save(snapshot, storage_writer=writer, process_group=target.group)
         outcome = _complete(partial, writer.files.written, _trained(snapshot), step, target)

@@ -25,6 +25,7 @@ from trainer.checkpoint.auto_interval import AutoInterval, Proposal
 from trainer.checkpoint.buffers import HostBuffers
 from trainer.checkpoint.collective import Outcome, Target, write_on_all_ranks
 from trainer.checkpoint.memory.saves import MemoryCheckpoints
+from trainer.checkpoint.pace import Pace
 from trainer.checkpoint.schedule import AT_START, Resumed, Schedule
 from trainer.checkpoint.state import TrainingState
 from trainer.rank.reporter import Reporter
@@ -110,6 +111,8 @@ class Checkpoints:
         self._buffers = HostBuffers()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=give_way)
         self._pending: Future[Outcome] | None = None
+        self._pace: Pace | None = None
+        """Of the pending save; None: it is written as fast as possible."""
         self._steps_between: deque[float] = deque(maxlen=MOST_STEP_TIMES)
         """Seconds of the last steps that ran while no save was being written."""
         self._steps_during: list[float] = []
@@ -124,6 +127,7 @@ class Checkpoints:
     def ask(self, step: int) -> None:
         """A checkpoint is asked for, so the save after `step` is due, unless one has just begun:
         the agents of other hosts may have passed the request on a step later."""
+        self._hurry()
         self._schedule = self._schedule.asked(step)
 
     @property
@@ -151,6 +155,8 @@ class Checkpoints:
         """
         (self._steps_during if self._writing else self._steps_between).append(step_s)
         self._writing = self._pending is not None and not self._pending.done()
+        if self._writing and self._schedule.is_half_over(step):
+            self._hurry()
         if every:
             self._change(step, every)
         if some_failed:
@@ -190,10 +196,13 @@ class Checkpoints:
         self.wait()
         # If saves follow each other without a pause, there is no other moment.
         self._propose_interval()
+        is_urgent = self._schedule.is_urgent(step)
         self._schedule = self._schedule.begun(step)
         if self._spec.async_:
             # Training waits for this copy only.
-            copied = self._copied(step)
+            copied, self._pace = self._copied(step)
+            if is_urgent:
+                self._hurry()
             block_s = time.perf_counter() - begun
             self._steps_during, self._writing = [], True
             self._pending = self._thread.submit(self._write, copied, step, begun, block_s)
@@ -202,12 +211,18 @@ class Checkpoints:
         if outcome.why:
             self._try_again(step)
 
-    def _copied(self, step: int) -> dict[str, Any]:
-        """A copy of the state after `step`, which stays as it is until the next one is made."""
+    def _copied(self, step: int) -> tuple[dict[str, Any], Pace | None]:
+        """A copy of the state after `step`, which stays as it is until the next one is made, and
+        the pace to write it with."""
         copied = None if self.memory is None else self.memory.save_for_disk(step)
         if copied is not None:
-            return copied
-        return self._buffers.copy(self.state.snapshot(step))
+            # Most failures cost no more if the disk has the step some seconds later.
+            return copied, Pace()
+        return self._buffers.copy(self.state.snapshot(step)), None
+
+    def _hurry(self) -> None:
+        if self._pace is not None:
+            self._pace.hurry()
 
     def save_or_raise(self, step: int) -> None:
         """The last save of a run; returns when it is complete.
@@ -229,6 +244,7 @@ class Checkpoints:
     def close(self) -> None:
         """Called when the rank leaves its attempt. A save that is in progress has failed by then,
         because its collectives are broken off."""
+        self._hurry()
         self._thread.shutdown()
         if self.memory is not None:
             self.memory.close()
@@ -236,6 +252,7 @@ class Checkpoints:
     def wait(self) -> None:
         """Return when no save is in progress. A failure was reported when it happened."""
         if self._pending is not None:
+            self._hurry()
             self._pending.exception()
             self._pending = None
 
@@ -244,7 +261,8 @@ class Checkpoints:
     ) -> Outcome:
         """Write the checkpoint and report the outcome. `blocked_s` is set for a background save:
         the time that training was paused."""
-        outcome = write_on_all_ranks(snapshot, step, self._target)
+        pace = None if blocked_s is None else self._pace
+        outcome = write_on_all_ranks(snapshot, step, self._target, pace)
         if outcome.why:
             self._report_failure(step, outcome.why)
         else:

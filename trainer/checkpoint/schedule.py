@@ -56,6 +56,14 @@ class Schedule:
         since = None if self.since is None else step
         return replace(self, retry_at=None, delay=1, since=since, begun_at=step)
 
+    def is_urgent(self, step: int) -> bool:
+        """The save after `step` was asked for, or an earlier one has failed."""
+        return step == self.retry_at
+
+    def is_half_over(self, step: int) -> bool:
+        """Half of the steps from the last save to the next one are done."""
+        return self.begun_at is not None and 2 * (step - self.begun_at) >= self.every
+
     def failed(self, step: int) -> "Schedule":
         """The schedule after a failure was noticed at `step`. The delay doubles at each retry."""
         return replace(self, retry_at=step + self.delay, delay=2 * self.delay)

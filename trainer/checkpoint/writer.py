@@ -18,6 +18,7 @@ from torch.utils.serialization import config as serialization_config
 
 from ndctl.rank.checkpoint_files import Written
 from orchestrator.contract.files.atomic_write import NO_SPACE, free_space
+from trainer.checkpoint.pace import Pace
 
 MAX_CHARS = 300
 PIECE_BYTES = 1 << 19
@@ -29,10 +30,10 @@ when it is written."""
 class Writer(FileSystemWriter):
     """Writes and syncs one rank's files of one checkpoint."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pace: Pace | None = None) -> None:
         # No copy-ahead: it would use a stream of this thread's current device, which may be GPU 0.
         super().__init__(folder, sync_files=True, per_thread_copy_ahead=0)
-        self.files = WatchedFiles()
+        self.files = WatchedFiles(pace)
         self.fs = self.files
 
     def write_data(self, plan: Any, planner: Any) -> Any:
@@ -51,7 +52,9 @@ class Writer(FileSystemWriter):
 class WatchedFiles(FileSystem):
     """Records the written files and the first write error."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace | None = None) -> None:
+        self.pace = pace
+        """None: as fast as possible."""
         self.written: dict[str, Written] = {}
         self.error: OSError | None = None
 
@@ -106,6 +109,8 @@ class _Watched:
                 piece = given[start : start + PIECE_BYTES]
                 self._sha256.update(piece)
                 self._raw.write(piece)
+                if self._files.pace is not None:
+                    self._files.pace.keep()
         return given.nbytes
 
     def flush(self) -> None:

@@ -77,3 +77,18 @@ def test_a_save_that_was_cut_off_is_made_up_for_after_a_resume_from_memory() -> 
     assert not late.begun(104).due(105)
     changing = Schedule(50, since=Resumed(103, 50).saved)
     assert changing.due(104)
+
+
+def test_a_save_is_urgent_if_it_was_asked_for_or_is_tried_again() -> None:
+    schedule = Schedule(10)
+    assert not schedule.is_urgent(10)
+    assert schedule.asked(4).is_urgent(4)
+    assert schedule.asked(10).is_urgent(10)
+    assert schedule.begun(10).failed(12).is_urgent(13)
+
+
+def test_half_of_the_interval_counts_from_the_last_save() -> None:
+    schedule = Schedule(9)
+    assert not schedule.is_half_over(8), "there was none"
+    begun = schedule.begun(9)
+    assert next(step for step in range(10, 18) if begun.is_half_over(step)) == 14

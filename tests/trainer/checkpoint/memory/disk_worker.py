@@ -1,5 +1,7 @@
 """Trainings whose disk is slow: the files of a save are written some steps after it began.
 
+From a slot, a save would take longer than any test, if nothing made it hurry.
+
 A case is `{"config": …, "slow": steps}`. Each rank plays the only rank of its own host. The answer
 has `code`, `buffered` (copies into a buffer for the disk, on rank 0) and `copies` (copies in memory
 that rank 0 made while each save was written).
@@ -19,6 +21,7 @@ from orchestrator.contract.memory.peers import CopyPlan
 from tests.agent.processes.test_torchrun import START
 from tests.trainer.launch import training_worker
 from trainer import main as main_module
+from trainer.checkpoint import pace
 from trainer.checkpoint.buffers import HostBuffers
 from trainer.checkpoint.memory.saves import MemoryCheckpoints
 from trainer.checkpoint.save import Checkpoints
@@ -83,6 +86,7 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
         mock.patch.object(MemoryCheckpoints, "save", counted_save),
         mock.patch.object(WatchedFiles, "create_stream", waiting),
         mock.patch.object(main_module, "Checkpoints", slow.checkpoints()),
+        mock.patch.object(pace, "SHARE", 1e-9),
     ):
         code = training_worker.run_case({"config": case["config"]}, env)["code"]
     owner.close()
