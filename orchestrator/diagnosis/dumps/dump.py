@@ -12,7 +12,7 @@ import io
 import pickle
 import re
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -37,6 +37,10 @@ MOST_DIMENSIONS = 64
 MOST_TENSORS = 1 << 16
 """Largest number of tensors of an operation. A coalesced operation lists all of its tensors."""
 GZIP = b"\x1f\x8b"
+OLD = (
+    "torch 2.3 or older wrote it, and such dumps do not number the calls of each group; torch 2.4 and"
+    " newer do"
+)
 P2P = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
 
@@ -178,6 +182,8 @@ def parse(data: bytes) -> Mapping[str, Any]:
         raise Unreadable("it asks for more memory than any dump needs") from exc
     except Exception as exc:  # the file may contain anything, so any error may occur
         raise Unreadable(f"neither JSON nor a pickle: {exc}"[:MOST_CHARACTERS]) from exc
+    if isinstance(dump, list) and _are_old(dump):
+        raise Unreadable(OLD)
     if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list):
         raise Unreadable("not a flight recorder dump: it has no list of entries")
     if "entries" not in dump and not dump.keys() >= OF_AN_IDLE_RANK:
@@ -228,10 +234,18 @@ def condense(rank: int, dump: Mapping[str, Any], history: int = HISTORY) -> Rank
     Raises:
         Unreadable: entries lack what every version of the recorder writes.
     """
+    if _are_old(dump.get("entries", [])):
+        raise Unreadable(OLD)
     try:
         return _Condenser(rank, dump, history).result()
     except Exception as exc:  # the file may contain anything, so any error may occur
         raise Unreadable(f"its entries are not as torch writes them: {_words(exc)}") from exc
+
+
+def _are_old(entries: Sequence[Any]) -> bool:
+    """Whether a recorder wrote them that numbers the calls of a group only all together."""
+    newest = entries[-1] if entries else None
+    return isinstance(newest, dict) and "seq_id" in newest and "collective_seq_id" not in newest
 
 
 def _words(exc: Exception) -> str:

@@ -71,6 +71,14 @@ def test_other_json_is_not_a_dump() -> None:
         parse(b'{"loss": 2.5, "version": "1"}')
 
 
+@pytest.mark.parametrize("inside", ["a list", "a dict"])
+def test_a_dump_of_an_old_torch_is_called_that(inside: str) -> None:
+    entry = {"record_id": 0, "pg_id": 0, "seq_id": 1, "profiling_name": "nccl:all_reduce"}
+    data = pickle.dumps([entry] if inside == "a list" else {"version": "1.5", "entries": [entry]})
+    with pytest.raises(Unreadable, match=r"torch 2\.3 or older wrote it"):
+        condense(0, parse(data))
+
+
 MALFORMED: tuple[Any, ...] = (
     None,
     5,
