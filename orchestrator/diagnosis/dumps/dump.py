@@ -38,8 +38,8 @@ MOST_TENSORS = 1 << 16
 """Largest number of tensors of an operation. A coalesced operation lists all of its tensors."""
 GZIP = b"\x1f\x8b"
 OLD = (
-    "torch 2.3 or older wrote it, and such dumps do not number the calls of each group; torch 2.4 and"
-    " newer do"
+    "torch 2.3 or older wrote it, and such dumps do not number the calls of each group; torch 2.4"
+    " and newer do"
 )
 P2P = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
