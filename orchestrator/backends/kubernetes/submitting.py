@@ -140,21 +140,39 @@ def _make(api: Api, namespace: str, helpers: Sequence[Object], job: Object) -> N
 
 def _created(api: Api, namespace: str, item: Object) -> Object:
     """Create it. After a lost answer it is unknown whether the object exists."""
-    for tried, wait_s in enumerate((*AGAIN_S, None)):
+    may_be_mine = was_there = False
+    for wait_s in (*AGAIN_S, None):
         try:
             return api.create(item, namespace)
         except Conflict as exc:
-            # A conflict at the first try is a real one. At a later try, the object may be our own,
-            # created by a try whose answer was lost.
-            found = _found(api, namespace, item) if tried else None
-            if found is None:
+            found = _found(api, namespace, item) if may_be_mine else None
+            if found is not None:
+                return found
+            if wait_s is None or not _may_vanish(api, namespace, item):
                 raise _another(item, namespace, exc) from exc
-            return found
+            was_there = True
         except (Unanswered, RuntimeUnseen):  # the runtime was created just before its TrainJob
             if wait_s is None:
                 raise
-            api.clock.sleep(wait_s)
+            may_be_mine = not was_there
+        api.clock.sleep(wait_s)
     raise AssertionError("the last try returns or raises")
+
+
+def _may_vanish(api: Api, namespace: str, item: Object) -> bool:
+    """Whether the object in the place of `item` is of a former job, so that Kubernetes deletes it:
+    the new ConfigMap, its owner, was just created, so the former owner is gone."""
+    owners = lookup(item, ("metadata", "ownerReferences"), [])
+    if not owners:
+        return False
+    try:
+        there = api.get(resource_of(item), namespace, name_of(item))
+    except Forbidden:
+        return True
+    if there is None:
+        return True
+    same = lookup(there, ("metadata", "ownerReferences"), []) == owners
+    return not same and is_ours(there, lookup(item, ("metadata", "labels", LABEL)))
 
 
 def _found(api: Api, namespace: str, item: Object) -> Object | None:

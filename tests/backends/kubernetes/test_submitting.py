@@ -315,6 +315,33 @@ def test_foreign_objects_with_a_name_of_the_job_are_kept() -> None:
     assert cluster.kinds() == {"Secret"}
 
 
+@pytest.mark.parametrize("vanishes", [True, False])
+def test_what_a_user_cannot_read_of_a_former_job_is_given_time_to_vanish(vanishes: bool) -> None:
+    """Kubernetes deletes it some seconds after its owner."""
+    other = Cluster()
+    submitted(other, a_handover(PLAIN))
+    key = ("NetworkPolicy", "job-pods")
+    other.there[key]["metadata"]["ownerReferences"][0]["uid"] = "uid-of-the-former"
+    cluster = Cluster(hidden=frozenset({"NetworkPolicy"}), there={key: other.there[key]})
+
+    class Collects(TurnedClock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if vanishes:
+                cluster.there.pop(key, None)
+
+    cluster.clock = Collects(cluster.clock.time)
+    if vanishes:
+        submitted(cluster, a_handover(PLAIN))
+        assert_whole(cluster, "pytorchjob")
+        return
+    with pytest.raises(
+        BackendError, match="NetworkPolicy job-pods of namespace team-a was created"
+    ):
+        submitted(cluster, a_handover(PLAIN))
+    assert cluster.kinds() == {"NetworkPolicy"}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_next_launch_waits_until_all_objects_of_the_former_are_gone(kind: Kind) -> None:
     cluster, handover = Cluster(), a_handover(PLAIN, kind)

@@ -54,7 +54,7 @@ def test_too_few_free_gpus_are_explained(admin: Person) -> None:
     admin.submit_successfully(gpu_resource="nvidia.com/gpu", pod_template=SLEEPS)
     shown = admin.wait_for_status("Unschedulable")
     assert "1 of 2 pods run" in shown
-    assert "Unschedulable (too little nvidia.com/gpu)" in shown
+    assert "Unschedulable (insufficient nvidia.com/gpu)" in shown
     assert "wait, or request less or fewer hosts" in shown
     admin.kube.kubectl("delete", "pod", "other-node2", "--force", "--grace-period=0")
     admin.kube.wait_for("both", lambda: list(admin.pods().values()) == ["Running"] * 2)
@@ -94,7 +94,7 @@ def test_a_namespace_whose_pod_security_refuses_pods_is_explained(
         refused = admin.submit(pod_template=SLEEPS)
         assert refused.code == exit_codes.BACKEND
         assert (
-            "cluster.kubernetes.runs.host_path: must be unset: pods of namespace default have to"
+            "cluster.kubernetes.runs.host_path: must be unset: pods of namespace default must"
             " meet the standard baseline" in refused.err
         )
         assert f"kubectl label namespace default --overwrite {level}=privileged" in refused.err
