@@ -198,8 +198,6 @@ def _being_written(checkpoints: Path, step: int) -> Path | None:
     return next((file.parent for file in checkpoints.glob(f"step-{step}.partial-*/*.distcp")), None)
 
 
-# In every run a test on real Slurm covers this: tests/slurm/e2e/scheduling/test_cancellation.py.
-@pytest.mark.slow
 def test_cancel_writes_a_checkpoint_that_resume_uses(
     ndctl: Ndctl, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

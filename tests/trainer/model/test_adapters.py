@@ -203,17 +203,11 @@ def differences(
     return {cell: difference(Path(config["out"]), one[cell[0]]) for cell, config in configs.items()}
 
 
+# In every run the test below trains on two ranks, and test_parity.py on every mesh.
+@pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("num_ranks", "cells"),
-    [(2, TWO), pytest.param(4, FOUR, marks=pytest.mark.slow)],
-    ids=["2", "4"],
-)
-@pytest.mark.parametrize(
-    "all_models",
-    [False, pytest.param(True, marks=pytest.mark.slow)],
-    ids=["a model in turn", "all models"],
-)
+@pytest.mark.parametrize(("num_ranks", "cells"), [(2, TWO), (4, FOUR)], ids=["2", "4"])
+@pytest.mark.parametrize("all_models", [False, True], ids=["a model in turn", "all models"])
 def test_adapters_train_as_on_one_process_and_the_base_model_is_unchanged(
     tmp_path: Path,
     one: dict[str, Path],

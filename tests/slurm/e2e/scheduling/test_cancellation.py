@@ -154,13 +154,11 @@ def assert_refused(done: CommandResult, job: Job) -> None:
     assert len(job.ids()) == 1
 
 
+# In every run tests/e2e/test_recovery.py has a job that is cancelled and resumed.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "cancel"),
-    [
-        (training, scancel),
-        pytest.param(training, ndctl_cancel, marks=pytest.mark.slow),
-        pytest.param(stopping, scancel, marks=pytest.mark.slow),
-    ],
+    [(training, scancel), (training, ndctl_cancel), (stopping, scancel)],
 )
 def test_a_job_cancelled_in_training_can_be_resumed(
     job: Job, stage: Stage, cancel: Callable[[Job], None]
