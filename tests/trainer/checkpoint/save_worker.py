@@ -152,6 +152,8 @@ def failing(case: dict[str, Any], made: list[Checkpoints], nice: list[int]) -> t
                 fault.enter_context(FAULTS[case["fault"]](folder, self._env.rank))
                 dist.barrier()
             if step == case["until"]:
+                if self._pending is not None:
+                    self._pending.exception()  # On a busy machine it may not have met the fault.
                 dist.barrier()
                 fault.close()
                 dist.barrier()

@@ -138,20 +138,23 @@ def test_a_job_resumes_in_one_allocation_after_another(job: Job) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_a_job_gives_up_if_allocations_are_too_short_for_a_checkpoint(job: Job) -> None:
-    """In each allocation the warning comes while ranks start. The suggested command works."""
+    """The warning comes while ranks start, but Slurm may be half a minute late with it, and then an
+    allocation saves something. The suggested command works."""
     short = {"cluster.slurm.time": "2", "cluster.slurm.notice_s": "119"}
     job.submit_successfully(**LONG_TIMEOUTS, **short)
     wait_for(job.has_ended, "the end of the job", 600)
     job.wait_until_gone()
     status = job.status()
     assert status["state"] == "FAILED", status
-    leaders = job.events("LeaderStarted")
-    assert [one["allocation"]["restarts"] for one in leaders] == [0, 1, 2]
+    leaders, saves = job.events("LeaderStarted"), job.events("CheckpointSaved")
+    since = saves[-1]["at"] if saves else 0.0
+    assert len([one for one in leaders if one["at"] > since]) == 3
     assert status["reason"].startswith("3 allocations in a row, since ")
-    assert "(there is none yet)" in status["reason"]
+    newest = f"the newest is step-{saves[-1]['step']}, of" if saves else "there is none yet)"
+    assert f"({newest}" in status["reason"]
     assert "the time limit of the allocation is near (SIGUSR2)" in status["reason"]
     assert "raise cluster.slurm.time" in status["reason"]
-    assert len(job.actions_of_kind("Requeue")) == 2
+    assert len(job.actions_of_kind("Requeue")) == len(leaders) - 1
     assert job.slurm_job()["JobState"] == "FAILED"
     longer = {"cluster.slurm.time": "20", "cluster.slurm.notice_s": "10"}
     job.submit_successfully("--resume", **LONG_TIMEOUTS, **longer)
