@@ -58,9 +58,10 @@ def settings_of(environ: Mapping[str, str]) -> Settings | None:
         SpecError: with all problems of the file, or the reason why it is not trusted.
     """
     path = user_config_file(environ)
-    if path is None or not path.exists():
+    text = None if path is None else _trusted_text(path)
+    if text is None:
         return None
-    document = parse(_trusted_text(path), str(path))
+    document = parse(text, str(path))
     if document.data is None:  # only comments
         document.data = {}
     if not isinstance(document.data, dict):
@@ -120,8 +121,8 @@ def user_price(environ: Mapping[str, str]) -> float | None:
     return None if settings is None else settings.config.price
 
 
-def _trusted_text(path: Path) -> str:
-    """The file's text. It may name commands that ndctl runs, so nobody else may have written it.
+def _trusted_text(path: Path) -> str | None:
+    """The file's text; None: there is none. It may name commands that ndctl runs, so nobody else may have written it.
 
     Raises:
         SpecError: it is not trusted, or cannot be read.
@@ -137,6 +138,8 @@ def _trusted_text(path: Path) -> str:
     except UnicodeDecodeError as exc:
         message = f"{path}: must be UTF-8 text, but byte {exc.start} is not"
         raise SpecError(message, fix="save the file as UTF-8") from exc
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except OSError as exc:
         message = f"{path}: cannot be read: {exc.strerror}"
         raise SpecError(message, fix="make it a readable file, or remove it") from exc

@@ -72,6 +72,7 @@ def known_jobs(
 
     Raises:
         JobError: the shared index cannot be read, or a pattern matches no job.
+        OSError: the run root cannot be read.
     """
     root = run_root_of(scope.run_root, environ)
     jobs = {str(job.path): job for job in _in_root(root, scope, environ, clock, crew or Crew())}
@@ -111,19 +112,19 @@ def _at_the_root(
     """The jobs in the run root, and the copies of jobs in clusters that are there."""
     if scope.place is not None:
         return [_copied(one) for one in remote.copies(root, scope.place, environ, clock)]
-    told: list[tuple[list[Path], list[Found]] | NdctlError] = []
+    told: list[tuple[list[Path], list[Found]] | NdctlError | OSError] = []
 
     def list_both() -> None:
         try:
             told.append((folders(root), remote.copies(root, None, environ, clock)))
-        except NdctlError as exc:
+        except (NdctlError, OSError) as exc:  # OSError: a folder of another user
             told.append(exc)
 
     crew.give(("run root", root), list_both, root.absolute())
     crew.wait(LOOK_S)
     if not told:
         return [KnownJob(path=root.absolute(), user="", problem=ROOT_HANGS)]
-    if isinstance(told[0], NdctlError):
+    if isinstance(told[0], Exception):
         raise told[0]
     paths, copies = told[0]
     return [*_looked(crew, _here(paths)), *map(_copied, copies)]

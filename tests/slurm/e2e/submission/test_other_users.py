@@ -35,6 +35,7 @@ class User:
             **self.job.environ,
             "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
             "HOME": who.pw_dir,
+            "XDG_CONFIG_HOME": "",
             "USER": self.name,
         }
         done = subprocess.run(
