@@ -122,7 +122,9 @@ def user_price(environ: Mapping[str, str]) -> float | None:
 
 
 def _trusted_text(path: Path) -> str | None:
-    """The file's text; None: there is none. It may name commands that ndctl runs, so nobody else may have written it.
+    """The file's text; None: there is none.
+
+    It may name commands that ndctl runs, so nobody else may have written it.
 
     Raises:
         SpecError: it is not trusted, or cannot be read.
