@@ -55,7 +55,10 @@ def executable_of(words: Sequence[str]) -> Program | None:
     at, key = 0, "program"
     while at < len(words):
         word = words[at]
-        if PurePath(word).name in SHELLS and "c" in "".join(words[at + 1 : at + 2]):
+        following = "".join(words[at + 1 : at + 2])
+        if PurePath(word).name in SHELLS and re.fullmatch(r"-[a-z]*c", following):
+            if re.search(r"[\s;&|<>]", "".join(words[at + 2 : at + 3])):
+                return Program("program", word, tuple(words[at + 1 :]))
             at += 1  # bash -c, whose words follow
         elif word.startswith("$(which ") or not (
             word.startswith("-") or is_launcher(word) or word in PREFIXES
@@ -68,7 +71,6 @@ def executable_of(words: Sequence[str]) -> Program | None:
             key = "script"
         elif word in ("--no-python", "--no_python"):
             key = "program"
-        following = "".join(words[at + 1 : at + 2])
         at += 2 if WITH_VALUE.fullmatch(word) or (word[0] == "-" and following.isdecimal()) else 1
     return None
 
@@ -110,7 +112,8 @@ def settings_in(words: Sequence[str]) -> list[str]:
     found = program_of(words[start + 1 :]) if start is not None else None
     if start is None or found is None:
         return []
-    own = words[start + 1 : len(words) - len(found.args)]
+    own = [one for one in words[start + 1 : len(words) - len(found.args)] if one != found.name]
+    own.append("--")
     return [
         f"{one} {value}" if "=" not in one and not value.startswith("-") else one
         for one, value in pairwise(own)
@@ -137,6 +140,16 @@ def sizes_of(words: Sequence[str], *, of_mpi: bool = False) -> Iterator[str]:
         hosts = total // each
     yield from () if hosts is None else ("--hosts", str(hosts))
     yield from () if each is None else ("--gpus-per-host", str(each))
+
+
+def unclear_size(words: Sequence[str], names: Sequence[str]) -> str | None:
+    """The value of one of these options, if no one can read it as a number."""
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        found = value if equals else following
+        if name.replace("_", "-") in names and not found.replace(":", "").isdecimal():
+            return found or None
+    return None
 
 
 def variable_ranks(words: Sequence[str]) -> str | None:
@@ -169,7 +182,7 @@ def run_of(text: object) -> str:
 
 COMMANDS = (
     *("torchrun", "accelerate", "deepspeed", "torchx", "srun", "mpirun", "mpiexec", "composer"),
-    *("ft_launcher", "uv"),
+    *("ft_launcher", "hyperpodrun", "jsrun", "aprun", "uv"),
 )
 """Programs that start another one on each rank, as ndctl does itself; and uv, which starts one in
 the environment of a project."""
@@ -192,7 +205,10 @@ WITH_VALUE = re.compile(
 # Options of launchers, with hyphens for underscores. -N is the number of hosts for srun, and the
 # number of ranks on each host for mpirun.
 HOSTS = ("--nnodes", "--num-nodes", "--num-machines", "--nodes")
-RANKS_OF_A_HOST = ("--nproc-per-node", "--num-gpus", "--ntasks-per-node", "--nproc")
+RANKS_OF_A_HOST = (
+    *("--nproc-per-node", "--num-gpus", "--ntasks-per-node", "--nproc"),
+    *("--npernode", "-npernode", "--ppn", "-ppn"),
+)
 ALL_RANKS = ("--num-processes", "--ntasks", "-np", "-n")
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 ACCELERATE = ("accelerate", "accelerate-launch", "accelerate.commands.launch")

@@ -20,6 +20,7 @@ from orchestrator.specs.foreign.command_lines import (
     is_launcher,
     program_of,
 )
+from orchestrator.specs.foreign.shell_branches import Branches
 from orchestrator.specs.foreign.shell_words import (
     MOST_PARTS,
     NAME,
@@ -98,21 +99,35 @@ def read_shell(text: str, values: Values) -> Shell:
 
 
 def _read(shell: Shell, text: str, depth: int, at_line: int | None) -> None:
-    entered: list[str] = []
+    branches = Branches(shell.values)
     files: list[tuple[int, str]] = []
     text = without_documents(_without_functions(text, shell.functions), files)
     shell.others += files
     for command in commands_in(text):
         words = list(command.words)
-        if (inner := _branch(words, entered, shell.values)) is None:
+        if (inner := branches.commands(words, command.after)) is None:
             continue
         while inner and inner[0] in OPEN:
             if inner[0] == "for" and inner[2:3] == ["in"]:
                 shell.loops[inner[1]] = " ".join(inner[3:])
             inner = [] if inner[0] in ("for", "while", "until") else inner[1:]
-        if inner and (not entered or set(entered) == {"yes"}):
+        if inner and branches.run():
             line = command.line if at_line is None else at_line
             _command(shell, Command(line, tuple(inner)), depth)
+        elif inner:
+            _ask_for_argument(shell, inner)
+
+
+FROM_ARGUMENT = re.compile(r"([A-Za-z_]\w*)=[\"']?\$\{?[1-9]")
+
+
+def _ask_for_argument(shell: Shell, words: list[str]) -> None:
+    """Forgets an empty variable that the script sets from its own arguments, as in
+    `--model) MODEL=$2`. So it stays in the spec as a variable, which a person sets."""
+    for word in words:
+        found = FROM_ARGUMENT.match(word)
+        if found is not None and shell.values.get(found[1]) == "":
+            del shell.values[found[1]]
 
 
 FUNCTION = re.compile(
@@ -144,64 +159,6 @@ def _called(body: str, arguments: list[str]) -> str:
         of_number = re.compile(rf"\$(?:{number}(?!\d)|\{{{number}\}})")
         text = of_number.sub(value.replace("\\", r"\\"), text)
     return text
-
-
-def _branch(words: list[str], entered: list[str], values: Values) -> list[str] | None:
-    """The command that follows on words of `if`; None: the words are its condition.
-
-    entered: for each open `if`, `yes` while its branch runs, `no` before, `done` after that.
-    """
-    first = words[0]
-    if first in ("if", "elif"):
-        if first == "if":
-            entered.append("no")
-        elif entered:
-            entered[-1] = "done" if entered[-1] in ("yes", "done") else "no"
-        if entered and entered[-1] == "no" and _holds(words[1:], values):
-            entered[-1] = "yes"
-        return None
-    if first == "else" and entered:
-        entered[-1] = "yes" if entered[-1] == "no" else "done"
-    elif first == "fi" and entered:
-        entered.pop()
-    elif first == "case":
-        entered.append("no")
-        return None
-    elif first == "esac" and entered:
-        entered.pop()
-    return words[1:] if first in ("then", "else", "fi", "esac") else words
-
-
-TESTS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
-
-
-def _holds(words: list[str], values: Values) -> bool:
-    """Whether `[ … ]` holds. False if only a shell knows."""
-    given = [joined(word, values) for word in words if word not in ("[", "[[", "]", "]]", "test")]
-    # A variable that nothing sets is empty in a shell, but a job has those of Slurm.
-    given = [re.sub(r"\$\{(?!SLURM_)\w+\}", "", word) for word in given]
-    if given[:1] == ["!"]:
-        return len(given) > 1 and not _holds(words_after_not(words), values)
-    match given:
-        case ["-z", *text]:
-            return not any(text)
-        case ["-n", *text]:
-            return any(text)
-        case [left, sign, right] if sign in TESTS and left.isdecimal() and right.isdecimal():
-            small, same = int(left) < int(right), int(left) == int(right)
-            return {
-                "-eq": same, "-ne": not same, "-lt": small, "-le": small or same,
-                "-gt": not (small or same), "-ge": not small,
-            }[sign]  # fmt: skip
-        case [left, "=" | "==", right]:
-            return left == right
-        case [left, "!=", right]:
-            return left != right
-    return False
-
-
-def words_after_not(words: list[str]) -> list[str]:
-    return words[words.index("!") + 1 :]
 
 
 def _command(shell: Shell, command: Command, depth: int) -> None:
@@ -283,9 +240,14 @@ def _start(shell: Shell, command: Command, before: list[str], words: list[str]) 
 
 def _read_inner(shell: Shell, inner: str, outer: list[str], depth: int, line: int) -> None:
     """The script of `bash -c`. The words before it have the hosts and the container."""
-    count = len(shell.starts)
+    count, others = len(shell.starts), len(shell.others)
     if not any(PurePath(word).name in RUNTIMES for word in outer):
         _read(shell, inner, depth + 1, line)
+        if len(shell.starts) == count and len(shell.others) > others and _launches(outer):
+            # Its last line is what srun starts: a script, or a program without Python.
+            text = shell.others.pop()[1]
+            words = [one for word in text.split() for one in expanded(word, shell.values)]
+            shell.starts.append(Start(line, tuple(words), text))
         shell.starts[count:] = [
             replace(one, words=(*outer, *one.words)) for one in shell.starts[count:]
         ]
@@ -298,8 +260,16 @@ def _read_inner(shell: Shell, inner: str, outer: list[str], depth: int, line: in
         shell.others.append((line, " ".join(outer)))
         return
     texts = [one.text for one in commands_in(inner)]
-    before = texts[: texts.index(start.text)] if start.text in texts else ()
-    shell.starts.append(replace(start, words=(*outer, *start.words), before=tuple(before)))
+    # `time` before a command is no part of the start.
+    here = next((at for at, one in enumerate(texts) if one.endswith(start.text)), 0)
+    before = tuple(texts[:here])
+    shell.starts.append(replace(start, words=(*outer, *start.words), before=before))
+    after = [one for one in texts[here + 1 :] if one.split()[0] not in QUIET]
+    shell.others += [(line, f"{one} (in the container, after the program)") for one in after]
+
+
+def _launches(words: list[str]) -> bool:
+    return any(map(is_launcher, words))
 
 
 def _folder(before: str | None, to: str) -> str:
