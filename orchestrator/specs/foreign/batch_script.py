@@ -2,7 +2,8 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from orchestrator.contract.spec.slurm_spec import OURS
@@ -29,7 +30,7 @@ from orchestrator.specs.foreign.run_key import (
     short,
 )
 from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell
-from orchestrator.specs.foreign.shell_words import PLACEHOLDER, Values
+from orchestrator.specs.foreign.shell_words import Values, variables_for_placeholders
 from orchestrator.specs.slurm_options import SENTENCES, SRUN
 
 SHORT: Mapping[str, str] = {
@@ -224,17 +225,6 @@ def _options(words: list[str]) -> dict[str, str]:
     return found
 
 
-OF_TEMPLATE = re.compile(r"\{\{ *(\w+) *\}\}|(?<!\$)\{ *([A-Za-z]\w*) *\}")
-
-
-def variables_for_placeholders(text: str) -> str:
-    """`text` with variables for `<your account>`, `{account}` and `{{ account }}` of a template,
-    which a person must replace before sbatch takes the script."""
-    text = OF_TEMPLATE.sub(lambda found: f"${{{found[1] or found[2]}}}", text)
-    name = re.compile(r"\W+")
-    return PLACEHOLDER.sub(lambda one: f"${{{name.sub('_', one[0]).strip('_').upper()}}}", text)
-
-
 def _of_slurm(given: Mapping[str, str], hosts: Any) -> Values:
     """Variables that Slurm sets and whose value follows from the options."""
     tasks = given.get("ntasks_per_node", "1")
@@ -285,6 +275,8 @@ def _slurm(
     carried: Carried, given: Mapping[str, str], how: Mapping[str, str], gpus: Any
 ) -> dict[str, Any]:
     found: dict[str, Any] = {name: given[name] for name in SAME if given.get(name)}
+    if "segment" in found:
+        found["segment"] = number_of(found["segment"])
     found.update(how)
     found["exclusive"] = "exclusive" in given
     found.update(_of_a_host(carried, given, gpus))
@@ -405,7 +397,11 @@ MOST_LINES = 100
 
 def _rest(carried: Carried, shell: Shell, start: Start | None) -> None:
     """Lines that do something else than to start the training."""
-    lines = sorted([*shell.others, *((one.line, one.text) for one in _not_training(shell, start))])
+    named = start.words if start is not None else ()
+    written = [(line, text) for line, file, text in shell.written if _is_named(file, named)]
+    lines = sorted(
+        [*shell.others, *written, *((one.line, one.text) for one in _not_training(shell, start))]
+    )
     for line, text in lines[:MOST_LINES]:
         carried.leave(f"line {line}: {short(text)}")
     if len(lines) > MOST_LINES:
@@ -417,6 +413,14 @@ def _rest(carried: Carried, shell: Shell, start: Start | None) -> None:
             "what these lines do belongs into cluster.slurm.setup (first host, before the ranks)"
             " or cluster.slurm.hooks (each host)"
         )
+
+
+def _is_named(file: str, words: Sequence[str]) -> bool:
+    """Whether a command line has a file of this name."""
+    name = PurePath(file).name
+    return bool(name) and any(
+        name in (PurePath(word).name, word.partition("=")[2]) for word in words
+    )
 
 
 def _not_training(shell: Shell, start: Start | None) -> Iterator[Start]:

@@ -45,13 +45,37 @@ def program_of(words: Sequence[str]) -> Program | None:
         # Not SCRIPT=train.py and --config=a.py, which are a variable and an option.
         if word.endswith(".py") and "=" not in word:
             return Program("script", word, tuple(words[at + 1 :]))
-        if word == "-m" and at + 1 < len(words) and words[at + 1] not in LAUNCHERS:
+        if word == "-m" and _is_module(words, at + 1):
             return Program("module", words[at + 1], tuple(words[at + 2 :]))
     return None
 
 
+def _is_module(words: Sequence[str], at: int) -> bool:
+    """Whether a word behind -m is a module of Python, not a message of git or a mode of mkdir."""
+    if at >= len(words) or words[at] in LAUNCHERS or PurePath(words[0]).name in OTHERS_WITH_M:
+        return False
+    return MODULE.fullmatch(words[at]) is not None
+
+
+def launched(words: Sequence[str]) -> Sequence[str]:
+    """The words from the launcher on, behind a profiler or numactl; empty: there is none."""
+    if not words or PurePath(words[0]).name not in WRAPPERS:
+        return ()
+    at = next((at for at, word in enumerate(words) if is_launcher(word)), len(words))
+    return words[at:]
+
+
+def wrapper_of(words: Sequence[str]) -> str | None:
+    """The program around the launcher or around Python, such as a profiler; None: there is none."""
+    found = program_of(words)
+    end = len(words) - len(found.args) if found is not None else len(words)
+    names = [PurePath(word).name for word in words[:end]]
+    return next((name for name in names if name in WRAPPERS), None)
+
+
 def executable_of(words: Sequence[str]) -> Program | None:
     """The executable that a launcher starts, as in `mpirun -n 2 ./solver`; None: none is seen."""
+    words = launched(words) or words
     at, key = 0, "program"
     while at < len(words):
         word = words[at]
@@ -193,6 +217,10 @@ RUNTIMES = (
 """Programs that start another one in a container. ndctl itself starts containers by pyxis alone."""
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 SHELLS = ("bash", "sh", "zsh")
+WRAPPERS = ("nsys", "ncu", "numactl", "nice", "taskset", "timeout", "stdbuf", "py-spy")
+"""Programs that people write around a launcher or around Python, and that ndctl does not start."""
+OTHERS_WITH_M = ("git", "gh", "mkdir", "install", "chmod", "pytest", "sacct", "curl", "awk")
+MODULE = re.compile(r"[A-Za-z_][\w.-]*|[\w.]*\$\{?\w+.*")
 PREFIXES = ("env", "nohup", "time", "exec")
 """What people write before a command."""
 VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")

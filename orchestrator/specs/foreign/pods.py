@@ -13,6 +13,7 @@ from orchestrator.specs.foreign.manifests import Pods, at
 from orchestrator.specs.foreign.pod_volumes import own_container, set_volumes
 from orchestrator.specs.foreign.run_key import set_program, set_variables
 from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell
+from orchestrator.specs.foreign.shell_words import variables_for_placeholders
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 OF_TOOLS = re.compile(r"(trainer\.kubeflow\.org|training\.kubeflow\.org|jobset\.sigs\.k8s\.io)/.*")
@@ -208,7 +209,7 @@ def _image(
     pod: Mapping[str, Any],
 ) -> None:
     if image := container.get("image"):
-        kubernetes["image"] = braced(str(image))
+        kubernetes["image"] = variables_for_placeholders(braced(str(image)))
         carried.before.append(
             f"build an image with ndctl on top of {kubernetes['image']}, and name it as"
             " cluster.kubernetes.image (manifests/image/ has the recipe)"

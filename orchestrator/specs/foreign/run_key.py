@@ -10,6 +10,7 @@ from orchestrator.specs.foreign.command_lines import (
     is_launcher,
     program_of,
     settings_in,
+    wrapper_of,
 )
 from orchestrator.specs.foreign.in_container import in_container
 from orchestrator.specs.foreign.shell_script import Shell, Start, variables
@@ -30,6 +31,8 @@ def set_program(carried: Carried, start: Start | None) -> None:
         )
         return
     found = program_of(words) or executable_of(words)
+    if (wrapper := wrapper_of(words)) is not None and start is not None:
+        carried.leave(f"line {start.line}: {wrapper} around the program: ndctl starts it itself")
     if found is None:
         carried.run = {"script": "train.py", "args": []}
         carried.before.append("set run: no program was found that runs on each rank")
@@ -68,6 +71,9 @@ def set_variables(carried: Carried, shell: Shell) -> None:
         elif bad_variable(name) is None and not name.startswith(OURS_BEGIN):
             # A list such as LD_LIBRARY_PATH may be unset where the job is submitted. Another
             # variable must be set: `$WORK/data` without it would be another folder.
+            carried.before += [
+                f"replace {part[0]} in run.env.{name}" for part in PLACEHOLDER.finditer(value)
+            ]
             kept[name] = re.sub(r"\$\{(\w*PATH)\}", r"${\1:-}", value)
     if kept:
         carried.run["env"] = kept

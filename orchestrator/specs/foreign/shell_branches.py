@@ -83,15 +83,33 @@ def _both(left: bool | None, right: bool | None, after: str) -> bool | None:
 
 def holds(words: list[str], values: Values) -> bool | None:
     """Whether `[ … ]` holds. None: only a shell knows."""
-    for sign, after in (("||", "||"), ("&&", "&&")):
-        if sign in words:
-            at = words.index(sign)
-            return _both(holds(words[:at], values), holds(words[at + 1 :], values), after)
+    if "||" in words:
+        return any(holds(part, values) for part in _parts(words, "||"))
+    if "&&" in words:
+        return all(_part_holds(part, values) for part in _parts(words, "&&"))
+    return _part_holds(words, values)
+
+
+def _parts(words: list[str], sign: str) -> list[list[str]]:
+    found: list[list[str]] = [[]]
+    for word in words:
+        if word == sign:
+            found.append([])
+        else:
+            found[-1].append(word)
+    return found
+
+
+def _part_holds(words: list[str], values: Values) -> bool | None:
     given = [joined(word, values) for word in words if word not in (*TESTS, "]", "]]")]
     # A variable that nothing sets is empty in a shell, but a job has those of Slurm.
     given = [re.sub(r"\$\{(?!SLURM_)\w+\}", "", word) for word in given]
     if given[:1] == ["!"]:
-        return len(given) > 1 and not holds(words[words.index("!") + 1 :], values)
+        return len(given) > 1 and given[1] != "!" and not _result(given[1:], words)
+    return _result(given, words)
+
+
+def _result(given: list[str], words: list[str]) -> bool | None:
     match given:
         case ["-z", *text]:
             return not any(text)

@@ -18,6 +18,7 @@ from orchestrator.specs.foreign.command_lines import (
     RUNTIMES,
     SHELLS,
     is_launcher,
+    launched,
     program_of,
 )
 from orchestrator.specs.foreign.shell_branches import Branches
@@ -39,7 +40,7 @@ QUIET = frozenset(
     (
         *("echo", "set", "printf", "true", ":", "date", "hostname", "sleep", "wait", "exit"),
         *("clear", "ulimit", "shift", "local", "unset", "nvidia-smi", "rocm-smi", "cd"),
-        *("pushd", "popd", "export", "declare", "typeset", "readonly", "exec", "eval"),
+        *("pushd", "popd", "export", "declare", "typeset", "readonly", "exec"),
         *("return", "break", "continue", "ifconfig", "tee", "head", "tail", "awk", "grep"),
         *("cut", "tr", "sort", "wc", "cat", "alias"),
     )
@@ -84,6 +85,8 @@ class Shell(Struct, kw_only=True):
     starts: list[Start] = field(default_factory=list)
     others: list[tuple[int, str]] = field(default_factory=list)
     """Lines and commands that do something else."""
+    written: list[tuple[int, str, str]] = field(default_factory=list)
+    """Lines such as `echo TEXT > FILE`, with the file. They matter if the program reads it."""
 
     def training(self) -> Start | None:
         """The last start of those that look most like a training."""
@@ -212,7 +215,10 @@ def _run(shell: Shell, command: Command, depth: int) -> None:
     elif name in PREPARES:
         shell.setup.append(" ".join(words))
     elif name in QUIET or name.startswith("[") or words[:2] == ["scontrol", "show"]:
-        return
+        _written(shell, command, len(raw))
+    elif name == "eval" and depth < MOST_DEPTH and shell.calls < MOST_PARTS:
+        shell.calls += 1
+        _read(shell, " ".join(words[1:]), depth + 1, command.line)
     elif words[0] in shell.functions and depth < MOST_DEPTH and shell.calls < MOST_PARTS:
         shell.calls += 1
         body = _called(shell.functions[words[0]], list(command.words[1:]))
@@ -220,10 +226,18 @@ def _run(shell: Shell, command: Command, depth: int) -> None:
     elif (inner := _inner(words)) is not None and depth < MOST_DEPTH:
         outer = words[: words.index(inner)]
         _read_inner(shell, inner, outer, depth, command.line)
-    elif program_of(words) is not None or name in COMMANDS:
+    elif program_of(words) is not None or name in COMMANDS or launched(words):
         _start(shell, command, before, words)
     else:
         shell.others.append((command.line, command.text))
+
+
+def _written(shell: Shell, command: Command, at: int) -> None:
+    """Keeps the file that a line such as `echo TEXT > FILE` writes."""
+    files = re.findall(r"(?<![0-9&])>>?\s*([^\s>&|]+)", " ".join(command.words[at:]))
+    shell.written += [
+        (command.line, joined(file, shell.values), command.text) for file in files[:1]
+    ]
 
 
 def _start(shell: Shell, command: Command, before: list[str], words: list[str]) -> None:
@@ -232,8 +246,12 @@ def _start(shell: Shell, command: Command, before: list[str], words: list[str]) 
     for word in (*before, *takewhile(lambda one: not one.endswith(".py"), in_env)):
         if ASSIGNMENT.fullmatch(word):
             _assign(shell, word, exported=True)
-    for flag, word in pairwise(words):
-        if flag == "-x" and ASSIGNMENT.fullmatch(word):  # of mpirun
+    found = program_of(words)
+    before_program = words[: len(words) - len(found.args)] if found is not None else words
+    in_box = any(PurePath(word).name in RUNTIMES for word in words)
+    for flag, word in pairwise(before_program):
+        # -x of mpirun, and -e of tmux. Containers keep their -e in the command line.
+        if (flag == "-x" or (flag == "-e" and not in_box)) and ASSIGNMENT.fullmatch(word):
             _assign(shell, word, exported=True)
     shell.starts.append(Start(command.line, tuple(words), command.text))
 

@@ -17,7 +17,7 @@ MOST_PARTS = 200
 END_OF_COMMAND = "\n;&|"
 NAME = r"[A-Za-z_]\w*"
 BRACED = re.compile(
-    rf"\$\{{({NAME}|[1-9])(?:\[[@*]\])?(?:(:?[-=])((?:[^{{}}]|\{{[^{{}}]*\}})*))?\}}"
+    rf"\$\{{({NAME}|[1-9])(?:\[[@*]\])?(?:(:?[-=+?])((?:[^{{}}]|\{{[^{{}}]*\}})*))?\}}"
 )
 PLAIN = re.compile(rf"\$({NAME})")
 COMMENT_THAT_SEEMS_JOINED = re.compile(r"^([ \t]*#.*?)\\+\r?$", re.MULTILINE)
@@ -25,6 +25,9 @@ COMMENT_THAT_SEEMS_JOINED = re.compile(r"^([ \t]*#.*?)\\+\r?$", re.MULTILINE)
 
 PLACEHOLDER = re.compile(r"<[A-Za-z](?:[^<>|&;\n\"'`$]*[\w.)])?>")
 """`<PATH TO DATA>` of a template. To a shell it is a file to read and another to write."""
+
+
+OF_TEMPLATE = re.compile(r"\{\{ *(\w+) *\}\}|(?<!\$)\{ *([A-Za-z]\w*) *\}")
 
 
 OWN_ARGUMENTS = ('"$@"', "${@}", "$@", "$*", "${*}")
@@ -280,12 +283,22 @@ def _of(name: str, values: Mapping[str, str | list[str]]) -> str:
 
 def _braced(found: re.Match[str], values: Values) -> str:
     name, sign, default = found[1], found[2], found[3]
-    if name in values or sign is None:
+    if sign is not None and "+" in sign:  # the text only if the variable is set
+        return joined(default, values) if values.get(name) else ""
+    if name in values or sign is None or "?" in sign:
         return _of(name, values)
     value = joined(default, values)
     if "=" in sign:
         values[name] = value
     return value
+
+
+def variables_for_placeholders(text: str) -> str:
+    """`text` with variables for `<your account>`, `{account}` and `{{ account }}` of a template,
+    which a person must replace before another tool takes it."""
+    text = OF_TEMPLATE.sub(lambda found: f"${{{found[1] or found[2]}}}", text)
+    name = re.compile(r"\W+")
+    return PLACEHOLDER.sub(lambda one: f"${{{name.sub('_', one[0]).strip('_').upper()}}}", text)
 
 
 def _sum(text: str, values: Values) -> str | None:

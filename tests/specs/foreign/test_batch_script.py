@@ -563,3 +563,54 @@ def test_a_long_script_has_its_first_lines_said() -> None:
     carried = taken(f"#!/bin/bash\n{lines}torchrun --nproc_per_node=2 a.py\n")
     assert "200 more lines, from line 102" in carried.left
     assert len(carried.left) == 102
+
+
+def test_eval_runs_its_line() -> None:
+    carried = taken('#!/bin/bash\nrun="torchrun --nproc_per_node=2 a.py --x 1"\neval ${run}\n')
+    assert carried.run == {"script": "a.py", "args": ["--x", "1"]}
+    assert carried.left == []
+
+
+def test_a_program_around_the_launcher_is_said() -> None:
+    carried = taken(
+        "#!/bin/bash\nA=1 nsys profile -o out torchrun --nproc_per_node=2 $SCRIPT --x 1\n"
+    )
+    assert (carried.run["script"], carried.run["args"]) == ("${SCRIPT}", ["--x", "1"])
+    assert "line 2: nsys around the program: ndctl starts it itself" in carried.left
+    python = taken("#!/bin/bash\nnumactl --membind=0 python a.py\n")
+    assert "line 2: numactl around the program: ndctl starts it itself" in python.left
+
+
+@pytest.mark.parametrize("line", ["git commit -m fix", "install -m 0755 a b", "mkdir -m 700 out"])
+def test_not_each_m_is_a_module_of_python(line: str) -> None:
+    carried = taken(f"#!/bin/bash\n{line}\n")
+    assert "set run: no program was found that runs on each rank" in carried.before
+
+
+def test_a_file_that_the_script_writes_for_its_program_is_said() -> None:
+    carried = taken(
+        '#!/bin/bash\necho "{}" > conf/ds.json\necho started > log.txt\n'
+        "torchrun --nproc_per_node=2 a.py --config=conf/ds.json\n"
+    )
+    assert any(one.startswith('line 2: echo "{}" > conf/ds.json') for one in carried.left)
+    assert not any("log.txt" in one for one in carried.left)
+
+
+def test_text_for_a_variable_that_is_set() -> None:
+    text = '#!/bin/bash\n{}\ntorchrun --nproc_per_node=2 a.py ${{SIZE:+--size "$SIZE"}} --end\n'
+    assert taken(text.format("SIZE=4")).run["args"] == ["--size", "4", "--end"]
+    assert taken(text.format("")).run["args"] == ["--end"]
+
+
+def test_variables_of_tmux_reach_the_ranks() -> None:
+    carried = taken(
+        "#!/bin/bash\nxargs -a hosts -I {} ssh {} tmux new -d -e HF_HOME=/data \\\n"
+        "  python -m torch.distributed.run --nproc-per-node 8 a.py -e B=2\n"
+    )
+    assert carried.run["env"] == {"HF_HOME": "/data"}
+    assert carried.run["args"] == ["-e", "B=2"]
+
+
+def test_a_segment_is_a_number() -> None:
+    carried = taken("#!/bin/bash\n#SBATCH -N 2 --segment=2\nsrun torchrun a.py\n")
+    assert spec_of(carried).cluster.slurm.segment == 2

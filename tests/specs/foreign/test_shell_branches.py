@@ -74,3 +74,9 @@ def test_an_empty_variable_that_an_argument_sets_stays_a_variable() -> None:
     assert carried.run["script"] == "src/${TASK}.py"
     assert carried.run["args"] == ["--lr", "0.1"]
     assert carried.notes() == ["to set before you submit, or to replace here: TASK"]
+
+
+@pytest.mark.parametrize("part", ["a && ", "a || ", "! ", "( "])
+def test_a_condition_without_end_is_read(part: str) -> None:
+    carried = taken(f"if [[ {part * 5_000} a ]]; then\n  x\nfi\ntorchrun a.py\n")
+    assert carried.run["script"] == "a.py"
