@@ -89,8 +89,7 @@ def from_script(text: str, stem: str) -> Carried:
     _run(carried, shell, start, given)
     sizes = dict(zip(*[iter(sizes_of(words))] * 2, strict=True))
     each, how = _gpus(typed, hosts, variable_ranks(words) or sizes.get("--gpus-per-host"))
-    if "nodes" not in given:
-        hosts = _hosts_of_launcher(carried, words, sizes, hosts)
+    hosts = _hosts_of_launcher(carried, words, sizes, hosts, asked="nodes" in given)
     each = each or _visible_devices(shell)
     if each is None:
         carried.before.append("set cluster.gpus_per_host: the script does not say how many GPUs")
@@ -159,13 +158,24 @@ def _hosts(carried: Carried, given: Mapping[str, str]) -> Any:
     tasks, each = number_of(given.get("ntasks")), number_of(given.get("ntasks_per_node"))
     if not nodes and isinstance(tasks, int) and isinstance(each, int) and each:
         return max(1, tasks // each)
+    if not nodes and tasks not in (None, 1):
+        carried.before.append(
+            f"set cluster.hosts: the script asks for {tasks} tasks, not for nodes"
+        )
     return number_of(nodes) or 1
 
 
 def _hosts_of_launcher(
-    carried: Carried, words: list[str], sizes: Mapping[str, str], otherwise: Any
+    carried: Carried, words: list[str], sizes: Mapping[str, str], otherwise: Any, *, asked: bool
 ) -> Any:
-    """The number of hosts that a launcher gets."""
+    """The number of hosts that a launcher gets. `asked`: Slurm is asked for `otherwise`."""
+    if asked:
+        if sizes.get("--hosts", str(otherwise)) != str(otherwise):
+            carried.before.append(
+                f"check cluster.hosts: the script takes {otherwise} nodes, and starts the program"
+                f" on {sizes['--hosts']}"
+            )
+        return otherwise
     if "--hosts" in sizes:
         return number_of(sizes["--hosts"])
     if (value := unclear_size(words, HOSTS)) is not None:
@@ -229,7 +239,7 @@ def _of_slurm(given: Mapping[str, str], hosts: Any) -> Values:
     """Variables that Slurm sets and whose value follows from the options."""
     tasks = given.get("ntasks_per_node", "1")
     gpus = GPUS.fullmatch(given.get("gres", ""))
-    each = given.get("gpus_per_node") or (gpus[2] if gpus else "")
+    each = given.get("gpus_per_node") or (gpus[2] or "1" if gpus else "")
     known = {
         "SLURM_NNODES": str(hosts),
         "SLURM_JOB_NUM_NODES": str(hosts),

@@ -45,7 +45,8 @@ def program_of(words: Sequence[str]) -> Program | None:
         # Not SCRIPT=train.py and --config=a.py, which are a variable and an option.
         if word.endswith(".py") and "=" not in word:
             return Program("script", word, tuple(words[at + 1 :]))
-        if word == "-m" and _is_module(words, at + 1):
+        long = word == "--module" and any(map(is_launcher, words[:at]))
+        if (word == "-m" or long) and _is_module(words, at + 1):
             return Program("module", words[at + 1], tuple(words[at + 2 :]))
     return None
 
@@ -157,7 +158,10 @@ def sizes_of(words: Sequence[str], *, of_mpi: bool = False) -> Iterator[str]:
     """The options of `ndctl run` for those of a launcher."""
     hosts = _number(words, HOSTS if of_mpi else (*HOSTS, "-N"))
     each = _number(words, (*RANKS_OF_A_HOST, "-N") if of_mpi else RANKS_OF_A_HOST)
-    total = _number(words, ALL_RANKS)
+    # srun has a number of tasks of its own, and jsrun one of sets of resources.
+    total = _number(words, ("--num-processes",))
+    if total is None and "jsrun" not in words:
+        total = _number(words, ALL_RANKS)
     if each is None and total is not None and total % (hosts or 1) == 0:
         each = total // (hosts or 1)
     elif hosts is None and each is not None and total is not None and total % each == 0:
@@ -235,7 +239,7 @@ WITH_VALUE = re.compile(
 HOSTS = ("--nnodes", "--num-nodes", "--num-machines", "--nodes")
 RANKS_OF_A_HOST = (
     *("--nproc-per-node", "--num-gpus", "--ntasks-per-node", "--nproc"),
-    *("--npernode", "-npernode", "--ppn", "-ppn"),
+    *("--npernode", "-npernode", "--ppn", "-ppn", "--tasks-per-rs"),
 )
 ALL_RANKS = ("--num-processes", "--ntasks", "-np", "-n")
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")

@@ -186,7 +186,7 @@ def _resources(
     template |= {"claims": claims} if claims else {}
     if template:
         own_container(kubernetes)["resources"] = template
-    _ask_for_devices(carried, rest, claims)
+    _ask_for_devices(carried, rest, None if gpus else claims)
     by_launcher = variable_ranks(typed) or number_of(sizes.get("--gpus-per-host"))
     return each or number_of(pods.ranks) or by_launcher or 1
 

@@ -78,6 +78,8 @@ class Shell(Struct, kw_only=True):
     """Lines that prepare the environment, such as `module load` and `conda activate`, in the order
     of the script."""
     functions: dict[str, str] = field(default_factory=dict)
+    shifted: int = 0
+    """Arguments of the script that `shift` removed so far."""
     calls: int = 0
     """Calls of functions so far."""
     loops: dict[str, str] = field(default_factory=dict)
@@ -188,6 +190,7 @@ def _assign(shell: Shell, word: str, *, exported: bool) -> None:
             shell.exported[name] = value
         return
     name, adds, raw = found.groups()
+    raw = _unshifted(shell, raw)
     if raw.startswith("("):
         parts = [one for part in commands_in(raw[1:-1]) for one in part.words]
         items = [one for part in parts for one in expanded(part, shell.values)]
@@ -201,8 +204,29 @@ def _assign(shell: Shell, word: str, *, exported: bool) -> None:
         shell.exported[name] = value
 
 
+ARGUMENT = re.compile(r"\$(?:([1-9])(?!\d)|\{([1-9]))")
+
+
+def _shift(shell: Shell, command: Command, depth: int) -> None:
+    if command.words[0] != "shift" or depth:  # a function has arguments of its own
+        return
+    count = "".join(command.words[1:2])
+    shell.shifted += int(count) if re.fullmatch(r"\d{1,3}", count) else 1
+
+
+def _unshifted(shell: Shell, word: str) -> str:
+    """`word` with the number that an argument had before `shift`."""
+
+    def number(found: re.Match[str]) -> str:
+        count = int(found[1] or found[2]) + shell.shifted
+        return f"${{{count}}}" if found[1] else f"${{{count}"
+
+    return ARGUMENT.sub(number, word) if shell.shifted else word
+
+
 def _run(shell: Shell, command: Command, depth: int) -> None:
-    raw = redirected(list(command.words))
+    _shift(shell, command, depth)
+    raw = [_unshifted(shell, word) for word in redirected(list(command.words))]
     words = [one for word in raw for one in expanded(word, shell.values)]
     before = []
     while words and ASSIGNMENT.fullmatch(words[0]):

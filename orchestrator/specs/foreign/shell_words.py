@@ -104,6 +104,8 @@ DOCUMENT = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 """A here-document: `cat > FILE <<EOF`, its lines, and EOF."""
+READS_VARIABLE = re.compile(r"\bread\b[^|;]*-d *(?:\"\"|'') *([A-Za-z_]\w*) *<<")
+"""`read -d '' NAME <<EOF`: the lines are the value of a variable."""
 READS_COMMANDS = re.compile(r"\b(sbatch|bash|sh|zsh)\b[^|>]*<<")
 
 
@@ -112,6 +114,9 @@ def without_documents(text: str, files: list[tuple[int, str]]) -> str:
     lines that write one."""
 
     def taken(one: re.Match[str]) -> str:
+        if (variable := READS_VARIABLE.search(one["line"])) is not None:
+            value = one["body"].replace('"', r"\"")
+            return f'\n{variable[1]}="{value}"'
         if READS_COMMANDS.search(one["line"]):
             return f"\n{one['body']}"
         if ">" in one["line"].replace("<<", ""):

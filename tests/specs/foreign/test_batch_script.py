@@ -614,3 +614,49 @@ def test_variables_of_tmux_reach_the_ranks() -> None:
 def test_a_segment_is_a_number() -> None:
     carried = taken("#!/bin/bash\n#SBATCH -N 2 --segment=2\nsrun torchrun a.py\n")
     assert spec_of(carried).cluster.slurm.segment == 2
+
+
+def test_gpus_without_a_number_are_one() -> None:
+    carried = taken("#!/bin/bash\n#SBATCH -N 2 --gres=gpu:h100\nsrun torchrun a.py\n")
+    assert carried.cluster["gpus_per_host"] == 1
+    assert carried.cluster["slurm"]["gpu_type"] == "h100"
+
+
+def test_arguments_keep_their_numbers_behind_shift() -> None:
+    carried = taken(
+        "#!/bin/bash\nHOST=$1\nshift\nCONF=$1\nshift 2\n"
+        "torchrun --nproc_per_node=2 a.py $CONF ${1:-x} $1\n"
+    )
+    assert carried.run["args"] == ["${2}", "x", "${4}"]
+    assert "replace $2, $4 in run, which are arguments of the script" in carried.before
+
+
+def test_a_variable_from_a_here_document_is_read() -> None:
+    carried = taken(
+        "#!/bin/bash\nread -r -d '' line <<EOF\nlab.fit \\\n   --lr 1 \\\n   --name \"a b\"\nEOF\n"
+        "deepspeed --num_gpus 4 --module $line\n"
+    )
+    assert carried.run["module"] == "lab.fit"
+    assert carried.run["args"][:2] == ["--lr", "1"]
+    assert carried.cluster["gpus_per_host"] == 4
+
+
+def test_the_launcher_says_its_ranks_and_not_srun() -> None:
+    carried = taken(
+        "#!/bin/bash\n#SBATCH --nodes=3\nsrun --nodes=2 --ntasks=2 \\\n"
+        "  bash -c 'accelerate launch --num_processes 16 a.py'\n"
+    )
+    assert carried.cluster["gpus_per_host"] == 8
+    note = "check cluster.hosts: the script takes 3 nodes, and starts the program on 2"
+    assert note in carried.before
+
+
+def test_tasks_without_nodes_are_said() -> None:
+    carried = taken("#!/bin/bash\n#SBATCH -n 384 --gpus-per-node=8\nsrun python a.py\n")
+    note = "set cluster.hosts: the script asks for 384 tasks, not for nodes"
+    assert note in carried.before
+
+
+def test_sets_of_resources_are_no_ranks() -> None:
+    carried = taken("#!/bin/bash\n#BSUB -nnodes 2\njsrun -n 2 --tasks_per_rs 6 python a.py\n")
+    assert (carried.cluster["hosts"], carried.cluster["gpus_per_host"]) == (2, 6)
