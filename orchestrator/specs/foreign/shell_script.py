@@ -219,7 +219,9 @@ def _unshifted(shell: Shell, word: str) -> str:
 
     def number(found: re.Match[str]) -> str:
         count = int(found[1] or found[2]) + shell.shifted
-        return f"${{{count}}}" if found[1] else f"${{{count}"
+        if found[2]:
+            return f"${{{count}"
+        return f"${count}" if count < 10 else f"${{{count}}}"
 
     return ARGUMENT.sub(number, word) if shell.shifted else word
 

@@ -627,7 +627,7 @@ def test_arguments_keep_their_numbers_behind_shift() -> None:
         "#!/bin/bash\nHOST=$1\nshift\nCONF=$1\nshift 2\n"
         "torchrun --nproc_per_node=2 a.py $CONF ${1:-x} $1\n"
     )
-    assert carried.run["args"] == ["${2}", "x", "${4}"]
+    assert carried.run["args"] == ["$2", "x", "$4"]
     assert "replace $2, $4 in run, which are arguments of the script" in carried.before
 
 
@@ -660,3 +660,9 @@ def test_tasks_without_nodes_are_said() -> None:
 def test_sets_of_resources_are_no_ranks() -> None:
     carried = taken("#!/bin/bash\n#BSUB -nnodes 2\njsrun -n 2 --tasks_per_rs 6 python a.py\n")
     assert (carried.cluster["hosts"], carried.cluster["gpus_per_host"]) == (2, 6)
+
+
+def test_hosts_that_an_argument_says_are_asked_for() -> None:
+    carried = taken("#!/bin/bash\nshift\nN=$1\ntorchrun --nnodes $N:$N --nproc_per_node=2 a.py\n")
+    assert carried.cluster["hosts"] == 1
+    assert "set cluster.hosts: a launcher gets $2:$2 hosts" in carried.before
