@@ -2,7 +2,8 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from orchestrator.contract.spec.slurm_spec import OURS
@@ -13,10 +14,14 @@ from orchestrator.specs.foreign.carried import (
     number_of,
 )
 from orchestrator.specs.foreign.command_lines import (
+    ALL_RANKS,
+    HOSTS,
     is_launcher,
     sizes_of,
+    unclear_size,
     variable_ranks,
 )
+from orchestrator.specs.foreign.other_schedulers import set_other_scheduler
 from orchestrator.specs.foreign.run_key import (
     ONLY_A_SHELL_KNOWS,
     ask_for_loops,
@@ -25,7 +30,7 @@ from orchestrator.specs.foreign.run_key import (
     short,
 )
 from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell
-from orchestrator.specs.foreign.shell_words import Values
+from orchestrator.specs.foreign.shell_words import Values, variables_for_placeholders
 from orchestrator.specs.slurm_options import SENTENCES, SRUN
 
 SHORT: Mapping[str, str] = {
@@ -62,6 +67,7 @@ OTHER_SPELLINGS: Mapping[str, str] = {
 SIGNAL = re.compile(r"(?:[A-Z]+:)*(?:SIG)?(\w+?)@(\d+)")
 SIZE = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
 GPUS = re.compile(r"(?:gres[/:])?gpu(?::([A-Za-z][\w.-]*))?(?::(\$?\{?\w+\}?))?(?:\([^)]*\))?")
+RAY = re.compile(r"^[^#\n]*\bray +(?:start|job +submit)\b", re.MULTILINE)
 POSITIONAL = re.compile(r"\$(?:([1-9])|\{([1-9]))")
 """An argument of the script itself."""
 
@@ -83,8 +89,8 @@ def from_script(text: str, stem: str) -> Carried:
     _run(carried, shell, start, given)
     sizes = dict(zip(*[iter(sizes_of(words))] * 2, strict=True))
     each, how = _gpus(typed, hosts, variable_ranks(words) or sizes.get("--gpus-per-host"))
-    if "nodes" not in given and "--hosts" in sizes:
-        hosts = number_of(sizes["--hosts"])
+    hosts = _hosts_of_launcher(carried, words, sizes, hosts, asked="nodes" in given)
+    each = each or _visible_devices(shell)
     if each is None:
         carried.before.append("set cluster.gpus_per_host: the script does not say how many GPUs")
     of_slurm = bool(given) or re.search(r"SLURM_|\bsrun\b", text) is not None
@@ -99,8 +105,10 @@ def from_script(text: str, stem: str) -> Carried:
                 " from it: ranks run with the interpreter of `ndctl submit`"
             )
     else:
+        set_other_scheduler(carried, text)
         carried.before += [f"type in the shell that submits: {line}" for line in shell.setup]
     _rest(carried, shell, start)
+    _ask_for_ray(carried, text)
     _ask_for_arguments(carried)
     for key in ("image", "mounts", "workdir"):
         for one in _texts(carried.cluster.get("slurm", {}).get("container", {}).get(key)):
@@ -116,9 +124,19 @@ def _texts(value: Any) -> list[str]:
     return value if isinstance(value, list) else [value] if isinstance(value, str) else []
 
 
+def _ask_for_ray(carried: Carried, text: str) -> None:
+    if RAY.search(text):
+        carried.before.append(
+            "check run: the script starts a Ray cluster, and ndctl does not. A program that needs"
+            " Ray stays with this script"
+        )
+
+
 def _ask_for_arguments(carried: Carried) -> None:
     """Nothing replaces `$1` in a spec."""
-    numbers = {one[0] or one[1] for one in POSITIONAL.findall(str(carried.run))}
+    # `{print $2}` is of awk.
+    text = re.sub(r"\{ *print[^{}]*\}", "", str(carried.run))
+    numbers = {one[0] or one[1] for one in POSITIONAL.findall(text)}
     if numbers:
         names = ", ".join(f"${number}" for number in sorted(numbers))
         carried.before.append(f"replace {names} in run, which are arguments of the script")
@@ -140,7 +158,44 @@ def _hosts(carried: Carried, given: Mapping[str, str]) -> Any:
     tasks, each = number_of(given.get("ntasks")), number_of(given.get("ntasks_per_node"))
     if not nodes and isinstance(tasks, int) and isinstance(each, int) and each:
         return max(1, tasks // each)
+    if not nodes and tasks not in (None, 1):
+        carried.before.append(
+            f"set cluster.hosts: the script asks for {tasks} tasks, not for nodes"
+        )
     return number_of(nodes) or 1
+
+
+def _hosts_of_launcher(
+    carried: Carried, words: list[str], sizes: Mapping[str, str], otherwise: Any, *, asked: bool
+) -> Any:
+    """The number of hosts that a launcher gets. `asked`: Slurm is asked for `otherwise`."""
+    if asked:
+        if sizes.get("--hosts", str(otherwise)) != str(otherwise):
+            carried.before.append(
+                f"check cluster.hosts: the script takes {otherwise} nodes, and starts the program"
+                f" on {sizes['--hosts']}"
+            )
+        return otherwise
+    if "--hosts" in sizes:
+        return number_of(sizes["--hosts"])
+    if (value := unclear_size(words, HOSTS)) is not None:
+        number = number_of(value.partition(":")[0])  # a range has the least number first
+        if number is None:
+            carried.before.append(f"set cluster.hosts: a launcher gets {short(value)} hosts")
+        return number or otherwise
+    if (value := unclear_size(words, [one for one in ALL_RANKS if one != "-n"])) is not None:
+        carried.before.append(f"set cluster.hosts: a launcher starts {short(value)} ranks")
+    return otherwise
+
+
+DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+def _visible_devices(shell: Shell) -> int | None:
+    """The GPUs that the script shows to its program."""
+    lists = [shell.exported.get(name, "") for name in DEVICES]
+    found = next((one for one in lists if re.fullmatch(r"\d+(,\d+)*", one)), None)
+    return None if found is None else found.count(",") + 1
 
 
 def options_in(text: str) -> dict[str, str]:
@@ -150,6 +205,7 @@ def options_in(text: str) -> dict[str, str]:
     """
     words: list[str] = []
     for line in re.findall(r"^#SBATCH[ \t]+(.*)", text, re.MULTILINE):
+        line = variables_for_placeholders(line)
         if line.split()[0] in ("hetjob", "packjob"):
             return {**_options(words), "hetjob": ""}
         try:
@@ -172,7 +228,10 @@ def _options(words: list[str]) -> dict[str, str]:
             value = words[at + 1]
         name = name.lstrip("-")
         name = SHORT.get(name, name).replace("-", "_")
-        found[OTHER_SPELLINGS.get(name, name)] = braced(value)
+        name, value = OTHER_SPELLINGS.get(name, name), braced(value)
+        # Slurm adds the second kind of mail to the first.
+        several = name == "mail_type" and name in found
+        found[name] = f"{found[name]},{value}" if several else value
     return found
 
 
@@ -180,7 +239,7 @@ def _of_slurm(given: Mapping[str, str], hosts: Any) -> Values:
     """Variables that Slurm sets and whose value follows from the options."""
     tasks = given.get("ntasks_per_node", "1")
     gpus = GPUS.fullmatch(given.get("gres", ""))
-    each = given.get("gpus_per_node") or (gpus[2] if gpus else "")
+    each = given.get("gpus_per_node") or (gpus[2] or "1" if gpus else "")
     known = {
         "SLURM_NNODES": str(hosts),
         "SLURM_JOB_NUM_NODES": str(hosts),
@@ -226,6 +285,8 @@ def _slurm(
     carried: Carried, given: Mapping[str, str], how: Mapping[str, str], gpus: Any
 ) -> dict[str, Any]:
     found: dict[str, Any] = {name: given[name] for name in SAME if given.get(name)}
+    if "segment" in found:
+        found["segment"] = number_of(found["segment"])
     found.update(how)
     found["exclusive"] = "exclusive" in given
     found.update(_of_a_host(carried, given, gpus))
@@ -323,6 +384,7 @@ def _run(carried: Carried, shell: Shell, start: Start | None, given: Mapping[str
 def _container(carried: Carried, typed: Mapping[str, str]) -> None:
     if not typed.get("container_image"):
         return
+    typed = {name: variables_for_placeholders(value) for name, value in typed.items()}
     mounts = [one for one in typed.get("container_mounts", "").split(",") if one]
     found: dict[str, Any] = {"image": typed["container_image"], "mounts": mounts}
     if workdir := typed.get("container_workdir"):
@@ -339,16 +401,36 @@ def _container(carried: Carried, typed: Mapping[str, str]) -> None:
             carried.leave(f"--{name.replace('_', '-')}: write it to cluster.slurm.srun_args")
 
 
+MOST_LINES = 100
+"""Most lines of a script that are said one by one."""
+
+
 def _rest(carried: Carried, shell: Shell, start: Start | None) -> None:
     """Lines that do something else than to start the training."""
-    lines = sorted([*shell.others, *((one.line, one.text) for one in _not_training(shell, start))])
-    for line, text in lines:
+    named = start.words if start is not None else ()
+    written = [(line, text) for line, file, text in shell.written if _is_named(file, named)]
+    lines = sorted(
+        [*shell.others, *written, *((one.line, one.text) for one in _not_training(shell, start))]
+    )
+    for line, text in lines[:MOST_LINES]:
         carried.leave(f"line {line}: {short(text)}")
-    if lines:
+    if len(lines) > MOST_LINES:
+        carried.leave(f"{len(lines) - MOST_LINES} more lines, from line {lines[MOST_LINES][0]}")
+    if lines and carried.cluster["backend"] == "local":
+        carried.leave("what the job needs of these lines: type it before you submit")
+    elif lines:
         carried.leave(
             "what these lines do belongs into cluster.slurm.setup (first host, before the ranks)"
             " or cluster.slurm.hooks (each host)"
         )
+
+
+def _is_named(file: str, words: Sequence[str]) -> bool:
+    """Whether a command line has a file of this name."""
+    name = PurePath(file).name
+    return bool(name) and any(
+        name in (PurePath(word).name, word.partition("=")[2]) for word in words
+    )
 
 
 def _not_training(shell: Shell, start: Start | None) -> Iterator[Start]:

@@ -3,11 +3,13 @@
 import re
 import textwrap
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import yaml
 from msgspec import Struct, field
 
+from orchestrator.specs.variables import SHELLS
 from orchestrator.yaml_document import Dumper
 
 VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
@@ -49,7 +51,8 @@ class Carried(Struct, kw_only=True):
 
     def notes(self) -> list[str]:
         """One line for each thing that a person must know."""
-        used = dict.fromkeys(variables_of([self.run, self.cluster, self.name]))
+        run = {**self.run, "args": []} if in_a_shell(self.run) else self.run
+        used = dict.fromkeys(variables_of([run, self.cluster, self.name]))
         names = [name for name in used if name not in OF_A_LOGIN]
         unset = [f"to set before you submit, or to replace here: {', '.join(names)}"]
         return [
@@ -57,6 +60,11 @@ class Carried(Struct, kw_only=True):
             *(f"before you submit: {one}" for one in self.before),
             *(f"not taken over: {one}" for one in self.left),
         ]
+
+
+def in_a_shell(run: Mapping[str, Any]) -> bool:
+    """Whether the arguments are lines for a shell, which keep their variables."""
+    return PurePath(str(run.get("program"))).name in SHELLS
 
 
 def _comment(line: str) -> str:
@@ -90,4 +98,4 @@ def number_of(value: Any) -> Any:
 def job_name(text: str) -> str:
     """A name that a spec accepts, similar to `text`."""
     plain = re.sub(r"\$\{?\w+\}?|\{\{.*?\}\}", "", text)
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", plain).strip("-_")[:40] or "job"
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", plain).strip("-_")[:40].rstrip("-_") or "job"

@@ -45,17 +45,45 @@ def program_of(words: Sequence[str]) -> Program | None:
         # Not SCRIPT=train.py and --config=a.py, which are a variable and an option.
         if word.endswith(".py") and "=" not in word:
             return Program("script", word, tuple(words[at + 1 :]))
-        if word == "-m" and at + 1 < len(words) and words[at + 1] not in LAUNCHERS:
+        long = word == "--module" and any(map(is_launcher, words[:at]))
+        if (word == "-m" or long) and _is_module(words, at + 1):
             return Program("module", words[at + 1], tuple(words[at + 2 :]))
     return None
 
 
+def _is_module(words: Sequence[str], at: int) -> bool:
+    """Whether a word behind -m is a module of Python, not a message of git or a mode of mkdir."""
+    if at >= len(words) or words[at] in LAUNCHERS or PurePath(words[0]).name in OTHERS_WITH_M:
+        return False
+    return MODULE.fullmatch(words[at]) is not None
+
+
+def launched(words: Sequence[str]) -> Sequence[str]:
+    """The words from the launcher on, behind a profiler or numactl; empty: there is none."""
+    if not words or PurePath(words[0]).name not in WRAPPERS:
+        return ()
+    at = next((at for at, word in enumerate(words) if is_launcher(word)), len(words))
+    return words[at:]
+
+
+def wrapper_of(words: Sequence[str]) -> str | None:
+    """The program around the launcher or around Python, such as a profiler; None: there is none."""
+    found = program_of(words)
+    end = len(words) - len(found.args) if found is not None else len(words)
+    names = [PurePath(word).name for word in words[:end]]
+    return next((name for name in names if name in WRAPPERS), None)
+
+
 def executable_of(words: Sequence[str]) -> Program | None:
     """The executable that a launcher starts, as in `mpirun -n 2 ./solver`; None: none is seen."""
+    words = launched(words) or words
     at, key = 0, "program"
     while at < len(words):
         word = words[at]
-        if PurePath(word).name in SHELLS and "c" in "".join(words[at + 1 : at + 2]):
+        following = "".join(words[at + 1 : at + 2])
+        if PurePath(word).name in SHELLS and re.fullmatch(r"-[a-z]*c", following):
+            if re.search(r"[\s;&|<>]", "".join(words[at + 2 : at + 3])):
+                return Program("program", word, tuple(words[at + 1 :]))
             at += 1  # bash -c, whose words follow
         elif word.startswith("$(which ") or not (
             word.startswith("-") or is_launcher(word) or word in PREFIXES
@@ -68,7 +96,6 @@ def executable_of(words: Sequence[str]) -> Program | None:
             key = "script"
         elif word in ("--no-python", "--no_python"):
             key = "program"
-        following = "".join(words[at + 1 : at + 2])
         at += 2 if WITH_VALUE.fullmatch(word) or (word[0] == "-" and following.isdecimal()) else 1
     return None
 
@@ -110,7 +137,8 @@ def settings_in(words: Sequence[str]) -> list[str]:
     found = program_of(words[start + 1 :]) if start is not None else None
     if start is None or found is None:
         return []
-    own = words[start + 1 : len(words) - len(found.args)]
+    own = [one for one in words[start + 1 : len(words) - len(found.args)] if one != found.name]
+    own.append("--")
     return [
         f"{one} {value}" if "=" not in one and not value.startswith("-") else one
         for one, value in pairwise(own)
@@ -130,13 +158,26 @@ def sizes_of(words: Sequence[str], *, of_mpi: bool = False) -> Iterator[str]:
     """The options of `ndctl run` for those of a launcher."""
     hosts = _number(words, HOSTS if of_mpi else (*HOSTS, "-N"))
     each = _number(words, (*RANKS_OF_A_HOST, "-N") if of_mpi else RANKS_OF_A_HOST)
-    total = _number(words, ALL_RANKS)
+    # srun has a number of tasks of its own, and jsrun one of sets of resources.
+    total = _number(words, ("--num-processes",))
+    if total is None and "jsrun" not in words:
+        total = _number(words, ALL_RANKS)
     if each is None and total is not None and total % (hosts or 1) == 0:
         each = total // (hosts or 1)
     elif hosts is None and each is not None and total is not None and total % each == 0:
         hosts = total // each
     yield from () if hosts is None else ("--hosts", str(hosts))
     yield from () if each is None else ("--gpus-per-host", str(each))
+
+
+def unclear_size(words: Sequence[str], names: Sequence[str]) -> str | None:
+    """The value of one of these options, if no one can read it as a number."""
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        found = value if equals else following
+        if name.replace("_", "-") in names and not found.replace(":", "").isdecimal():
+            return found or None
+    return None
 
 
 def variable_ranks(words: Sequence[str]) -> str | None:
@@ -169,7 +210,7 @@ def run_of(text: object) -> str:
 
 COMMANDS = (
     *("torchrun", "accelerate", "deepspeed", "torchx", "srun", "mpirun", "mpiexec", "composer"),
-    *("ft_launcher", "uv"),
+    *("ft_launcher", "hyperpodrun", "jsrun", "aprun", "uv"),
 )
 """Programs that start another one on each rank, as ndctl does itself; and uv, which starts one in
 the environment of a project."""
@@ -180,6 +221,10 @@ RUNTIMES = (
 """Programs that start another one in a container. ndctl itself starts containers by pyxis alone."""
 PYTHON = re.compile(r"python(3(\.\d+)?)?")
 SHELLS = ("bash", "sh", "zsh")
+WRAPPERS = ("nsys", "ncu", "numactl", "nice", "taskset", "timeout", "stdbuf", "py-spy")
+"""Programs that people write around a launcher or around Python, and that ndctl does not start."""
+OTHERS_WITH_M = ("git", "gh", "mkdir", "install", "chmod", "pytest", "sacct", "curl", "awk")
+MODULE = re.compile(r"[A-Za-z_][\w.-]*|[\w.]*\$\{?\w+.*")
 PREFIXES = ("env", "nohup", "time", "exec")
 """What people write before a command."""
 VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")
@@ -192,7 +237,10 @@ WITH_VALUE = re.compile(
 # Options of launchers, with hyphens for underscores. -N is the number of hosts for srun, and the
 # number of ranks on each host for mpirun.
 HOSTS = ("--nnodes", "--num-nodes", "--num-machines", "--nodes")
-RANKS_OF_A_HOST = ("--nproc-per-node", "--num-gpus", "--ntasks-per-node", "--nproc")
+RANKS_OF_A_HOST = (
+    *("--nproc-per-node", "--num-gpus", "--ntasks-per-node", "--nproc"),
+    *("--npernode", "-npernode", "--ppn", "-ppn", "--tasks-per-rs"),
+)
 ALL_RANKS = ("--num-processes", "--ntasks", "-np", "-n")
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 ACCELERATE = ("accelerate", "accelerate-launch", "accelerate.commands.launch")

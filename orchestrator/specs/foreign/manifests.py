@@ -110,6 +110,21 @@ def _pytorchjob(spec: dict[str, Any]) -> Pods:
     )
 
 
+def _hyperpod(spec: dict[str, Any]) -> Pods:
+    groups = [one for one in at(spec, "replicaSpecs") or [] if isinstance(one, dict)]
+    notes: list[str] = []
+    if any(at(one, "spares") for one in groups):
+        notes.append("spares of replicaSpecs: set resilience.spares")
+    if at(spec, "runPolicy", "logMonitoringConfiguration"):
+        notes.append("logMonitoringConfiguration: ndctl watches steps and hangs itself")
+    return Pods(
+        hosts=_total([one.get("replicas", 1) for one in groups], notes),
+        template=at(groups[-1], "template") or {} if groups else {},
+        ranks=at(spec, "nprocPerNode"),
+        notes=notes,
+    )
+
+
 def _total(counts: list[Any], notes: list[str]) -> Any:
     if all(isinstance(one, int) for one in counts):
         return sum(counts) or 1
@@ -160,6 +175,11 @@ def _runtime(spec: dict[str, Any]) -> Pods:
     found.hosts = at(policy, "numNodes") or found.hosts
     found.ranks = ranks if ranks not in ("auto", "gpu", "cpu") else None
     found.kind = "trainjob"
+    if at(spec, "podGroupPolicy", "volcano") is not None:
+        pod = {"schedulerName": "volcano", **(at(found.template, "spec") or {})}
+        found.template = {**found.template, "spec": pod}
+    elif groups := at(spec, "podGroupPolicy"):
+        found.notes.append(f"podGroupPolicy {', '.join(groups)}: set gang_scheduler")
     return found
 
 
@@ -237,6 +257,10 @@ def _job(spec: dict[str, Any]) -> Pods:
     return Pods(hosts=at(spec, "parallelism") or 1, template=at(spec, "template") or {})
 
 
+def _pod(spec: dict[str, Any]) -> Pods:
+    return Pods(template={"spec": spec})
+
+
 def _volcano(spec: dict[str, Any]) -> Pods:
     tasks = [one for one in at(spec, "tasks") or [] if isinstance(one, dict)]
     notes = (
@@ -281,6 +305,8 @@ KINDS: Mapping[tuple[str, str], Callable[..., Pods]] = {
     ("kubeflow.org", "MPIJob"): _mpijob,
     ("ray.io", "RayJob"): _rayjob,
     ("batch", "Job"): _job,
+    ("v1", "Pod"): _pod,
+    ("sagemaker.amazonaws.com", "HyperPodPyTorchJob"): _hyperpod,
     ("batch.volcano.sh", "Job"): _volcano,
     ("leaderworkerset.x-k8s.io", "LeaderWorkerSet"): _leaderworkerset,
 }
@@ -288,8 +314,13 @@ KINDS: Mapping[tuple[str, str], Callable[..., Pods]] = {
 
 
 def training_in(text: str) -> Iterator[tuple[dict[str, Any], Pods]]:
-    """Each object of a manifest that trains, and its pods; those that run before those that only
-    describe."""
+    """Each object of a manifest that trains, and its pods. Jobs come before single pods, and those
+    before runtimes, which only describe."""
     objects = objects_in(text)
     found = [(one, pods) for one in objects if (pods := pods_of(one, objects)) is not None]
-    yield from sorted(found, key=lambda pair: "Runtime" in str(pair[0].get("kind")))
+
+    def order(pair: tuple[dict[str, Any], Pods]) -> int:
+        kind = str(pair[0].get("kind"))
+        return 2 if "Runtime" in kind else int(kind == "Pod")
+
+    yield from sorted(found, key=order)

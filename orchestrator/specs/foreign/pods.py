@@ -13,11 +13,14 @@ from orchestrator.specs.foreign.manifests import Pods, at
 from orchestrator.specs.foreign.pod_volumes import own_container, set_volumes
 from orchestrator.specs.foreign.run_key import set_program, set_variables
 from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell
+from orchestrator.specs.foreign.shell_words import variables_for_placeholders
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 OF_TOOLS = re.compile(r"(trainer\.kubeflow\.org|training\.kubeflow\.org|jobset\.sigs\.k8s\.io)/.*")
 """Labels that operators read."""
 GPU = re.compile(r"[\w.-]+/(gpu|mig-[\w.]+)|\$\{GPU_RESOURCE\}|gpu", re.IGNORECASE)
+ACCELERATOR = re.compile(r".*/(tpu|neuron\w*|npu|hpu|gaudi|.*ascend.*)", re.IGNORECASE)
+"""Devices of a pod that are not GPUs."""
 RDMA = re.compile(r"rdma/.+|.*/(efa|hostdev|rdma.*|hca.*|ib.*|roce.*)", re.IGNORECASE)
 BY_NDCTL = frozenset(
     [
@@ -116,8 +119,15 @@ def _started(pods: Pods, container: Mapping[str, Any]) -> tuple[Shell, Start | N
     if words is None:
         words = [*_list(container.get("command")), *_list(container.get("args"))]
     words = [braced(str(one)) for one in words]
-    # Kubernetes itself replaces $(NAME) by a variable of the container.
-    words = [re.sub(r"\$\((\w+)\)", r"${\1}", one) for one in words]
+    # Kubernetes itself replaces $(NAME) by a variable of the container. Another $(date) is a
+    # command of the shell.
+    names = {str(at(one, "name")) for one in container.get("env") or []}
+
+    def variable(found: re.Match[str]) -> str:
+        is_one = found[1] in names or found[1].isupper()
+        return f"${{{found[1]}}}" if is_one else found[0]
+
+    words = [re.sub(r"\$\((\w+)\)", variable, one) for one in words]
     shell = read_shell(shlex.join(words), {}) if words else Shell()
     start = shell.training()
     if start is None and words:
@@ -172,10 +182,24 @@ def _resources(
     }
     wanted = {name: requests[name] for name in requests if name in rest}
     template = {**({"limits": more} if more else {}), **({"requests": wanted} if wanted else {})}
+    claims = at(container, "resources", "claims")
+    template |= {"claims": claims} if claims else {}
     if template:
         own_container(kubernetes)["resources"] = template
+    _ask_for_devices(carried, rest, None if gpus else claims)
     by_launcher = variable_ranks(typed) or number_of(sizes.get("--gpus-per-host"))
     return each or number_of(pods.ranks) or by_launcher or 1
+
+
+def _ask_for_devices(carried: Carried, names: set[str], claims: Any) -> None:
+    """Devices that a spec does not count."""
+    if claims:
+        carried.before.append("set cluster.gpus_per_host: the pods get devices by resource claims")
+    for name in sorted(name for name in names if ACCELERATOR.fullmatch(name)):
+        carried.before.append(
+            f"check cluster.gpus_per_host, the ranks of a host: {name} is no GPU, and ndctl counts"
+            " GPUs"
+        )
 
 
 def _image(
@@ -185,7 +209,7 @@ def _image(
     pod: Mapping[str, Any],
 ) -> None:
     if image := container.get("image"):
-        kubernetes["image"] = braced(str(image))
+        kubernetes["image"] = variables_for_placeholders(braced(str(image)))
         carried.before.append(
             f"build an image with ndctl on top of {kubernetes['image']}, and name it as"
             " cluster.kubernetes.image (manifests/image/ has the recipe)"

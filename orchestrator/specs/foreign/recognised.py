@@ -34,7 +34,7 @@ def foreign_text(text: str, path: PurePath) -> tuple[str, str] | None:
     if path.suffix == ".py":
         fix = f"ndctl run -- {path}, or a spec with run: {{script: {path}}}"
         return "this is a Python script, not a job spec", fix
-    if is_script(text):
+    if is_script(text, path):
         what = "a batch script of Slurm" if "#SBATCH" in text else "a script of a shell"
         return f"this is {what}, not a job spec", TAKE_OVER.format(command_for(path))
     if looks_like_manifest(text):

@@ -3,19 +3,20 @@
 import re
 
 from orchestrator.contract.spec.slurm_spec import OURS_BEGIN, bad_variable
-from orchestrator.specs.foreign.carried import Carried, variables_of
+from orchestrator.specs.foreign.carried import Carried, in_a_shell, variables_of
 from orchestrator.specs.foreign.command_lines import (
     SET_IN_SCRIPT,
     executable_of,
     is_launcher,
     program_of,
     settings_in,
+    wrapper_of,
 )
 from orchestrator.specs.foreign.in_container import in_container
 from orchestrator.specs.foreign.shell_script import Shell, Start, variables
 from orchestrator.specs.foreign.shell_words import OWN_ARGUMENTS, PLACEHOLDER
 
-ONLY_A_SHELL_KNOWS = re.compile(r"\$\(|`|\$\{(?:SLURM|RANDOM|HOSTNAME|!|\w+\[|\w+:\d)")
+ONLY_A_SHELL_KNOWS = re.compile(r"\$\(|`|\$\{(?:SLURM|RANDOM|HOSTNAME|[!#]|\w+(?:[\[/#%^,@]|:\d))")
 
 
 def set_program(carried: Carried, start: Start | None) -> None:
@@ -30,6 +31,8 @@ def set_program(carried: Carried, start: Start | None) -> None:
         )
         return
     found = program_of(words) or executable_of(words)
+    if (wrapper := wrapper_of(words)) is not None and start is not None:
+        carried.leave(f"line {start.line}: {wrapper} around the program: ndctl starts it itself")
     if found is None:
         carried.run = {"script": "train.py", "args": []}
         carried.before.append("set run: no program was found that runs on each rank")
@@ -42,12 +45,14 @@ def set_program(carried: Carried, start: Start | None) -> None:
         )
     if settings := settings_in(words):
         carried.before.append(SET_IN_SCRIPT.format(", ".join(settings)))
+    carried.run["args"] = [one for one in found.args if one not in OWN_ARGUMENTS]
+    if in_a_shell(carried.run):
+        return
     unclear = [one for one in (found.name, *found.args) if ONLY_A_SHELL_KNOWS.search(one)]
     for one in unclear:
         carried.before.append(f"replace {one} in run, which only the script's shell knows")
     for one in (found.name, *found.args):
         carried.before += [f"replace {part[0]} in run" for part in PLACEHOLDER.finditer(one)]
-    carried.run["args"] = [one for one in found.args if one not in OWN_ARGUMENTS]
 
 
 def set_variables(carried: Carried, shell: Shell) -> None:
@@ -66,6 +71,9 @@ def set_variables(carried: Carried, shell: Shell) -> None:
         elif bad_variable(name) is None and not name.startswith(OURS_BEGIN):
             # A list such as LD_LIBRARY_PATH may be unset where the job is submitted. Another
             # variable must be set: `$WORK/data` without it would be another folder.
+            carried.before += [
+                f"replace {part[0]} in run.env.{name}" for part in PLACEHOLDER.finditer(value)
+            ]
             kept[name] = re.sub(r"\$\{(\w*PATH)\}", r"${\1:-}", value)
     if kept:
         carried.run["env"] = kept

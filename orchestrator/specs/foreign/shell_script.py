@@ -18,8 +18,10 @@ from orchestrator.specs.foreign.command_lines import (
     RUNTIMES,
     SHELLS,
     is_launcher,
+    launched,
     program_of,
 )
+from orchestrator.specs.foreign.shell_branches import Branches
 from orchestrator.specs.foreign.shell_words import (
     MOST_PARTS,
     NAME,
@@ -38,7 +40,7 @@ QUIET = frozenset(
     (
         *("echo", "set", "printf", "true", ":", "date", "hostname", "sleep", "wait", "exit"),
         *("clear", "ulimit", "shift", "local", "unset", "nvidia-smi", "rocm-smi", "cd"),
-        *("pushd", "popd", "export", "declare", "typeset", "readonly", "exec", "eval"),
+        *("pushd", "popd", "export", "declare", "typeset", "readonly", "exec"),
         *("return", "break", "continue", "ifconfig", "tee", "head", "tail", "awk", "grep"),
         *("cut", "tr", "sort", "wc", "cat", "alias"),
     )
@@ -76,6 +78,8 @@ class Shell(Struct, kw_only=True):
     """Lines that prepare the environment, such as `module load` and `conda activate`, in the order
     of the script."""
     functions: dict[str, str] = field(default_factory=dict)
+    shifted: int = 0
+    """Arguments of the script that `shift` removed so far."""
     calls: int = 0
     """Calls of functions so far."""
     loops: dict[str, str] = field(default_factory=dict)
@@ -83,6 +87,8 @@ class Shell(Struct, kw_only=True):
     starts: list[Start] = field(default_factory=list)
     others: list[tuple[int, str]] = field(default_factory=list)
     """Lines and commands that do something else."""
+    written: list[tuple[int, str, str]] = field(default_factory=list)
+    """Lines such as `echo TEXT > FILE`, with the file. They matter if the program reads it."""
 
     def training(self) -> Start | None:
         """The last start of those that look most like a training."""
@@ -98,21 +104,35 @@ def read_shell(text: str, values: Values) -> Shell:
 
 
 def _read(shell: Shell, text: str, depth: int, at_line: int | None) -> None:
-    entered: list[str] = []
+    branches = Branches(shell.values)
     files: list[tuple[int, str]] = []
     text = without_documents(_without_functions(text, shell.functions), files)
     shell.others += files
     for command in commands_in(text):
         words = list(command.words)
-        if (inner := _branch(words, entered, shell.values)) is None:
+        if (inner := branches.commands(words, command.after)) is None:
             continue
         while inner and inner[0] in OPEN:
             if inner[0] == "for" and inner[2:3] == ["in"]:
                 shell.loops[inner[1]] = " ".join(inner[3:])
             inner = [] if inner[0] in ("for", "while", "until") else inner[1:]
-        if inner and (not entered or set(entered) == {"yes"}):
+        if inner and branches.run():
             line = command.line if at_line is None else at_line
             _command(shell, Command(line, tuple(inner)), depth)
+        elif inner:
+            _ask_for_argument(shell, inner)
+
+
+FROM_ARGUMENT = re.compile(r"([A-Za-z_]\w*)=[\"']?\$\{?[1-9]")
+
+
+def _ask_for_argument(shell: Shell, words: list[str]) -> None:
+    """Forgets an empty variable that the script sets from its own arguments, as in
+    `--model) MODEL=$2`. So it stays in the spec as a variable, which a person sets."""
+    for word in words:
+        found = FROM_ARGUMENT.match(word)
+        if found is not None and shell.values.get(found[1]) == "":
+            del shell.values[found[1]]
 
 
 FUNCTION = re.compile(
@@ -146,64 +166,6 @@ def _called(body: str, arguments: list[str]) -> str:
     return text
 
 
-def _branch(words: list[str], entered: list[str], values: Values) -> list[str] | None:
-    """The command that follows on words of `if`; None: the words are its condition.
-
-    entered: for each open `if`, `yes` while its branch runs, `no` before, `done` after that.
-    """
-    first = words[0]
-    if first in ("if", "elif"):
-        if first == "if":
-            entered.append("no")
-        elif entered:
-            entered[-1] = "done" if entered[-1] in ("yes", "done") else "no"
-        if entered and entered[-1] == "no" and _holds(words[1:], values):
-            entered[-1] = "yes"
-        return None
-    if first == "else" and entered:
-        entered[-1] = "yes" if entered[-1] == "no" else "done"
-    elif first == "fi" and entered:
-        entered.pop()
-    elif first == "case":
-        entered.append("no")
-        return None
-    elif first == "esac" and entered:
-        entered.pop()
-    return words[1:] if first in ("then", "else", "fi", "esac") else words
-
-
-TESTS = {"-eq": "==", "-ne": "!=", "-lt": "<", "-le": "<=", "-gt": ">", "-ge": ">="}
-
-
-def _holds(words: list[str], values: Values) -> bool:
-    """Whether `[ … ]` holds. False if only a shell knows."""
-    given = [joined(word, values) for word in words if word not in ("[", "[[", "]", "]]", "test")]
-    # A variable that nothing sets is empty in a shell, but a job has those of Slurm.
-    given = [re.sub(r"\$\{(?!SLURM_)\w+\}", "", word) for word in given]
-    if given[:1] == ["!"]:
-        return len(given) > 1 and not _holds(words_after_not(words), values)
-    match given:
-        case ["-z", *text]:
-            return not any(text)
-        case ["-n", *text]:
-            return any(text)
-        case [left, sign, right] if sign in TESTS and left.isdecimal() and right.isdecimal():
-            small, same = int(left) < int(right), int(left) == int(right)
-            return {
-                "-eq": same, "-ne": not same, "-lt": small, "-le": small or same,
-                "-gt": not (small or same), "-ge": not small,
-            }[sign]  # fmt: skip
-        case [left, "=" | "==", right]:
-            return left == right
-        case [left, "!=", right]:
-            return left != right
-    return False
-
-
-def words_after_not(words: list[str]) -> list[str]:
-    return words[words.index("!") + 1 :]
-
-
 def _command(shell: Shell, command: Command, depth: int) -> None:
     words = list(command.words)
     first = words[0]
@@ -228,6 +190,7 @@ def _assign(shell: Shell, word: str, *, exported: bool) -> None:
             shell.exported[name] = value
         return
     name, adds, raw = found.groups()
+    raw = _unshifted(shell, raw)
     if raw.startswith("("):
         parts = [one for part in commands_in(raw[1:-1]) for one in part.words]
         items = [one for part in parts for one in expanded(part, shell.values)]
@@ -241,8 +204,31 @@ def _assign(shell: Shell, word: str, *, exported: bool) -> None:
         shell.exported[name] = value
 
 
+ARGUMENT = re.compile(r"\$(?:([1-9])(?!\d)|\{([1-9]))")
+
+
+def _shift(shell: Shell, command: Command, depth: int) -> None:
+    if command.words[0] != "shift" or depth:  # a function has arguments of its own
+        return
+    count = "".join(command.words[1:2])
+    shell.shifted += int(count) if re.fullmatch(r"\d{1,3}", count) else 1
+
+
+def _unshifted(shell: Shell, word: str) -> str:
+    """`word` with the number that an argument had before `shift`."""
+
+    def number(found: re.Match[str]) -> str:
+        count = int(found[1] or found[2]) + shell.shifted
+        if found[2]:
+            return f"${{{count}"
+        return f"${count}" if count < 10 else f"${{{count}}}"
+
+    return ARGUMENT.sub(number, word) if shell.shifted else word
+
+
 def _run(shell: Shell, command: Command, depth: int) -> None:
-    raw = redirected(list(command.words))
+    _shift(shell, command, depth)
+    raw = [_unshifted(shell, word) for word in redirected(list(command.words))]
     words = [one for word in raw for one in expanded(word, shell.values)]
     before = []
     while words and ASSIGNMENT.fullmatch(words[0]):
@@ -255,7 +241,10 @@ def _run(shell: Shell, command: Command, depth: int) -> None:
     elif name in PREPARES:
         shell.setup.append(" ".join(words))
     elif name in QUIET or name.startswith("[") or words[:2] == ["scontrol", "show"]:
-        return
+        _written(shell, command, len(raw))
+    elif name == "eval" and depth < MOST_DEPTH and shell.calls < MOST_PARTS:
+        shell.calls += 1
+        _read(shell, " ".join(words[1:]), depth + 1, command.line)
     elif words[0] in shell.functions and depth < MOST_DEPTH and shell.calls < MOST_PARTS:
         shell.calls += 1
         body = _called(shell.functions[words[0]], list(command.words[1:]))
@@ -263,10 +252,18 @@ def _run(shell: Shell, command: Command, depth: int) -> None:
     elif (inner := _inner(words)) is not None and depth < MOST_DEPTH:
         outer = words[: words.index(inner)]
         _read_inner(shell, inner, outer, depth, command.line)
-    elif program_of(words) is not None or name in COMMANDS:
+    elif program_of(words) is not None or name in COMMANDS or launched(words):
         _start(shell, command, before, words)
     else:
         shell.others.append((command.line, command.text))
+
+
+def _written(shell: Shell, command: Command, at: int) -> None:
+    """Keeps the file that a line such as `echo TEXT > FILE` writes."""
+    files = re.findall(r"(?<![0-9&])>>?\s*([^\s>&|]+)", " ".join(command.words[at:]))
+    shell.written += [
+        (command.line, joined(file, shell.values), command.text) for file in files[:1]
+    ]
 
 
 def _start(shell: Shell, command: Command, before: list[str], words: list[str]) -> None:
@@ -275,17 +272,26 @@ def _start(shell: Shell, command: Command, before: list[str], words: list[str]) 
     for word in (*before, *takewhile(lambda one: not one.endswith(".py"), in_env)):
         if ASSIGNMENT.fullmatch(word):
             _assign(shell, word, exported=True)
-    for flag, word in pairwise(words):
-        if flag == "-x" and ASSIGNMENT.fullmatch(word):  # of mpirun
+    found = program_of(words)
+    before_program = words[: len(words) - len(found.args)] if found is not None else words
+    in_box = any(PurePath(word).name in RUNTIMES for word in words)
+    for flag, word in pairwise(before_program):
+        # -x of mpirun, and -e of tmux. Containers keep their -e in the command line.
+        if (flag == "-x" or (flag == "-e" and not in_box)) and ASSIGNMENT.fullmatch(word):
             _assign(shell, word, exported=True)
     shell.starts.append(Start(command.line, tuple(words), command.text))
 
 
 def _read_inner(shell: Shell, inner: str, outer: list[str], depth: int, line: int) -> None:
     """The script of `bash -c`. The words before it have the hosts and the container."""
-    count = len(shell.starts)
+    count, others = len(shell.starts), len(shell.others)
     if not any(PurePath(word).name in RUNTIMES for word in outer):
         _read(shell, inner, depth + 1, line)
+        if len(shell.starts) == count and len(shell.others) > others and _launches(outer):
+            # Its last line is what srun starts: a script, or a program without Python.
+            text = shell.others.pop()[1]
+            words = [one for word in text.split() for one in expanded(word, shell.values)]
+            shell.starts.append(Start(line, tuple(words), text))
         shell.starts[count:] = [
             replace(one, words=(*outer, *one.words)) for one in shell.starts[count:]
         ]
@@ -298,8 +304,16 @@ def _read_inner(shell: Shell, inner: str, outer: list[str], depth: int, line: in
         shell.others.append((line, " ".join(outer)))
         return
     texts = [one.text for one in commands_in(inner)]
-    before = texts[: texts.index(start.text)] if start.text in texts else ()
-    shell.starts.append(replace(start, words=(*outer, *start.words), before=tuple(before)))
+    # `time` before a command is no part of the start.
+    here = next((at for at, one in enumerate(texts) if one.endswith(start.text)), 0)
+    before = tuple(texts[:here])
+    shell.starts.append(replace(start, words=(*outer, *start.words), before=before))
+    after = [one for one in texts[here + 1 :] if one.split()[0] not in QUIET]
+    shell.others += [(line, f"{one} (in the container, after the program)") for one in after]
+
+
+def _launches(words: list[str]) -> bool:
+    return any(map(is_launcher, words))
 
 
 def _folder(before: str | None, to: str) -> str:

@@ -17,7 +17,7 @@ MOST_PARTS = 200
 END_OF_COMMAND = "\n;&|"
 NAME = r"[A-Za-z_]\w*"
 BRACED = re.compile(
-    rf"\$\{{({NAME}|[1-9])(?:\[[@*]\])?(?:(:?[-=])((?:[^{{}}]|\{{[^{{}}]*\}})*))?\}}"
+    rf"\$\{{({NAME}|[1-9])(?:\[[@*]\])?(?:(:?[-=+?])((?:[^{{}}]|\{{[^{{}}]*\}})*))?\}}"
 )
 PLAIN = re.compile(rf"\$({NAME})")
 COMMENT_THAT_SEEMS_JOINED = re.compile(r"^([ \t]*#.*?)\\+\r?$", re.MULTILINE)
@@ -25,6 +25,9 @@ COMMENT_THAT_SEEMS_JOINED = re.compile(r"^([ \t]*#.*?)\\+\r?$", re.MULTILINE)
 
 PLACEHOLDER = re.compile(r"<[A-Za-z](?:[^<>|&;\n\"'`$]*[\w.)])?>")
 """`<PATH TO DATA>` of a template. To a shell it is a file to read and another to write."""
+
+
+OF_TEMPLATE = re.compile(r"\{\{ *(\w+) *\}\}|(?<!\$)\{ *([A-Za-z]\w*) *\}")
 
 
 OWN_ARGUMENTS = ('"$@"', "${@}", "$@", "$*", "${*}")
@@ -36,6 +39,8 @@ class Command(Struct, frozen=True):
 
     line: int
     words: tuple[str, ...]
+    after: str = ""
+    """`&&`, `||` or `|`, if that joins it to the command before."""
 
     @property
     def text(self) -> str:
@@ -48,15 +53,21 @@ def commands_in(text: str) -> Iterator[Command]:
     text = COMMENT_THAT_SEEMS_JOINED.sub(r"\1", text)
     text = text.replace("\\\r\n", " ").replace("\\\n", " \x00")  # \0 counts the joined lines
     at, line, words = 0, 1, list[str]()
-    started = 1
+    started, after, in_test = 1, "", False
     while at < len(text):
         sign = text[at]
-        if sign in END_OF_COMMAND or sign == ")":
+        if in_test and (part := _part_of_test(text, at, words)) is not None:
+            words += [part] if part.strip() else []
+            line += part.count("\n")
+            at += len(part)
+        elif sign in END_OF_COMMAND or sign == ")":
             if words:
-                yield Command(started, tuple(words))
-                words = []
+                yield Command(started, tuple(words), after)
+                words, after, in_test = [], "", False
+            joins = re.match(r"&&|\|\|?", text[at : at + 2])
+            after = joins[0] if joins else after if sign == "\n" else ""
             line += sign == "\n"
-            at += 1
+            at += len(joins[0]) if joins else 1
         elif text.startswith("((", at):  # arithmetic, as in `for ((i = 0; i < 8; i++))`
             end = _end_of_brackets(text, at)
             line += text.count("\n", at, end)
@@ -72,9 +83,19 @@ def commands_in(text: str) -> Iterator[Command]:
             word = text[at:end]
             line += word.count("\n") + word.count("\x00")
             words.append(word.replace("\x00", ""))
+            in_test = word == "[[" or (in_test and word != "]]")
             at = end
     if words:
-        yield Command(started, tuple(words))
+        yield Command(started, tuple(words), after)
+
+
+def _part_of_test(text: str, at: int, words: list[str]) -> str | None:
+    """A sign inside of `[[ … ]]` that ends a command elsewhere; None: none is here."""
+    if text[at : at + 2] in ("&&", "||"):
+        return text[at : at + 2]
+    if text[at] == "\n":
+        return "\n" if words[-1] in ("&&", "||") else None
+    return text[at] if text[at] in "()|" else None
 
 
 DOCUMENT = re.compile(
@@ -83,6 +104,8 @@ DOCUMENT = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 """A here-document: `cat > FILE <<EOF`, its lines, and EOF."""
+READS_VARIABLE = re.compile(r"\bread\b[^|;]*-d *(?:\"\"|'') *([A-Za-z_]\w*) *<<")
+"""`read -d '' NAME <<EOF`: the lines are the value of a variable."""
 READS_COMMANDS = re.compile(r"\b(sbatch|bash|sh|zsh)\b[^|>]*<<")
 
 
@@ -91,6 +114,9 @@ def without_documents(text: str, files: list[tuple[int, str]]) -> str:
     lines that write one."""
 
     def taken(one: re.Match[str]) -> str:
+        if (variable := READS_VARIABLE.search(one["line"])) is not None:
+            value = one["body"].replace('"', r"\"")
+            return f'\n{variable[1]}="{value}"'
         if READS_COMMANDS.search(one["line"]):
             return f"\n{one['body']}"
         if ">" in one["line"].replace("<<", ""):
@@ -114,7 +140,7 @@ def _end_of_word(text: str, at: int) -> int:
             at = _end_of_brackets(text, at)
         elif sign == "{" and text[at - 1] == "$":
             at = _end_of_braces(text, at)
-        elif sign == ">" or text[at : at + 2] == ">&":  # 2>&1
+        elif text[at : at + 2] in (">&", ">|"):  # 2>&1
             at += 2
         elif sign.isspace() or sign in END_OF_COMMAND or sign in "()\x00":
             return at
@@ -168,9 +194,13 @@ Values = MutableMapping[str, "str | list[str]"]
 
 def expanded(word: str, values: Values) -> list[str]:
     """The words that a raw word becomes. A variable without a value stays, as `${VAR}`."""
-    if (array := re.fullmatch(rf'"?\$\{{({NAME})\[[@*]\]\}}"?', word)) is not None:
-        value = values.get(array[1], [])
-        return list(value) if isinstance(value, list) else [value]
+    if (array := re.fullmatch(rf'("?)\$\{{({NAME})\[([@*])\]\}}"?', word)) is not None:
+        value = values.get(array[2], [])
+        items = list(value) if isinstance(value, list) else [value]
+        if array[1]:
+            return items if array[3] == "@" else [" ".join(items)]
+        # Without quotes a shell splits each item at its spaces, and drops empty ones.
+        return [one for item in items for one in _fields(item) if one]
     pieces = [*_pieces(word)]
     if all(quoted for _, quoted in pieces):
         return ["".join(_value(piece, values, quoted) for piece, quoted in pieces)]
@@ -185,12 +215,14 @@ def expanded(word: str, values: Values) -> list[str]:
 
 
 def _fields(text: str) -> list[str]:
-    """`text` split at its spaces, except inside of `$( … )` and of a placeholder."""
+    """`text` split at its spaces, except inside of `$( … )`, `${ … }` and of a placeholder."""
     found, at = [""], 0
     while at < len(text):
         end = at + 1
         if text.startswith("$(", at):
             end = _end_of_brackets(text, at + 1)
+        elif text.startswith("${", at):
+            end = _end_of_braces(text, at + 1)
         elif text[at] == "`":
             end = _end_of_quote(text, at)
         elif placeholder := PLACEHOLDER.match(text, at):
@@ -256,12 +288,22 @@ def _of(name: str, values: Mapping[str, str | list[str]]) -> str:
 
 def _braced(found: re.Match[str], values: Values) -> str:
     name, sign, default = found[1], found[2], found[3]
-    if name in values or sign is None:
+    if sign is not None and "+" in sign:  # the text only if the variable is set
+        return joined(default, values) if values.get(name) else ""
+    if name in values or sign is None or "?" in sign:
         return _of(name, values)
     value = joined(default, values)
     if "=" in sign:
         values[name] = value
     return value
+
+
+def variables_for_placeholders(text: str) -> str:
+    """`text` with variables for `<your account>`, `{account}` and `{{ account }}` of a template,
+    which a person must replace before another tool takes it."""
+    text = OF_TEMPLATE.sub(lambda found: f"${{{found[1] or found[2]}}}", text)
+    name = re.compile(r"\W+")
+    return PLACEHOLDER.sub(lambda one: f"${{{name.sub('_', one[0]).strip('_').upper()}}}", text)
 
 
 def _sum(text: str, values: Values) -> str | None:

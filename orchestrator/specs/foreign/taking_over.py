@@ -7,11 +7,14 @@ from pathlib import PurePath
 from orchestrator.errors import SpecError
 from orchestrator.specs.foreign.batch_script import from_script
 from orchestrator.specs.foreign.carried import Carried
-from orchestrator.specs.foreign.manifests import looks_like_manifest, objects_in, training_in
+from orchestrator.specs.foreign.manifests import KINDS, looks_like_manifest, objects_in, training_in
 from orchestrator.specs.foreign.pods import from_pods
 
 SHELL = re.compile(r"#!.*\b(ba|z|da|k)?sh\b")
 HELM = re.compile(r"\{\{-?\s*(\.|if |range |include |with |toYaml )")
+
+RUNS = re.compile(r"Job$|Workflow(Template)?$|^(RayCluster|StatefulSet)$")
+"""Kinds that run a program, and that ndctl does not read."""
 
 OWN = re.compile(r"^(cluster|model|run|train)\s*:", re.MULTILINE)
 
@@ -22,7 +25,7 @@ def taken_over(text: str, path: PurePath) -> Carried:
     Raises:
         SpecError: it is neither, or nothing in it trains.
     """
-    if is_script(text):
+    if is_script(text, path):
         return from_script(text, path.stem)
     if not looks_like_manifest(text):
         if OWN.search(text):
@@ -62,11 +65,17 @@ def taken_over(text: str, path: PurePath) -> Carried:
     return carried
 
 
-def is_script(text: str) -> bool:
+SUFFIXES = frozenset((".sh", ".bash", ".sbatch", ".slurm", ".pbs", ".lsf", ".qsub"))
+"""Of scripts that often have no first line with `#!`."""
+
+
+def is_script(text: str, path: PurePath) -> bool:
     """Whether a shell reads it."""
     if text.startswith("#!"):
         return SHELL.match(text) is not None
-    return re.search(r"^#SBATCH ", text, re.MULTILINE) is not None
+    if path.suffix in SUFFIXES and not looks_like_manifest(text):
+        return True
+    return re.search(r"^#(SBATCH|PBS|BSUB) ", text, re.MULTILINE) is not None
 
 
 def why_nothing(text: str) -> str:
@@ -74,6 +83,10 @@ def why_nothing(text: str) -> str:
     if HELM.search(text):
         return "this is a template of Helm, not a manifest"
     kinds = ", ".join(dict.fromkeys(re.findall(r"^kind: *[\"']?(\w+)", text, re.MULTILINE)))
+    known = {kind for _, kind in KINDS}
+    unknown = [kind for kind in kinds.split(", ") if RUNS.search(kind) and kind not in known]
+    if unknown:
+        return f"ndctl takes no {' or '.join(unknown)} over"
     return f"no job that trains is in this manifest ({kinds})"
 
 
@@ -81,7 +94,10 @@ def fix_of_nothing(text: str, path: PurePath) -> str:
     """What to do with such a manifest."""
     if HELM.search(text):
         return "helm template CHART > manifest.yaml, then ndctl init --from manifest.yaml"
-    return f"`kubectl apply -f {shlex.quote(str(path))}` creates it"
+    creates = f"`kubectl apply -f {shlex.quote(str(path))}` creates it"
+    if "takes no" in why_nothing(text):
+        return f"{creates}; ndctl takes {', '.join(dict.fromkeys(kind for _, kind in KINDS))} over"
+    return creates
 
 
 def command_for(path: PurePath) -> str:

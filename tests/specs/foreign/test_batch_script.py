@@ -182,7 +182,7 @@ def test_settings_of_accelerate_that_ranks_would_miss_are_named() -> None:
     ("words", "options"),
     [
         ("#SBATCH -J a --exclusive -p b", {"job_name": "a", "exclusive": "", "partition": "b"}),
-        ("#SBATCH --mail-type=begin\n#SBATCH --mail-type=end", {"mail_type": "end"}),
+        ("#SBATCH --mail-type=begin\n#SBATCH --mail-type=end", {"mail_type": "begin,end"}),
         ("##SBATCH -N 4", {}),
         ("#SBATCH --comment='it''s' # x", {"comment": "its"}),
         ("#SBATCH --comment=it's", {"comment": "it's"}),
@@ -464,3 +464,205 @@ def test_exported_variables_reach_the_ranks() -> None:
 def test_a_script_that_never_ends_is_read_in_time(body: str) -> None:
     carried = from_script(f"#!/bin/bash\n#SBATCH -N 2\n{body}\nsrun python train.py\n", "job")
     assert carried.cluster["hosts"] == 2
+
+
+def test_a_redirection_to_a_quoted_file_ends_there() -> None:
+    carried = taken(
+        '#!/bin/bash\nwhile read -r host; do\n  echo "$host"\ndone <"$HOSTS" >"$OUT"\n\n'
+        'mpirun -np 8 --npernode 4 python fit.py --name "a b" >"$OUT" 2>&1\n'
+    )
+    assert carried.run == {"script": "fit.py", "args": ["--name", "a b"]}
+    assert (carried.cluster["hosts"], carried.cluster["gpus_per_host"]) == (2, 4)
+
+
+def test_items_of_an_array_without_quotes_are_split() -> None:
+    text = '#!/bin/bash\nMORE=("--kind small one" "")\ntorchrun --nproc_per_node=2 a.py {} --end\n'
+    split = ["--kind", "small", "one", "--end"]
+    assert taken(text.format("${MORE[@]}")).run["args"] == split
+    whole = ["--kind small one", "", "--end"]
+    assert taken(text.format('"${MORE[@]}"')).run["args"] == whole
+    joined = ["--kind small one ", "--end"]
+    assert taken(text.format('"${MORE[*]}"')).run["args"] == joined
+
+
+def test_a_form_of_a_variable_that_only_a_shell_knows_stays_one_word() -> None:
+    carried = taken("#!/bin/bash\ntorchrun --nproc_per_node=2 a.py --name=${TASK// /_}-1\n")
+    assert carried.run["args"] == ["--name=${TASK// /_}-1"]
+    assert any("only the script's shell knows" in one for one in carried.before)
+
+
+def test_hosts_of_a_launcher_are_a_variable_or_asked_for() -> None:
+    text = "#!/bin/bash\ntorchrun --nnodes {} --nproc_per_node 8 a.py\n"
+    assert taken(text.format("$COUNT")).cluster["hosts"] == "${COUNT}"
+    assert taken(text.format("$COUNT:$COUNT")).cluster["hosts"] == "${COUNT}"
+    asked = taken(text.format("$(wc -l < hosts)"))
+    assert "set cluster.hosts: a launcher gets $(wc -l < hosts) hosts" in asked.before
+    ranks = taken("#!/bin/bash\nmpirun -np $(cat count) python a.py\n")
+    assert "set cluster.hosts: a launcher starts $(cat count) ranks" in ranks.before
+
+
+def test_a_script_that_srun_starts_keeps_its_container() -> None:
+    carried = taken(
+        "#!/bin/bash\n#SBATCH -N 2 --gres=gpu:8\nsrun --container-image=/img/a.sqsh \\\n"
+        "  bash -c 'export NODE=$SLURM_NODEID; ./inside.sh --fast'\n"
+    )
+    assert carried.run["program"] == "./inside.sh"
+    assert carried.run["args"] == ["--fast"]
+    assert carried.cluster["slurm"]["container"]["image"] == "/img/a.sqsh"
+
+
+def test_what_a_container_does_around_the_program_is_kept_or_said() -> None:
+    carried = taken(
+        "#!/bin/bash\n#SBATCH -N 1\nsrun apptainer exec img.sif bash -c '\n"
+        "  time cp /data/a /tmp; time python fit.py; time cp /tmp/out /data'\n"
+    )
+    assert carried.run["args"][-1] == "time cp /data/a /tmp; exec python fit.py"
+    said = "line 3: time cp /tmp/out /data (in the container, after the program)"
+    assert any(one.startswith("line 3: time cp /tmp/out") for one in carried.left), said
+
+
+def test_placeholders_of_a_template_become_variables() -> None:
+    carried = taken(
+        "#!/bin/bash\n#SBATCH -p { queue }\n#SBATCH -A <your account>\n#SBATCH -N {{ count }}\n"
+        '#SBATCH -t {LIMIT}\nsrun --container-image "<the image>" python a.py\n'
+    )
+    slurm = carried.cluster["slurm"]
+    assert (slurm["partition"], slurm["account"]) == ("${queue}", "${YOUR_ACCOUNT}")
+    assert (slurm["time"], carried.cluster["hosts"]) == ("${LIMIT}", "${count}")
+    assert slurm["container"]["image"] == "${THE_IMAGE}"
+    assert spec_of(carried).cluster.hosts == 2
+
+
+def test_a_script_that_starts_ray_says_so() -> None:
+    carried = taken("#!/bin/bash\nray start --head\nray job submit -- python3 -m lab.ppo --x 1\n")
+    assert any("starts a Ray cluster, and ndctl does not" in one for one in carried.before)
+    commented = taken("#!/bin/bash\n# ray start\ntorchrun --nproc_per_node=2 a.py\n")
+    assert commented.before == []
+
+
+def test_visible_devices_are_the_gpus_if_nothing_else_says_them() -> None:
+    text = "#!/bin/bash\nexport CUDA_VISIBLE_DEVICES=0,1,2\n{} a.py\n"
+    assert taken(text.format("python")).cluster["gpus_per_host"] == 3
+    assert taken(text.format("torchrun --nproc_per_node=2")).cluster["gpus_per_host"] == 2
+
+
+def test_a_script_behind_a_shell_is_the_program() -> None:
+    carried = taken(
+        "#!/bin/bash\ntorchrun --nproc_per_node=2 --no-python bash worker_command.sh 1\n"
+    )
+    assert carried.run == {"program": "bash", "args": ["worker_command.sh", "1"]}
+
+
+def test_a_name_of_any_length_is_one_that_a_spec_takes() -> None:
+    carried = from_script("torchrun --nproc_per_node=2 a.py\n", f"{'a' * 39}-{'b' * 9}")
+    assert spec_of(carried).name == "a" * 39
+
+
+def test_a_long_script_has_its_first_lines_said() -> None:
+    lines = "".join(f"prepare {number}\n" for number in range(300))
+    carried = taken(f"#!/bin/bash\n{lines}torchrun --nproc_per_node=2 a.py\n")
+    assert "200 more lines, from line 102" in carried.left
+    assert len(carried.left) == 102
+
+
+def test_eval_runs_its_line() -> None:
+    carried = taken('#!/bin/bash\nrun="torchrun --nproc_per_node=2 a.py --x 1"\neval ${run}\n')
+    assert carried.run == {"script": "a.py", "args": ["--x", "1"]}
+    assert carried.left == []
+
+
+def test_a_program_around_the_launcher_is_said() -> None:
+    carried = taken(
+        "#!/bin/bash\nA=1 nsys profile -o out torchrun --nproc_per_node=2 $SCRIPT --x 1\n"
+    )
+    assert (carried.run["script"], carried.run["args"]) == ("${SCRIPT}", ["--x", "1"])
+    assert "line 2: nsys around the program: ndctl starts it itself" in carried.left
+    python = taken("#!/bin/bash\nnumactl --membind=0 python a.py\n")
+    assert "line 2: numactl around the program: ndctl starts it itself" in python.left
+
+
+@pytest.mark.parametrize("line", ["git commit -m fix", "install -m 0755 a b", "mkdir -m 700 out"])
+def test_not_each_m_is_a_module_of_python(line: str) -> None:
+    carried = taken(f"#!/bin/bash\n{line}\n")
+    assert "set run: no program was found that runs on each rank" in carried.before
+
+
+def test_a_file_that_the_script_writes_for_its_program_is_said() -> None:
+    carried = taken(
+        '#!/bin/bash\necho "{}" > conf/ds.json\necho started > log.txt\n'
+        "torchrun --nproc_per_node=2 a.py --config=conf/ds.json\n"
+    )
+    assert any(one.startswith('line 2: echo "{}" > conf/ds.json') for one in carried.left)
+    assert not any("log.txt" in one for one in carried.left)
+
+
+def test_text_for_a_variable_that_is_set() -> None:
+    text = '#!/bin/bash\n{}\ntorchrun --nproc_per_node=2 a.py ${{SIZE:+--size "$SIZE"}} --end\n'
+    assert taken(text.format("SIZE=4")).run["args"] == ["--size", "4", "--end"]
+    assert taken(text.format("")).run["args"] == ["--end"]
+
+
+def test_variables_of_tmux_reach_the_ranks() -> None:
+    carried = taken(
+        "#!/bin/bash\nxargs -a hosts -I {} ssh {} tmux new -d -e HF_HOME=/data \\\n"
+        "  python -m torch.distributed.run --nproc-per-node 8 a.py -e B=2\n"
+    )
+    assert carried.run["env"] == {"HF_HOME": "/data"}
+    assert carried.run["args"] == ["-e", "B=2"]
+
+
+def test_a_segment_is_a_number() -> None:
+    carried = taken("#!/bin/bash\n#SBATCH -N 2 --segment=2\nsrun torchrun a.py\n")
+    assert spec_of(carried).cluster.slurm.segment == 2
+
+
+def test_gpus_without_a_number_are_one() -> None:
+    carried = taken("#!/bin/bash\n#SBATCH -N 2 --gres=gpu:h100\nsrun torchrun a.py\n")
+    assert carried.cluster["gpus_per_host"] == 1
+    assert carried.cluster["slurm"]["gpu_type"] == "h100"
+
+
+def test_arguments_keep_their_numbers_behind_shift() -> None:
+    carried = taken(
+        "#!/bin/bash\nHOST=$1\nshift\nCONF=$1\nshift 2\n"
+        "torchrun --nproc_per_node=2 a.py $CONF ${1:-x} $1\n"
+    )
+    assert carried.run["args"] == ["$2", "x", "$4"]
+    assert "replace $2, $4 in run, which are arguments of the script" in carried.before
+
+
+def test_a_variable_from_a_here_document_is_read() -> None:
+    carried = taken(
+        "#!/bin/bash\nread -r -d '' line <<EOF\nlab.fit \\\n   --lr 1 \\\n   --name \"a b\"\nEOF\n"
+        "deepspeed --num_gpus 4 --module $line\n"
+    )
+    assert carried.run["module"] == "lab.fit"
+    assert carried.run["args"][:2] == ["--lr", "1"]
+    assert carried.cluster["gpus_per_host"] == 4
+
+
+def test_the_launcher_says_its_ranks_and_not_srun() -> None:
+    carried = taken(
+        "#!/bin/bash\n#SBATCH --nodes=3\nsrun --nodes=2 --ntasks=2 \\\n"
+        "  bash -c 'accelerate launch --num_processes 16 a.py'\n"
+    )
+    assert carried.cluster["gpus_per_host"] == 8
+    note = "check cluster.hosts: the script takes 3 nodes, and starts the program on 2"
+    assert note in carried.before
+
+
+def test_tasks_without_nodes_are_said() -> None:
+    carried = taken("#!/bin/bash\n#SBATCH -n 384 --gpus-per-node=8\nsrun python a.py\n")
+    note = "set cluster.hosts: the script asks for 384 tasks, not for nodes"
+    assert note in carried.before
+
+
+def test_sets_of_resources_are_no_ranks() -> None:
+    carried = taken("#!/bin/bash\n#BSUB -nnodes 2\njsrun -n 2 --tasks_per_rs 6 python a.py\n")
+    assert (carried.cluster["hosts"], carried.cluster["gpus_per_host"]) == (2, 6)
+
+
+def test_hosts_that_an_argument_says_are_asked_for() -> None:
+    carried = taken("#!/bin/bash\nshift\nN=$1\ntorchrun --nnodes $N:$N --nproc_per_node=2 a.py\n")
+    assert carried.cluster["hosts"] == 1
+    assert "set cluster.hosts: a launcher gets $2:$2 hosts" in carried.before

@@ -1,7 +1,7 @@
 """Manifests that create pods which train together, with the parts that public examples have."""
 
 import re
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -429,3 +429,92 @@ spec:
     )
     assert spec_of(carried).cluster.kubernetes.env["WORK"] == "n=${1##*exit}; echo $n ${n} 2"
     assert carried.notes()[0].endswith("to replace here: SIZE")
+
+
+def test_a_script_in_the_command_of_a_pod_stays_a_script() -> None:
+    text = """apiVersion: v1
+kind: Pod
+metadata: {name: loop}
+spec:
+  containers:
+  - name: a
+    image: lab/a
+    command: [/bin/sh, -c, "while true; do code=$(next); ./step $code; done"]
+    resources: {limits: {nvidia.com/gpu: 2}}
+"""
+    carried = taken_over(text, PurePath("pod.yaml"))
+    program = carried.run["program"], carried.run["args"][0]
+    assert program == ("/bin/sh", "-c")
+    assert carried.run["args"][1].startswith("while true; do code=$(next)")
+    assert (carried.cluster["hosts"], carried.cluster["gpus_per_host"]) == (1, 2)
+    # The shell of each rank knows its variables.
+    assert not any("to set before you submit" in one for one in carried.notes())
+
+
+def test_claims_and_devices_that_are_no_gpus_are_kept_and_said() -> None:
+    text = """apiVersion: batch/v1
+kind: Job
+metadata: {name: a}
+spec:
+  template:
+    spec:
+      resourceClaims: [{name: devices, resourceClaimTemplateName: four}]
+      containers:
+      - name: a
+        image: lab/a
+        command: [python, fit.py]
+        resources: {claims: [{name: devices}], limits: {google.com/tpu: 4}}
+"""
+    carried = taken_over(text, PurePath("job.yaml"))
+    container = carried.cluster["kubernetes"]["pod_template"]["spec"]["containers"][0]
+    assert container["resources"]["claims"] == [{"name": "devices"}]
+    said = "\n".join(carried.before)
+    assert "set cluster.gpus_per_host: the pods get devices by resource claims" in said
+    assert "google.com/tpu is no GPU" in said
+
+
+def test_a_job_of_hyperpod_is_taken_over() -> None:
+    text = """apiVersion: sagemaker.amazonaws.com/v1
+kind: HyperPodPyTorchJob
+metadata: {name: a}
+spec:
+  nprocPerNode: "8"
+  runPolicy: {logMonitoringConfiguration: [{name: x}]}
+  replicaSpecs:
+  - name: pods
+    replicas: 3
+    template:
+      spec:
+        containers:
+        - name: a
+          image: lab/a
+          command: [hyperpodrun, --tee=3, fit.py, --lr=1]
+"""
+    carried = taken_over(text, PurePath("job.yaml"))
+    assert carried.run == {"script": "fit.py", "args": ["--lr=1"]}
+    assert (carried.cluster["hosts"], carried.cluster["gpus_per_host"]) == (3, 8)
+    assert "logMonitoringConfiguration: ndctl watches steps and hangs itself" in carried.left
+
+
+def test_the_gang_scheduler_of_a_runtime_is_taken() -> None:
+    text = """apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainingRuntime
+metadata: {name: gang}
+spec:
+  mlPolicy: {numNodes: 2, torch: {}}
+  podGroupPolicy: {volcano: {}}
+  template:
+    spec:
+      replicatedJobs:
+      - name: node
+        template: {spec: {template: {spec: {containers: [{name: node, image: lab/a}]}}}}
+---
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: a}
+spec:
+  runtimeRef: {name: gang}
+  trainer: {command: [torchrun, fit.py]}
+"""
+    carried = taken_over(text, PurePath("job.yaml"))
+    assert carried.cluster["kubernetes"]["gang_scheduler"] == "volcano"

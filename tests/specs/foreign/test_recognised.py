@@ -14,6 +14,7 @@ from orchestrator.cli import cli
 from orchestrator.errors import SpecError
 from orchestrator.load import load_spec, read_spec
 from orchestrator.specs.foreign.command_lines import LAUNCHERS, program_in, without_launcher
+from orchestrator.specs.foreign.recognised import foreign_text
 from orchestrator.specs.foreign.taking_over import taken_over
 
 FILES = {
@@ -241,3 +242,21 @@ def test_an_option_after_the_program_is_pointed_out(
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(cli, ["run", "--", "missing.py", "--hosts=2", "--lr", "1"])
     assert "note: --hosts=2 is an argument of missing.py" in done.output
+
+
+@pytest.mark.parametrize("name", ["start.sh", "job.slurm", "job.pbs"])
+def test_a_script_without_a_first_line_of_its_shell_is_one(name: str) -> None:
+    text = "set -x\ntorchrun --nproc_per_node=4 a.py --lr 1\n"
+    carried = taken_over(text, PurePath(name))
+    assert carried.run == {"script": "a.py", "args": ["--lr", "1"]}
+    assert carried.cluster["gpus_per_host"] == 4
+    what = foreign_text(text, PurePath(name))
+    assert what is not None
+    assert what[0] == "this is a script of a shell, not a job spec"
+
+
+def test_a_kind_that_ndctl_does_not_read_is_named() -> None:
+    text = "apiVersion: kubeflow.org/v1\nkind: TFJob\nmetadata: {name: a}\nspec: {}\n"
+    with pytest.raises(SpecError, match="ndctl takes no TFJob over") as refused:
+        taken_over(text, PurePath("a.yaml"))
+    assert "ndctl takes PyTorchJob, JobSet" in str(refused.value.fix)

@@ -1,0 +1,136 @@
+"""Which branches of a script run: `if`, `case`, and commands behind `&&` and `||`."""
+
+import re
+
+from orchestrator.specs.foreign.shell_words import Values, joined
+
+TESTS = ("[", "[[", "test")
+SIGNS = ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
+
+
+class Branches:
+    """Follows the commands of a script, one by one."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._entered: list[str] = []
+        """For each open `if` or `case`, `yes` while its branch runs, `no` before, `done` after."""
+        self._holds: bool | None = None
+        """Whether the condition between `if` and `then` holds so far."""
+        self._in_condition = False
+        self._tested: bool | None = None
+        """The result of the test before `&&` or `||`; None: no test, or only a shell knows."""
+        self._skips = False
+
+    def commands(self, words: list[str], after: str) -> list[str] | None:
+        """The command that follows on words of `if`; None: the words are its condition."""
+        self._skip(words, after)
+        first = words[0]
+        if first in ("if", "elif"):
+            self._open(first)
+            self._holds = holds(words[1:], self._values)
+            self._in_condition = True
+            return None
+        if first == "then":
+            if self._holds and self._entered and self._entered[-1] == "no":
+                self._entered[-1] = "yes"
+            self._in_condition = False
+            return words[1:]
+        if self._in_condition:
+            self._holds = _both(self._holds, holds(words, self._values), after)
+            return None
+        if first == "case":
+            self._entered.append("no")
+            return None
+        return self._close(words)
+
+    def run(self) -> bool:
+        """Whether the command that was given last runs."""
+        return not self._skips and set(self._entered) <= {"yes"}
+
+    def _open(self, first: str) -> None:
+        if first == "if":
+            self._entered.append("no")
+        elif self._entered:
+            self._entered[-1] = "done" if self._entered[-1] in ("yes", "done") else "no"
+
+    def _close(self, words: list[str]) -> list[str]:
+        first = words[0]
+        if first == "else" and self._entered:
+            self._entered[-1] = "yes" if self._entered[-1] == "no" else "done"
+        elif first in ("fi", "esac") and self._entered:
+            self._entered.pop()
+        return words[1:] if first in ("else", "fi", "esac") else words
+
+    def _skip(self, words: list[str], after: str) -> None:
+        """Whether a test before `&&` or `||` says that this command does not run."""
+        if after not in ("&&", "||"):
+            self._tested = None
+        known = (
+            self._tested if after == "&&" else None if self._tested is None else not self._tested
+        )
+        self._skips = known is False
+        if words[0] in TESTS and not self._skips:
+            self._tested = holds(words, self._values)
+
+
+def _both(left: bool | None, right: bool | None, after: str) -> bool | None:
+    """The result of two commands of a condition. `;` leaves that of the second."""
+    if after == "&&":
+        return bool(left and right)
+    return (left or right) if after == "||" else None if after else right
+
+
+def holds(words: list[str], values: Values) -> bool | None:
+    """Whether `[ … ]` holds. None: only a shell knows."""
+    if "||" in words:
+        return any(holds(part, values) for part in _parts(words, "||"))
+    if "&&" in words:
+        return all(_part_holds(part, values) for part in _parts(words, "&&"))
+    return _part_holds(words, values)
+
+
+def _parts(words: list[str], sign: str) -> list[list[str]]:
+    found: list[list[str]] = [[]]
+    for word in words:
+        if word == sign:
+            found.append([])
+        else:
+            found[-1].append(word)
+    return found
+
+
+def _part_holds(words: list[str], values: Values) -> bool | None:
+    given = [joined(word, values) for word in words if word not in (*TESTS, "]", "]]")]
+    # A variable that nothing sets is empty in a shell, but a job has those of Slurm.
+    given = [re.sub(r"\$\{(?!SLURM_)\w+\}", "", word) for word in given]
+    if given[:1] == ["!"]:
+        return len(given) > 1 and given[1] != "!" and not _result(given[1:], words)
+    return _result(given, words)
+
+
+def _result(given: list[str], words: list[str]) -> bool | None:
+    match given:
+        case ["-z", *text]:
+            return not any(text)
+        case ["-n", *text]:
+            return any(text)
+        case [left, sign, right] if sign in SIGNS:
+            # Inside of `[[ … ]]` an empty text is the number 0.
+            left, right = (one or ("0" if "[[" in words else "") for one in (left, right))
+            return _compared(left, sign, right)
+        case [left, "=" | "==", right] if not set("*?") & set(right):
+            return left == right
+        case [left, "!=", right] if not set("*?") & set(right):
+            return left != right
+    return None
+
+
+def _compared(left: str, sign: str, right: str) -> bool | None:
+    if not (left.isdecimal() and right.isdecimal()):
+        return None
+    small, same = int(left) < int(right), int(left) == int(right)
+    return {
+        "-eq": same, "-ne": not same, "-lt": small, "-le": small or same,
+        "-gt": not (small or same), "-ge": not small,
+    }[sign]  # fmt: skip
