@@ -208,7 +208,7 @@ def test_the_api_server_is_lost_during_a_submission(
     assert api.creations >= at
     if not job_exists:
         assert "was submitted only partly" in lost.value.message
-        assert "seen of it: ConfigMap job-launch" in lost.value.message
+        assert "found: ConfigMap job-launch" in lost.value.message
     assert len(known_mirrors(tmp_path, "job")) == 1
     kube.wait_for("the API server", lambda: kube.get("namespaces", namespace))
     ours = ["configmaps/job-launch"]

@@ -60,7 +60,11 @@ def needed(spec: KubernetesSpec) -> tuple[Right, ...]:
         beside += [ACCOUNTS, ROLES, ROLE_BINDINGS]
         # A user can only grant rights to the job's pods that the user has.
         of_pods = ("get", "list", "watch", *(("delete",) if spec.kind == "pytorchjob" else ()))
-        given = (*(Right(verb, PODS) for verb in of_pods), Right("list", EVENTS))
+        given = (
+            *(Right(verb, PODS) for verb in of_pods),
+            *(Right(verb, EVENTS) for verb in ("list", "create")),
+            Right("watch", kind),
+        )
     if spec.kind == "trainjob":
         beside.append(RUNTIMES)
     found = (
