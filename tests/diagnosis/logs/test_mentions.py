@@ -27,6 +27,7 @@ MENTIONS = (
     "resumed; the previous run ended with: CUDA error: uncorrectable ECC error encountered",
     "restart 3 of 10, reason: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus",
     "check 0.9.4: a missing device is fatal now; addresses XID 79 (GPU has fallen off the bus)",
+    "health: a GPU is drained if it has failed remapped rows",
 )
 REPORTS = (
     "RuntimeError: CUDA error: uncorrectable ECC error encountered",
@@ -44,6 +45,7 @@ REPORTS = (
     '{"level": "error", "msg": "CUDA error: uncorrectable ECC error encountered"}',
     '{"time": 7, "exception": "CUDA error: uncorrectable ECC error encountered"}',
     "HW Exception by GPU node-5 (Agent handle: 0x1) reason :GPU Hang",
+    "Warning  GPUMemoryError  9s  gpu-manager  Message=The device has failed remapped rows",
 )
 
 
