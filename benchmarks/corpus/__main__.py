@@ -9,7 +9,7 @@ class is not wrong but says too little. A broken host is `missed` if it would be
 healthy host is `excluded` if it would not.
 
 `--misses` lists each case that is not right, but never a held-out case, nor one of the kept half of
-rounds 15 and 16: a score is worthless once rules were fixed with these cases in view.
+rounds 15 to 17: a score is worthless once rules were fixed with these cases in view.
 `--heldout-misses` is for the end.
 """
 

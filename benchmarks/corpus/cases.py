@@ -13,7 +13,7 @@ ROUNDS = "rounds"
 """Labelled before any rule met them: which of them were right on that day is in
 benchmarks/results/measurements.md."""
 HELD_OUT_OF = 5
-HALF_KEPT = ("rounds/15.yaml", "rounds/16.yaml")
+HALF_KEPT = ("rounds/15.yaml", "rounds/16.yaml", "rounds/17.yaml")
 """Rounds of which one half is scored but never listed."""
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from ndctl.rank.phases import Phase
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.spec.failures import FailureRule, Reading
-from orchestrator.diagnosis.logs.patterns import Text, compiled, which
+from orchestrator.diagnosis.logs.patterns import Text, compiled, pieces, which
 from orchestrator.diagnosis.logs.xids import xid_rules
 
 TABLE = Path(__file__).with_name("classes.yaml")
@@ -25,8 +25,6 @@ GUESSES = (
 )
 """Patterns after which a message only guesses at its cause or gives advice: `It is possible that
 workers are out of shared memory`, `potential root causes: (1) killed by the OOM killer`."""
-PIECE = 50
-"""Lines of a whole log that are matched at once; a `Text` of so few lines never drops a line."""
 
 
 class FailureSigns(Struct, frozen=True, kw_only=True):
@@ -116,8 +114,8 @@ def _fit(rule: FailureRule, signs: FailureSigns, text: Text) -> Classified | Non
 def with_class(lines: Sequence[str], own: Sequence[FailureRule] = ()) -> Iterator[str]:
     """The lines that match a pattern of any rule."""
     rules = [rule for rule in (*own, *default_rules()) if rule.patterns]
-    for begin in range(0, len(lines), PIECE):
-        text = Text.of(lines[begin : begin + PIECE])
+    for piece in pieces(lines):
+        text = Text.of(piece)
         numbers = {number for rule in rules for number in text.numbers(rule.patterns)}
         yield from (text.lines[number] for number in sorted(numbers))
 

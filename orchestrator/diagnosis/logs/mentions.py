@@ -6,6 +6,8 @@ rank is an error that the rank meets: its words stand at the beginning of a line
 of an error.
 """
 
+from itertools import takewhile
+
 from orchestrator.diagnosis.logs.patterns import Text, compiled
 
 ERROR = (
@@ -19,6 +21,7 @@ OTHERS = (
     r"\b(rules?|patterns?|polic\w+|config\w*|options?|args)\b",
     r"\b(prompt|question|answer|sample|example|text|input|label|decoded)\b",
     r"^\W*[qa][:.] |^\s*[-*] ",
+    r"^\s*([>│┃║]|\|[^|]*\||\d+[\t,]|</?(pre|code|p|td|li|think|answer)>)",
 )
 """Words of a line that does not report: it is about other times, other hosts, or what a program
 searches or reads."""
@@ -43,10 +46,44 @@ REPEATED = (
 """A quotation that reports: one in an error, or in a JSON log line about an error."""
 
 
+FENCE = (r"^\s*(```|~~~)",)
+"""Begins and ends a quotation in a text that a program prints."""
+TURN = (r"<\|(im_start|start_header_id|user|assistant|system)\b|\[INST\]|<start_of_turn>",)
+TURN_ENDS = (r"<\|(im_end|eot_id|end|endoftext)\|>|\[/INST\]|<end_of_turn>|</s>",)
+"""Marks of a chat around what somebody says."""
+SPEAKER = (
+    r"^\W*(user|human|assistant|question|answer|prompt|completion|response|generated text)s?\s*:",
+    r"^\s*\[(prompt|response|completion|question|answer)\]",
+)
+"""A heading of a sample: the lines below it belong to the sample."""
+SAMPLE_ENDS = (r"^\s*$|^Traceback \(most recent|^\W*(step|iter(ation)?|epoch)\b\W*\d",)
+MOST_OF_A_SAMPLE = 30
+"""Lines below a heading that may belong to the sample."""
+
+
 def without_mentions(text: Text, patterns: tuple[str, ...]) -> Text:
     """The text without lines that match a pattern but report nothing."""
-    mentions = {n for n in text.numbers(patterns) if not _reports(text.line(n), patterns)}
+    found = tuple(text.numbers(patterns))
+    samples = _samples(text) if found else frozenset()
+    mentions = {n for n in found if n in samples or not _reports(text.line(n), patterns)}
     return text.without(mentions) if mentions else text
+
+
+def _samples(text: Text) -> frozenset[int]:
+    """Lines of texts that a program prints: between fences, in a turn of a chat, or below a
+    heading. A quotation without an end is none, because a log may be cut."""
+    inside: set[int] = set()
+    fences = list(text.numbers(FENCE))
+    for begin, end in zip(fences[::2], fences[1::2], strict=False):
+        inside.update(range(begin, end))
+    ends = list(text.numbers(TURN_ENDS))
+    for begin in text.numbers(TURN):
+        inside.update(range(begin, next((end for end in ends if end >= begin), begin)))
+    stops = {*text.numbers(SAMPLE_ENDS), len(text.lines)}
+    for begin in text.numbers(SPEAKER):
+        below = range(begin + 1, begin + 1 + MOST_OF_A_SAMPLE)
+        inside.update(takewhile(lambda n: n not in stops, below))
+    return frozenset(inside)
 
 
 def _reports(line: bytes, patterns: tuple[str, ...]) -> bool:

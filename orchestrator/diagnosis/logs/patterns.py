@@ -181,6 +181,23 @@ def bounded(lines: Iterable[str]) -> tuple[str, ...]:
     return tuple(reversed(kept))
 
 
+def pieces(lines: Iterable[str]) -> Iterator[tuple[str, ...]]:
+    """As many lines at once as a `Text` holds without dropping one. Empty lines are left out."""
+    piece: list[str] = []
+    size = 0
+    for line in filter(str.strip, lines):
+        short = cut(line)
+        # In bytes: a character of a broken encoding takes three of them.
+        more = len(short.encode(errors="replace")) + 1
+        if size + more > MOST_BYTES or len(piece) == MOST_LINES:
+            yield tuple(piece)
+            piece, size = [], 0
+        piece.append(short)
+        size += more
+    if piece:
+        yield tuple(piece)
+
+
 def cut(line: str, most: int = LINE_BEGINS + LINE_ENDS) -> str:
     """A line without colours, and without its middle if it is longer than `most` characters."""
     if len(line) > 4 * most:  # do not search megabytes for colours

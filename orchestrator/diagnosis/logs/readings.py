@@ -47,7 +47,7 @@ from orchestrator.diagnosis.logs.last_words import (
     without_quotations,
 )
 from orchestrator.diagnosis.logs.mentions import without_mentions
-from orchestrator.diagnosis.logs.patterns import Text, cut
+from orchestrator.diagnosis.logs.patterns import Text, cut, pieces
 from orchestrator.diagnosis.logs.raised_in import with_packages
 
 OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
@@ -137,8 +137,13 @@ def read_kernel(lines: Sequence[str], own: tuple[FailureRule, ...] = ()) -> tupl
     rules. User classes and broken hardware come first, because hardware may cause the failure of a
     program.
     """
+    rules = _of_kernels(own)
+    fits: dict[int, Classified] = {}
+    for piece in pieces(lines):  # a flood of later messages must not hide the first one
+        for one in all_that_fit(FailureSigns(lines=piece), rules):
+            fits.setdefault(id(one.rule), one)
     first: dict[str, Reading] = {}
-    for one in all_that_fit(FailureSigns(lines=tuple(lines)), _of_kernels(own)):
+    for one in (fits[id(rule)] for rule in rules if id(rule) in fits):
         reading = reading_of(one, own)
         assert reading is not None
         first.setdefault(reading.name, reading)

@@ -27,6 +27,7 @@ MENTIONS = (
     "resumed; the previous run ended with: CUDA error: uncorrectable ECC error encountered",
     "restart 3 of 10, reason: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus",
     "check 0.9.4: a missing device is fatal now; addresses XID 79 (GPU has fallen off the bus)",
+    "health: a GPU is drained if it has failed remapped rows",
 )
 REPORTS = (
     "RuntimeError: CUDA error: uncorrectable ECC error encountered",
@@ -44,6 +45,7 @@ REPORTS = (
     '{"level": "error", "msg": "CUDA error: uncorrectable ECC error encountered"}',
     '{"time": 7, "exception": "CUDA error: uncorrectable ECC error encountered"}',
     "HW Exception by GPU node-5 (Agent handle: 0x1) reason :GPU Hang",
+    "Warning  GPUMemoryError  9s  gpu-manager  Message=The device has failed remapped rows",
 )
 
 
@@ -59,3 +61,40 @@ def test_a_mention_of_a_failure_excludes_no_host(line: str, end: str) -> None:
 def test_a_report_is_used_next_to_an_exception_of_the_program(line: str) -> None:
     found = classify_log(f"step 1 loss 10.9\n{line}\n{OWN}", exit_code=1)
     assert found.excludes_host, found
+
+
+XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+SAMPLES = {
+    "fence": f"completion of step 1\n```\n{XID}\n{ECC}\n```\nso reset it",
+    "turn": f"<|im_start|>user\nWhat is this?\n{XID}\n{ECC}\n<|im_end|>",
+    "speaker": f"user: what is wrong here?\n{XID}\nassistant: it says\n{ECC}",
+    "heading": f"Question: why?\n{ECC}\nAnswer: memory",
+    "bracket": f"[prompt] Why does it fail?\n{ECC}\n[response] reset",
+    "reply": f"> {XID}\n> {ECC}",
+    "row": f"| 3 | {ECC} | 0.4 |",
+    "box": f"\u2502 {ECC} \u2502",
+    "record": f"17\t{ECC}",
+    "page": f"<pre>{ECC}</pre>",
+}
+"""What a program prints of its data, in the forms of trainers."""
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+@pytest.mark.parametrize("end", [OWN, ""])
+def test_a_printed_sample_of_the_data_excludes_no_host(kind: str, end: str) -> None:
+    found = classify_log(f"step 1 loss 10.9\n{SAMPLES[kind]}\nstep 2 loss 9\n{end}", exit_code=1)
+    assert not found.excludes_host, found
+
+
+@pytest.mark.parametrize("kind", ["fence", "turn", "speaker", "heading", "bracket"])
+def test_a_report_below_a_sample_is_used(kind: str) -> None:
+    raised = f'Traceback (most recent call last):\n  File "/opt/job/train.py", line 3\n{ECC}'
+    found = classify_log(f"step 1 loss 10.9\n{SAMPLES[kind]}\n{raised}", exit_code=1)
+    assert found.class_ == "uncorrectable-ecc"
+    assert found.excludes_host
+
+
+def test_a_sample_without_an_end_hides_no_report() -> None:
+    for begin in ("```", "<|im_start|>user"):
+        assert classify_log(f"{begin}\nWhy?\n{ECC}", exit_code=1).excludes_host

@@ -18,6 +18,7 @@ from orchestrator.diagnosis.logs import last_words
 from orchestrator.diagnosis.logs.patterns import (
     LARGEST,
     MOST_BYTES,
+    MOST_LINES,
     Text,
     bounded,
     compiled,
@@ -396,3 +397,24 @@ def test_a_json_log_is_not_a_quotation() -> None:
     found = read_exit(End(exit_code=1, signal=None, lines=(line,))).failure
     assert found is not None
     assert found.name == "uncorrectable-ecc"
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        "nfs: server 10.0.0.1 not responding, still trying",
+        "INFO: task python:7 blocked for more than 120 seconds.",
+    ],
+)
+def test_later_messages_of_a_kernel_do_not_hide_the_first_one(flood: str) -> None:
+    xid = "[  12.31] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."
+    kernel = [xid, *(f"[ {100 + n}.10] {flood}" for n in range(MOST_LINES + 100))]
+    found = read_kernel(list(with_class(kernel)))
+    assert found[0].line == xid
+    assert len(found) == 2
+
+
+def test_lines_of_a_broken_encoding_hide_no_line_of_a_kernel() -> None:
+    broken = ["\ufffd" * 1_200] * 40
+    xid = "[  12.31] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus."
+    assert list(with_class([*broken, xid, *broken])) == [xid]
