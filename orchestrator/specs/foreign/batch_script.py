@@ -206,7 +206,7 @@ def options_in(text: str) -> dict[str, str]:
     words: list[str] = []
     for line in re.findall(r"^#SBATCH[ \t]+(.*)", text, re.MULTILINE):
         line = variables_for_placeholders(line)
-        if line.split()[0] in ("hetjob", "packjob"):
+        if line.split()[:1] in (["hetjob"], ["packjob"]):
             return {**_options(words), "hetjob": ""}
         try:
             words += shlex.split(line, comments=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.contract.codec import Problem
 from orchestrator.specs.foreign.command_lines import program_in
-from orchestrator.specs.foreign.manifests import looks_like_manifest, training_in
+from orchestrator.specs.foreign.pods.manifests import looks_like_manifest, training_in
 from orchestrator.specs.foreign.taking_over import (
     command_for,
     fix_of_nothing,

@@ -7,8 +7,16 @@ from pathlib import PurePath
 from orchestrator.errors import SpecError
 from orchestrator.specs.foreign.batch_script import from_script
 from orchestrator.specs.foreign.carried import Carried
-from orchestrator.specs.foreign.manifests import KINDS, looks_like_manifest, objects_in, training_in
-from orchestrator.specs.foreign.pods import from_pods
+from orchestrator.specs.foreign.pods.from_pods import from_pods
+from orchestrator.specs.foreign.pods.manifests import (
+    KINDS,
+    at,
+    looks_like_manifest,
+    objects_in,
+    reads,
+    training_in,
+)
+from orchestrator.specs.foreign.pods.wrong_types import wrong_types
 
 SHELL = re.compile(r"#!.*\b(ba|z|da|k)?sh\b")
 HELM = re.compile(r"\{\{-?\s*(\.|if |range |include |with |toYaml )")
@@ -44,13 +52,14 @@ def taken_over(text: str, path: PurePath) -> Carried:
             f"{path}: neither a script of a shell nor a manifest of Kubernetes",
             fix="write a first spec with `ndctl init`, or give such a file",
         )
+    _check_types(text, path)
     found = [*training_in(text)]
     if not found:
         raise SpecError(f"{path}: {why_nothing(text)}", fix=fix_of_nothing(text, path))
     one, pods = found[0]
     carried = from_pods(one, pods, path.stem)
     beside = [
-        f"{each.get('kind')} {each.get('metadata', {}).get('name')}"
+        f"{each.get('kind')} {at(each, 'metadata', 'name')}"
         for each in objects_in(text)
         if each.get("kind") and each not in [one for one, _ in found]
     ]
@@ -60,9 +69,24 @@ def taken_over(text: str, path: PurePath) -> Carried:
         )
     for other, _ in found[1:]:
         if "Runtime" not in str(other.get("kind")):
-            name = other.get("metadata", {}).get("name")
+            name = at(other, "metadata", "name")
             carried.leave(f"{other['kind']} {name}: a spec is one job; give it a file of its own")
     return carried
+
+
+def _check_types(text: str, path: PurePath) -> None:
+    wrong = [
+        f"{one.get('kind')}: {what}"
+        for one in objects_in(text)
+        if reads(one)
+        for what in wrong_types(one)
+    ]
+    if wrong:
+        raise SpecError(
+            f"{path}: Kubernetes would refuse it: {'; '.join(wrong)}",
+            fix=f"correct it; `kubectl create --dry-run=server -f {shlex.quote(str(path))}` checks"
+            " a manifest",
+        )
 
 
 SUFFIXES = frozenset((".sh", ".bash", ".sbatch", ".slurm", ".pbs", ".lsf", ".qsub"))

@@ -666,3 +666,8 @@ def test_hosts_that_an_argument_says_are_asked_for() -> None:
     carried = taken("#!/bin/bash\nshift\nN=$1\ntorchrun --nnodes $N:$N --nproc_per_node=2 a.py\n")
     assert carried.cluster["hosts"] == 1
     assert "set cluster.hosts: a launcher gets $2:$2 hosts" in carried.before
+
+
+def test_a_line_of_options_without_an_option_says_nothing() -> None:
+    carried = from_script("#!/bin/bash\n#SBATCH \n#SBATCH --nodes=2\nsrun python fit.py\n", "a")
+    assert carried.cluster["hosts"] == 2

@@ -11,7 +11,7 @@ from orchestrator.cli import cli
 from orchestrator.errors import SpecError
 from orchestrator.load import load_spec
 from orchestrator.specs.foreign.carried import Carried
-from orchestrator.specs.foreign.manifests import MOST_VALUES
+from orchestrator.specs.foreign.pods.manifests import MOST_VALUES
 from orchestrator.specs.foreign.taking_over import taken_over
 
 POD = """
@@ -228,8 +228,8 @@ def test_a_program_that_is_not_found_is_asked_for() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "apiVersion: v1\nkind: Pod\nspec: []\n",
-        "apiVersion: batch/v1\nkind: Job\nspec: [1]\n",
+        "apiVersion: v1\nkind: Pod\n",
+        "apiVersion: batch/v1\nkind: Job\nspec:\n",
         "apiVersion: batch/v1\nkind: Job\n  spec\n: [",
         # Aliases of aliases: ten lines that stand for a billion values.
         "apiVersion: batch/v1\nkind: Job\nspec:\n  a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
@@ -518,3 +518,65 @@ spec:
 """
     carried = taken_over(text, PurePath("job.yaml"))
     assert carried.cluster["kubernetes"]["gang_scheduler"] == "volcano"
+
+
+def test_values_of_other_types_are_named_all_at_once() -> None:
+    text = """apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: a, labels: [x]}
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: [2]
+      template:
+        metadata: null
+        spec:
+          volumes: {data: {}}
+          nodeSelector: $SELECTOR
+          containers:
+          - name: 7
+            image: lab/a
+            command: torchrun fit.py
+            env: [A=1]
+            resources: {limits: {1: {}}}
+"""
+    with pytest.raises(SpecError) as refused:
+        taken_over(text, PurePath("job.yaml"))
+    spec = "PyTorchJob: spec.pytorchReplicaSpecs.Worker"
+    pod = f"{spec}.template.spec"
+    assert refused.value.message.removeprefix("job.yaml: Kubernetes would refuse it: ").split(
+        "; "
+    ) == [
+        "PyTorchJob: metadata.labels must be a mapping of texts, not such a list",
+        f"{spec}.replicas must be one value, not such a list",
+        f"{pod}.volumes must be a list of mappings, not a mapping",
+        f"{pod}.nodeSelector must be a mapping of texts, not '$SELECTOR'",
+        f"{pod}.containers[0].name must be a text, not '7'",
+        f"{pod}.containers[0].command must be a list of texts, not 'torchrun fit.py'",
+        f"{pod}.containers[0].env must be a list of mappings, not such a list",
+        f"{pod}.containers[0].resources.limits must be a mapping of texts, not a mapping",
+    ]
+
+
+def test_null_is_a_value_that_is_absent() -> None:
+    text = """apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: a, labels:, annotations: {1: 2}}
+spec:
+  pytorchReplicaSpecs:
+    Master:
+    Worker:
+      template:
+        spec:
+          volumes:
+          containers:
+          - name: a
+            image: lab/a
+            command: [torchrun, fit.py]
+            env:
+            args:
+            resources: {limits: {nvidia.com/gpu: 8, 2: 3}}
+"""
+    carried = taken_over(text, PurePath("job.yaml"))
+    assert carried.run == {"script": "fit.py", "args": []}
+    assert (carried.cluster["hosts"], carried.cluster["gpus_per_host"]) == (1, 8)

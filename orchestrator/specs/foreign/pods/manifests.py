@@ -7,6 +7,8 @@ from typing import Any
 import yaml
 from msgspec import Struct, field
 
+from orchestrator.specs.foreign.pods.wrong_types import without_nulls
+
 TRAINS = "trainer.kubeflow.org/trainjob-ancestor-step"
 """The label of the pods of a runtime that get a TrainJob's `trainer`."""
 MOST_VALUES = 20_000
@@ -39,7 +41,19 @@ def objects_in(text: str) -> list[dict[str, Any]]:
         return []
     objects = [one for part in found for one in _items(part)]
     budget = [MOST_VALUES]
-    return objects if all(_is_small(one, budget) for one in objects) else []
+    if not all(_is_small(one, budget) for one in objects):
+        return []
+    return [without_nulls(one) for one in objects]
+
+
+def reads(one: Mapping[str, Any]) -> bool:
+    """Whether the pods of this object, or of one that names it, may become a spec."""
+    kind = str(one.get("kind"))
+    return _key(one) in KINDS or "TrainingRuntime" in kind
+
+
+def _key(one: Mapping[str, Any]) -> tuple[str, str]:
+    return str(one.get("apiVersion", "")).partition("/")[0], str(one.get("kind"))
 
 
 def _items(part: Any) -> list[dict[str, Any]]:
@@ -70,8 +84,7 @@ def pods_of(one: Mapping[str, Any], others: list[dict[str, Any]]) -> Pods | None
     Args:
         others: all objects of the file; a TrainJob may name one of them.
     """
-    group = str(one.get("apiVersion", "")).partition("/")[0]
-    read = KINDS.get((group, str(one.get("kind"))))
+    read = KINDS.get(_key(one))
     spec = one.get("spec")
     if read is None or not isinstance(spec, dict):
         return None

@@ -9,8 +9,8 @@ from orchestrator.contract.spec.job_spec import kubernetes_name
 from orchestrator.contract.spec.slurm_spec import bad_variable
 from orchestrator.specs.foreign.carried import Carried, braced, job_name, number_of
 from orchestrator.specs.foreign.command_lines import sizes_of, variable_ranks
-from orchestrator.specs.foreign.manifests import Pods, at
-from orchestrator.specs.foreign.pod_volumes import own_container, set_volumes
+from orchestrator.specs.foreign.pods.manifests import Pods, at
+from orchestrator.specs.foreign.pods.volumes import own_container, set_volumes
 from orchestrator.specs.foreign.run_key import set_program, set_variables
 from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell
 from orchestrator.specs.foreign.shell_words import variables_for_placeholders

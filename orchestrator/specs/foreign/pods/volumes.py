@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.specs.foreign.carried import Carried, braced
-from orchestrator.specs.foreign.manifests import at
+from orchestrator.specs.foreign.pods.manifests import at
 
 CONTAINER: Mapping[str, str] = {"pytorchjob": "pytorch", "jobset": "pytorch", "trainjob": "node"}
 """The container of ndctl's agent in the pods of each kind, as the renderer names it."""
