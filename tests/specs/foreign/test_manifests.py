@@ -561,7 +561,7 @@ spec:
 def test_null_is_a_value_that_is_absent() -> None:
     text = """apiVersion: kubeflow.org/v1
 kind: PyTorchJob
-metadata: {name: a, labels:, annotations: {1: 2}}
+metadata: {name: a, labels: null, annotations: {1: 2}}
 spec:
   pytorchReplicaSpecs:
     Master:
