@@ -162,17 +162,13 @@ def _created(api: Api, namespace: str, item: Object) -> Object:
 def _may_vanish(api: Api, namespace: str, item: Object) -> bool:
     """Whether the object in the place of `item` is of a former job, so that Kubernetes deletes it:
     the new ConfigMap, its owner, was just created, so the former owner is gone."""
-    owners = lookup(item, ("metadata", "ownerReferences"), [])
-    if not owners:
+    if not _owners(item):
         return False
     try:
         there = api.get(resource_of(item), namespace, name_of(item))
     except Forbidden:
         return True
-    if there is None:
-        return True
-    same = lookup(there, ("metadata", "ownerReferences"), []) == owners
-    return not same and is_ours(there, lookup(item, ("metadata", "labels", LABEL)))
+    return there is None or (_is_of_job(there, item) and _owners(there) != _owners(item))
 
 
 def _found(api: Api, namespace: str, item: Object) -> Object | None:
@@ -184,9 +180,16 @@ def _found(api: Api, namespace: str, item: Object) -> Object | None:
         return item
     if there is None:
         return None
-    owners = lookup(item, ("metadata", "ownerReferences"), [])
-    same = lookup(there, ("metadata", "ownerReferences"), []) == owners
-    return there if same and is_ours(there, lookup(item, ("metadata", "labels", LABEL))) else None
+    return there if _is_of_job(there, item) and _owners(there) == _owners(item) else None
+
+
+def _owners(item: Object) -> Any:
+    return lookup(item, ("metadata", "ownerReferences"), [])
+
+
+def _is_of_job(there: Object, item: Object) -> bool:
+    """Whether `there` belongs to the job of `item`."""
+    return is_ours(there, lookup(item, ("metadata", "labels", LABEL)))
 
 
 def _another(item: Object, namespace: str, exc: Conflict) -> BackendError:

@@ -483,6 +483,7 @@ spec:
   replicaSpecs:
   - name: pods
     replicas: 3
+    spares: 1
     template:
       spec:
         containers:
@@ -494,6 +495,7 @@ spec:
     assert carried.run == {"script": "fit.py", "args": ["--lr=1"]}
     assert (carried.cluster["hosts"], carried.cluster["gpus_per_host"]) == (3, 8)
     assert "logMonitoringConfiguration: ndctl watches steps and hangs itself" in carried.left
+    assert "spares of replicaSpecs: set cluster.spare_hosts" in carried.left
 
 
 def test_the_gang_scheduler_of_a_runtime_is_taken() -> None:

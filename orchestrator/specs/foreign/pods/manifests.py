@@ -127,7 +127,7 @@ def _hyperpod(spec: dict[str, Any]) -> Pods:
     groups = [one for one in at(spec, "replicaSpecs") or [] if isinstance(one, dict)]
     notes: list[str] = []
     if any(at(one, "spares") for one in groups):
-        notes.append("spares of replicaSpecs: set resilience.spares")
+        notes.append("spares of replicaSpecs: set cluster.spare_hosts")
     if at(spec, "runPolicy", "logMonitoringConfiguration"):
         notes.append("logMonitoringConfiguration: ndctl watches steps and hangs itself")
     return Pods(
