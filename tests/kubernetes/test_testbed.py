@@ -109,7 +109,10 @@ def test_jobs_of_the_other_kinds_run(kube: KubeTestbed, kind: str) -> None:
     kube.apply({"apiVersion": version, "kind": name, "metadata": {"name": "job"}, "spec": spec})
     done = {"jobset": "Completed", "trainjob": "Complete"}[kind]
     kube.wait_for(done, lambda: done in kube.conditions(f"{kind}s", "job"))
-    assert len(kube.objects("pods")) == 2
+    # On a busy machine the controller may have replaced a pod that it did not see yet.
+    index = "batch.kubernetes.io/job-completion-index"
+    succeeded = [pod for pod in kube.objects("pods") if pod["status"]["phase"] == "Succeeded"]
+    assert {pod["metadata"]["annotations"][index] for pod in succeeded} == {"0", "1"}
 
 
 def test_volumes_and_values_come_from_the_api(kube: KubeTestbed) -> None:

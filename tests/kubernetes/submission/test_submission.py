@@ -172,8 +172,8 @@ def submission(run_root: Path, namespace: str) -> payload.Submission:
     return payload.Submission(planned=planned, run_root=run_root)
 
 
-JOB = 7
-"""Number of the job object: ConfigMap, account, Role, binding, policy and Secret come first."""
+JOB = 8
+"""Number of the job object: two ConfigMaps, account, Role, binding, policy and Secret come first."""
 
 
 @pytest.mark.parametrize(
