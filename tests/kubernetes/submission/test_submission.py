@@ -173,7 +173,7 @@ def submission(run_root: Path, namespace: str) -> payload.Submission:
 
 
 JOB = 8
-"""Number of the job object: two ConfigMaps, account, Role, binding, policy and Secret come first."""
+"""Number of the job object: two ConfigMaps, account, Role, binding, policy and Secret are first."""
 
 
 @pytest.mark.parametrize(
