@@ -16,6 +16,7 @@ def test_a_piece_and_the_pause_after_it_use_the_share_of_a_processor() -> None:
 
 def test_a_save_that_is_hurried_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "SHARE", 1e-9)
+    monkeypatch.setattr(pace, "FREE_S", 0.0)
     kept, written = Pace(), threading.Semaphore(0)
 
     def write() -> None:
@@ -30,3 +31,11 @@ def test_a_save_that_is_hurried_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     kept.hurry()
     thread.join(60)
     assert not thread.is_alive()
+
+
+def test_a_small_save_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "SHARE", 1e-9)
+    monkeypatch.setattr(pace, "FREE_S", 100.0)
+    kept = Pace()
+    for _ in range(1000):
+        kept.keep()

@@ -87,6 +87,7 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
         mock.patch.object(WatchedFiles, "create_stream", waiting),
         mock.patch.object(main_module, "Checkpoints", slow.checkpoints()),
         mock.patch.object(pace, "SHARE", 1e-9),
+        mock.patch.object(pace, "FREE_S", 0.0),
     ):
         code = training_worker.run_case({"config": case["config"]}, env)["code"]
     owner.close()
