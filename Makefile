@@ -65,8 +65,8 @@ lint: $(DEV_READY)
 check: lint
 	$(BIN)/mypy
 
-# On a new machine this uses the core that pip leaves idle. A build that fails is tried again by the
-# tests, which say why.
+# On a new machine this uses the core that pip leaves idle. If make is interrupted, it goes on, and
+# the next run finds its result. A build that fails is tried again by the tests, which say why.
 control-plane:
 	@nice manifests/testbed/kube_envtest.sh </dev/null >/dev/null 2>&1 &
 

@@ -26,7 +26,7 @@ def run_root_of(option: str | None, environ: Mapping[str, str], spec_root: str =
 
 def user_run_root(environ: Mapping[str, str]) -> str | None:
     """From the user's settings. Raises SpecError if they have a mistake."""
-    if not _has_settings(environ):
+    if not env.has_user_config(environ):
         return None
     from orchestrator.specs import user_config
 
@@ -35,17 +35,11 @@ def user_run_root(environ: Mapping[str, str]) -> str | None:
 
 def user_price(environ: Mapping[str, str]) -> float | None:
     """Price of a GPU for an hour, as `user_run_root`."""
-    if not _has_settings(environ):
+    if not env.has_user_config(environ):
         return None
     from orchestrator.specs import user_config
 
     return user_config.user_price(environ)
-
-
-def _has_settings(environ: Mapping[str, str]) -> bool:
-    """A user without settings must not wait for the modules that read them."""
-    file = env.user_config_file(environ)
-    return file is not None and file.exists()
 
 
 def find_job(run_root: Path, name: str) -> RunDir:

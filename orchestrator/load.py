@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import fields, replace
 
 from orchestrator.contract.codec import Problem, encode, fields_of, join, key_of
-from orchestrator.contract.files.env import user_config_file
+from orchestrator.contract.files.env import has_user_config
 from orchestrator.contract.spec.job_spec import CommonSpec, JobSpec, ScriptSpec
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.contract.spec.types import OVERLAY, SET
@@ -183,8 +183,7 @@ def _document(
 
 def _use_settings(document: Document, environ: Mapping[str, str] | None) -> None:
     """Put the user's settings where the spec and the options say nothing."""
-    file = None if environ is None else user_config_file(environ)
-    if environ is not None and file is not None and file.exists():
+    if environ is not None and has_user_config(environ):
         from orchestrator.specs.user_config import lay_under
 
         lay_under(document, environ)

@@ -139,6 +139,14 @@ def test_an_empty_file_changes_nothing(environ: dict[str, str], tmp_path: Path, 
     assert read_spec(tmp_path / "job.yaml", (), environ) == read_spec(tmp_path / "job.yaml")
 
 
+def test_a_file_that_cannot_be_read_is_refused_by_name(environ: dict[str, str]) -> None:
+    file = config(environ)
+    file.unlink()
+    file.symlink_to(file)
+    with pytest.raises(SpecError, match=r"config\.yaml: cannot be read: Too many levels"):
+        run_root_of(None, environ)
+
+
 def test_a_file_that_others_can_write_is_refused(environ: dict[str, str], tmp_path: Path) -> None:
     config(environ).chmod(0o666)
     with pytest.raises(SpecError, match="can be written by every user") as refused:

@@ -139,7 +139,8 @@ def _make(api: Api, namespace: str, helpers: Sequence[Object], job: Object) -> N
 
 
 def _created(api: Api, namespace: str, item: Object) -> Object:
-    """Create it. After a lost answer it is unknown whether the object exists."""
+    """Create it. After a lost answer it is unknown whether the object exists, and it may be our
+    own; but not if it was there before."""
     may_be_mine = was_there = False
     for wait_s in (*AGAIN_S, None):
         try:

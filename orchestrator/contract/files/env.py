@@ -174,3 +174,15 @@ def user_config_file(environ: Mapping[str, str]) -> Path | None:
             return None
         base = home / ".config"
     return base / "ndctl" / "config.yaml"
+
+
+def has_user_config(environ: Mapping[str, str]) -> bool:
+    """Whether `specs.user_config` has to be asked; without settings nobody waits for its import.
+    Also true if that cannot be seen, in a folder of another user: then it says so."""
+    file = user_config_file(environ)
+    try:
+        return file is not None and bool(file.lstat())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True

@@ -74,6 +74,8 @@ def _samples(text: Text) -> frozenset[int]:
     heading. A quotation without an end is none, because a log may be cut."""
     inside: set[int] = set()
     fences = list(text.numbers(FENCE))
+    if len(fences) % 2:  # the log was cut inside of a sample, so any part may be one
+        inside.update(range(fences[0], fences[-1]))
     for begin, end in zip(fences[::2], fences[1::2], strict=False):
         inside.update(range(begin, end))
     ends = list(text.numbers(TURN_ENDS))

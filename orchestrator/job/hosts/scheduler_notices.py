@@ -9,8 +9,9 @@ from orchestrator.job.state import Run, has_successors, hosts_given
 
 NOTICES_S = 15.0
 """Seconds between two questions about the hosts."""
-UNHEARD_S = 5.0
-"""The same while the job waits for hosts from which no agent has come: perhaps none can."""
+UNHEARD_S = 3.0
+"""The same while the job waits for hosts from which no agent has come: perhaps none can. Less than
+a new leader waits for spares, so that a spare that cannot be used is known before ranks start."""
 HURRY_S = 2.0
 """The same while the job waits for a lost agent: that its host is down settles it."""
 

@@ -74,6 +74,10 @@ def taken_over(text: str, path: PurePath) -> Carried:
     return carried
 
 
+MOST_SAID = 20
+"""Most values of wrong types that one message names."""
+
+
 def _check_types(text: str, path: PurePath) -> None:
     wrong = [
         f"{one.get('kind')}: {what}"
@@ -82,8 +86,9 @@ def _check_types(text: str, path: PurePath) -> None:
         for what in wrong_types(one)
     ]
     if wrong:
+        more = [f"and {len(wrong) - MOST_SAID} more"] if len(wrong) > MOST_SAID else []
         raise SpecError(
-            f"{path}: Kubernetes would refuse it: {'; '.join(wrong)}",
+            f"{path}: Kubernetes would refuse it: {'; '.join([*wrong[:MOST_SAID], *more])}",
             fix=f"correct it; `kubectl create --dry-run=server -f {shlex.quote(str(path))}` checks"
             " a manifest",
         )

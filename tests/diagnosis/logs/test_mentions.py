@@ -98,3 +98,8 @@ def test_a_report_below_a_sample_is_used(kind: str) -> None:
 def test_a_sample_without_an_end_hides_no_report() -> None:
     for begin in ("```", "<|im_start|>user"):
         assert classify_log(f"{begin}\nWhy?\n{ECC}", exit_code=1).excludes_host
+
+
+def test_a_log_that_begins_inside_of_a_sample_excludes_no_host() -> None:
+    found = classify_log(f"cut here\n```\nso reset it\n```\n{ECC}\n```\n{OWN}", exit_code=1)
+    assert not found.excludes_host, found

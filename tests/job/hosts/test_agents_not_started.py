@@ -103,7 +103,7 @@ def test_the_scheduler_is_asked_sooner_about_hosts_without_an_agent() -> None:
     job.leads()
     job.registers("host-0")
     assert unheard(job.run) == ("host-1",)
-    assert next_question_s(job.run) == UNHEARD_S
+    assert next_question_s(job.run) == UNHEARD_S < SETTLE_S
     job.registers("host-1")
     assert unheard(job.run) == ()
     assert next_question_s(job.run) == NOTICES_S

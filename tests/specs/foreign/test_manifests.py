@@ -231,6 +231,7 @@ def test_a_program_that_is_not_found_is_asked_for() -> None:
         "apiVersion: v1\nkind: Pod\n",
         "apiVersion: batch/v1\nkind: Job\nspec:\n",
         "apiVersion: batch/v1\nkind: Job\n  spec\n: [",
+        "apiVersion: batch/v1\nkind: Job\nspec: {x: " + "[" * 3000 + "]" * 3000 + "}\n",
         # Aliases of aliases: ten lines that stand for a billion values.
         "apiVersion: batch/v1\nkind: Job\nspec:\n  a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
         + "".join(
@@ -582,3 +583,11 @@ spec:
     carried = taken_over(text, PurePath("job.yaml"))
     assert carried.run == {"script": "fit.py", "args": []}
     assert (carried.cluster["hosts"], carried.cluster["gpus_per_host"]) == (1, 8)
+
+
+def test_a_message_names_twenty_values_of_wrong_types_at_most() -> None:
+    text = "apiVersion: batch/v1\nkind: Job\nspec:\n  x:\n" + "  - {replicas: [1]}\n" * 500
+    with pytest.raises(SpecError) as refused:
+        taken_over(text, PurePath("job.yaml"))
+    assert refused.value.message.count("replicas") == 20
+    assert refused.value.message.endswith("; and 480 more")

@@ -13,6 +13,8 @@ TRAINS = "trainer.kubeflow.org/trainjob-ancestor-step"
 """The label of the pods of a runtime that get a TrainJob's `trainer`."""
 MOST_VALUES = 20_000
 """Aliases may make a short text very large."""
+DEEPEST = 100
+"""A template of a pod is about ten levels deep."""
 
 
 class Pods(Struct, kw_only=True):
@@ -33,7 +35,7 @@ class Pods(Struct, kw_only=True):
 
 
 def objects_in(text: str) -> list[dict[str, Any]]:
-    """The objects of a manifest; none if the text is not YAML, or is too large."""
+    """The objects of a manifest; none if the text is not YAML, too large or too deep."""
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         found = [*yaml.load_all(text, Loader=loader)]
@@ -65,12 +67,12 @@ def _items(part: Any) -> list[dict[str, Any]]:
     return [part]
 
 
-def _is_small(value: Any, budget: list[int]) -> bool:
+def _is_small(value: Any, budget: list[int], depth: int = 0) -> bool:
     budget[0] -= 1
-    if budget[0] < 0:
+    if budget[0] < 0 or depth > DEEPEST:
         return False
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return all(_is_small(one, budget) for one in inside)
+    return all(_is_small(one, budget, depth + 1) for one in inside)
 
 
 def looks_like_manifest(text: str) -> bool:
