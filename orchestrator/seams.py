@@ -60,6 +60,8 @@ class HostNotice(Struct, frozen=True):
     reason: str
     lets_finish: bool = False
     """Running work may finish; only new work must not start."""
+    down: bool = False
+    """The host has failed, in the scheduler's view."""
 
 
 RunPhase = Literal["running", "ending", "broken", "queued again", "over"]

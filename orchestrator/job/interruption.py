@@ -23,6 +23,8 @@ class Leaving(Struct, frozen=True, kw_only=True):
     """Hosts are replaced that warn of their own failure."""
     by_drain: bool = False
     """A host is left that the scheduler drains. It stays until the job's allocation ends."""
+    down: str = ""
+    """The host that is left, if the scheduler says that it has failed."""
 
     @property
     def by_choice(self) -> bool:

@@ -390,7 +390,9 @@ class Cluster:
                 cause = "cancelled" if self.chance(10) else self.random.choice(causes)
                 self.undelivered.append(LeaveAsked(at=self.at, cause=cause, words="SIGTERM"))
             case 1:
-                flagged = HostFlagged(at=self.at, host=name, state="DRAINING", reason="a fan")
+                down = self.chance(30)
+                state = "DOWN" if down else "DRAINING"
+                flagged = HostFlagged(at=self.at, host=name, state=state, reason="a fan", down=down)
                 self.undelivered.append(flagged)
             case _:
                 unfit = {name: "slow"} if self.chance(50) else {}

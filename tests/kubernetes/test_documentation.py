@@ -38,7 +38,7 @@ WITHOUT_A_JOB: Mapping[str, str] = {
     "ndctl plan examples/kubernetes.yaml": r"4 ranks on 2 hosts x 2 of cpu",
     "ndctl render examples/kubernetes.yaml": r"\nkind: PyTorchJob\n",
     f"{SUBMIT} --dry-run=client": r"\nkind: PyTorchJob\n",
-    f"{SUBMIT} --dry-run": r"# dry run: .* takes the 7 objects of PyTorchJob ndctl/kubernetes-demo",
+    f"{SUBMIT} --dry-run": r"# dry run: .* accepts the 7 objects of PyTorchJob ndctl/kubernetes-demo",
     "kubectl apply -k manifests/overlays/kueue": r"localqueue.kueue.x-k8s.io/train created",
     "ndctl render examples/kubernetes.yaml --set cluster.kubernetes.queue=train": (
         r"\n    kueue.x-k8s.io/queue-name: train\n"
@@ -67,7 +67,7 @@ WITH_A_JOB: Mapping[str, str] = {
     "OF:.data.steps,ATTEMPT:.data.attempt,CULPRIT:.data.culprit'": (
         r"kubernetes-demo +RUNNING +\d+ +1000 +1 "
     ),
-    "ndctl list -n ndctl": r"kubernetes-demo +RUNNING",
+    "ndctl list -n ndctl": r"kubernetes-demo +\S+ +RUNNING",
     "ndctl status kubernetes-demo -n ndctl": r"RUNNING",
     SUSPEND: "patched",
     RESUME: "patched",

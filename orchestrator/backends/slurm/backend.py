@@ -348,6 +348,7 @@ class SlurmBackend:
                 state=node.words,
                 reason=node.reason,
                 lets_finish=lets_finish(node, reservation),
+                down=node.state == "DOWN",
             )
             for node in self.nodes(hosts)
             if is_wanted_back(node, reservation)

@@ -534,6 +534,8 @@ class HostFlagged(Struct, frozen=True, kw_only=True):
     reason: str
     lets_finish: bool = False
     """Running work may finish there."""
+    down: bool = False
+    """The host has failed, in the scheduler's view."""
 
 
 class HostOpened(Struct, frozen=True, kw_only=True):

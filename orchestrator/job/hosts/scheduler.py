@@ -122,7 +122,7 @@ def host_flagged(run: Run, event: HostFlagged) -> Result:
         return start_if_ready(run, event.at)
     if patience == "at_next_checkpoint":
         return run, ()
-    return _leave_host(run, event.at, event.host, words)
+    return _leave_host(run, event.at, event.host, words, down=event.down)
 
 
 def leave_drained(run: Run, at: float) -> Result:
@@ -135,7 +135,7 @@ def leave_drained(run: Run, at: float) -> Result:
     return _leave_host(run, at, host, run.hosts.exclude.get(host, host))
 
 
-def _leave_host(run: Run, at: float, host: str, words: str) -> Result:
+def _leave_host(run: Run, at: float, host: str, words: str, *, down: bool = False) -> Result:
     """Stop the attempt if it has ranks on the excluded host."""
     job = run.job
     assert job is not None
@@ -147,7 +147,13 @@ def _leave_host(run: Run, at: float, host: str, words: str) -> Result:
         return run, ()
     enough = len(usable(run)) >= len(run.plan.hosts) or has_successors(run)
     stays = host != run.scheduler.leader and (enough or job.shrink)
-    leaving = Leaving(cause="drained", words=words, requeue=not stays, by_drain=True)
+    leaving = Leaving(
+        cause="drained",
+        words=words,
+        requeue=not stays,
+        by_drain=True,
+        down=host if down else "",
+    )
     return stop(with_leaving(run, leaving), at, words, grace_to_leave_s(run, at))
 
 

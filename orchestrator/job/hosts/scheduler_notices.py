@@ -82,7 +82,12 @@ def news(
     now: Mapping[str, Notice] = {one.host: one for one in found}
     flagged = [
         HostFlagged(
-            at=at, host=host, state=one.state, reason=one.reason, lets_finish=one.lets_finish
+            at=at,
+            host=host,
+            state=one.state,
+            reason=one.reason,
+            lets_finish=one.lets_finish,
+            down=one.down,
         )
         for host, one in now.items()
         if host not in told and _is_news(run, one)

@@ -439,6 +439,7 @@ def test_slurm_lets_jobs_run_on_a_drained_node_until_maintenance_begins(
     slurm.nodes["node1"] = state
     (notice,) = backend.notices(launch, ("node1", "node2"))
     assert (notice.host, notice.lets_finish) == ("node1", finishes)
+    assert notice.down == state.startswith("DOWN")
 
 
 def test_upcoming_maintenance_is_noticed_before_it_begins(tmp_path: Path) -> None:

@@ -306,6 +306,33 @@ def test_draining_the_host_of_the_leader_requeues_the_job() -> None:
     assert only(job.stops(), Requeue).exclude == ("host-0",)
 
 
+@pytest.mark.parametrize("told_first", ["the leader", "the scheduler"])
+def test_a_host_that_is_down_is_an_incident_whoever_notices_it_first(told_first: str) -> None:
+    job = scheduled_job(spares=1).running()
+    job.saves(5)
+    down = HostFlagged(at=job.now(), host="host-1", state="DOWN", reason="", down=True)
+    if told_first == "the scheduler":
+        job.tell(down)
+    job.loses("host-1")
+    if told_first == "the leader":
+        job.tell(down)
+    start = only(job.stops("host-0"), StartAttempt)
+    assert start.hosts == ("host-0", "host-2")
+    (incident,) = job.run.history.incidents
+    assert (incident.kind, str(incident.culprit)) == ("host-lost", "host-1")
+    assert job.run.history.restarts == 1
+
+
+def test_a_host_that_is_down_and_saved_its_checkpoint_is_no_incident() -> None:
+    job = scheduled_job(spares=1).running()
+    job.tell(HostFlagged(at=job.now(), host="host-1", state="DOWN", reason="", down=True))
+    job.saves(5)
+    job.stops("host-1")
+    assert job.loses("host-1") == ()
+    only(job.stops("host-0"), StartAttempt)
+    assert (job.run.history.incidents, job.run.history.restarts) == ((), 0)
+
+
 def test_a_drained_spare_is_excluded_and_training_continues() -> None:
     job = scheduled_job(spares=1).running()
     assert drains(job, "host-2") == ()

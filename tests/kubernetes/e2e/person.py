@@ -28,8 +28,11 @@ class Person(Ndctl):
     @property
     def environ(self) -> dict[str, str]:
         kubeconfig = str(self.kubeconfig or self.kube.kubeconfig)
+        found = super().environ
+        # Two people have two lists of jobs, even if one account runs the test.
+        state = f"{found['XDG_STATE_HOME']}/{self.run_root.name}"
         path = self.kube.environ["PATH"]
-        return {**super().environ, "PATH": path, "KUBECONFIG": kubeconfig}
+        return {**found, "PATH": path, "KUBECONFIG": kubeconfig, "XDG_STATE_HOME": state}
 
     def at(self, namespace: str, kubeconfig: Path | None = None) -> Self:
         return dataclasses.replace(self, namespace=namespace, kubeconfig=kubeconfig)

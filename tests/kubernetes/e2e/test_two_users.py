@@ -1,5 +1,6 @@
 """Two users have a job of the same name in different namespaces."""
 
+import re
 from functools import partial
 from pathlib import Path
 
@@ -44,7 +45,11 @@ def test_two_users_each_have_a_job_of_the_name_and_see_no_other(
         assert admin("status", "e2e", "--backend=kubernetes", "-n", "team-a").code == 0
         both = admin("status", "e2e")
         assert both.code == exit_codes.BAD_JOB_STATE
-        assert "several jobs are named e2e: in envtest/team-a, envtest/team-b" in both.err
+        assert "2 jobs are named e2e" in both.err
+        roots = re.findall(r"`--run-root (\S+)`", both.err)
+        chosen = sorted(admin("status", "e2e", "--run-root", root).out for root in roots)
+        for space, shown in zip(spaces, chosen, strict=True):
+            assert f"PyTorchJob {space}/e2e" in shown
 
         assert dev("cancel", "e2e").code == 0
         assert admin.at("team-a").pods() == {}

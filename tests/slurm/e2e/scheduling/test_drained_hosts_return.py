@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import LONG_TIMEOUTS, Ndctl, wait_for
+from tests.e2e.job import LONG_TIMEOUTS, TP, Ndctl, wait_for
 from tests.slurm.e2e.slurm_job import LIMIT_S, SlurmNdctl, hosts_of, incidents
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
@@ -36,7 +36,7 @@ def uninterrupted_losses(
 ) -> dict[int, float]:
     """Losses of the same job without a fault."""
     command = Ndctl(tmp_path_factory.mktemp("whole"))
-    done = command.submit("--follow", **STEPS)
+    done = command.submit("--follow", **TP, **STEPS)
     assert done.code == 0, done.out + done.err
     return command.losses()
 
