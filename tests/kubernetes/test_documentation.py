@@ -38,7 +38,7 @@ WITHOUT_A_JOB: Mapping[str, str] = {
     "ndctl plan examples/kubernetes.yaml": r"4 ranks on 2 hosts x 2 of cpu",
     "ndctl render examples/kubernetes.yaml": r"\nkind: PyTorchJob\n",
     f"{SUBMIT} --dry-run=client": r"\nkind: PyTorchJob\n",
-    f"{SUBMIT} --dry-run": r"# dry run: .* accepts the 7 objects of PyTorchJob ndctl/kubernetes-demo",
+    f"{SUBMIT} --dry-run": r"# dry run: .* accepts the 7 objects of \S+ ndctl/kubernetes-demo",
     "kubectl apply -k manifests/overlays/kueue": r"localqueue.kueue.x-k8s.io/train created",
     "ndctl render examples/kubernetes.yaml --set cluster.kubernetes.queue=train": (
         r"\n    kueue.x-k8s.io/queue-name: train\n"

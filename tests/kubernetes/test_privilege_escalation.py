@@ -303,7 +303,7 @@ def test_the_controller_does_for_pods_what_its_grammar_allows_and_nothing_else(
     ):
         try:
             for notes in annotations:
-                output = log_of(kube).count("have an invalid request")
+                refused = num_refused(kube)
                 change = json.dumps({"metadata": {"annotations": notes}})
                 assert (
                     account.kubectl(
@@ -312,9 +312,7 @@ def test_the_controller_does_for_pods_what_its_grammar_allows_and_nothing_else(
                     == "done"
                 )
                 if "ndctl.dev/excluded" not in notes:
-                    kube.wait_for(
-                        str(notes), partial(lambda n: log_of(kube).count("cannot be") > n, output)
-                    )
+                    kube.wait_for(str(notes), partial(lambda n: num_refused(kube) > n, refused))
                 gone = json.dumps({"metadata": {"annotations": dict.fromkeys(notes)}})
                 account.kubectl("patch", "configmap", "victim-launch", "--type=merge", "-p", gone)
             assert {job: templates_of(kube, job) for job in before} == before
@@ -333,6 +331,10 @@ def test_the_controller_does_for_pods_what_its_grammar_allows_and_nothing_else(
     assert "\x1b" not in log_of(kube)
     found = kube.get("pytorchjobs", "victim", NAMESPACE)["metadata"]["annotations"]
     assert found["ndctl.dev/controller"] == NAMESPACE, "the controller writes its notes on the job"
+
+
+def num_refused(kube: KubeTestbed) -> int:
+    return log_of(kube).count("have an invalid request")
 
 
 def set_owner(kube: KubeTestbed, job: str) -> None:

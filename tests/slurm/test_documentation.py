@@ -114,10 +114,11 @@ def _files(run: Path) -> list[str]:
     named = [
         line.split("  ")[0].strip() for line in re.findall(r"^    +(.+)$", block, re.MULTILINE)
     ]
-    assert len(named) == 9
+    assert len(named) == 11
     found = []
+    absent = ("<run root>/.history", "snapshot", "capture")
     for name in named:
-        if name.startswith(("snapshot", "slurm/launch-<n>/replaced", "slurm/launch-<n>/srun")):
+        if name.startswith((*absent, "slurm/launch-<n>/replaced", "slurm/launch-<n>/srun")):
             continue
         path = name.replace("<run root>/", "").replace("<job>", run.name)
         path = path if path.startswith((".hosts", run.name)) else f"{run.name}/{path}"

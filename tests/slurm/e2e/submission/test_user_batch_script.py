@@ -54,7 +54,7 @@ def test_a_users_own_script_survives_a_lost_node(own: Job, tmp_path: Path) -> No
     assert job_fields(own.slurm, job_id)["JobName"] == "mine"
     message = own("status", NAME).out
     assert f"Slurm job {job_id}" in message
-    agents = [one for one in processes_of(own.run_dir).values() if "backends.slurm.task" in one]
+    agents = [one for one in processes_of(own.run_dir).values() if "slurm_task" in one]
     assert len([one for one in agents if "srun" not in one]) == 2, agents
 
     own.slurm.kill_node("node2")
