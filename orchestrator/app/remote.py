@@ -75,7 +75,8 @@ def find(
 
         return _of(seek_mirror(run_root, name, place.context, place.namespace, environ, clock))
     if has_run(run_root, name):
-        return Found(find_job(run_root, name))
+        # Somebody may give the folder of a copy as the run root.
+        return at(run_root.absolute() / name, environ, clock)
     known = known_mirrors(run_root, name)
     if len(known) == 1:
         from orchestrator.backends.kubernetes.mirror.find_mirrors import open_mirror

@@ -1,7 +1,6 @@
 """Jobs whose run directory is in a cluster, with a local copy."""
 
 import fcntl
-import json
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from orchestrator.app import cancel_job, remote
 from orchestrator.app.launch_statuses import launch_statuses
 from orchestrator.app.remote import Found, await_begin, lines_before, refresh, refresh_all, settled
 from orchestrator.backends.kubernetes.mirror.mirror_paths import folder_of
+from orchestrator.backends.kubernetes.mirror.remote import Remote, write_remote
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.actions import Ending
@@ -130,7 +130,16 @@ def copy_of(found: Found) -> FakeMirror:
 def mirror(run_root: Path, context: str, namespace: str, job: str) -> None:
     folder = folder_of(run_root, context, namespace, job)
     folder.mkdir(parents=True)
-    (folder / "remote.json").write_text(json.dumps({"context": context}))
+    remote_json = Remote(
+        context=context,
+        namespace=namespace,
+        kind="pytorchjob",
+        job=job,
+        run_dir="/runs/job",
+        python="python3",
+        launch=1,
+    )
+    write_remote(folder, remote_json)
 
 
 def test_a_job_name_in_two_clusters_must_be_given_with_the_cluster(tmp_path: Path) -> None:
@@ -141,6 +150,15 @@ def test_a_job_name_in_two_clusters_must_be_given_with_the_cluster(tmp_path: Pat
     ) as failed:
         remote.find(tmp_path, "job", None, {}, TurnedClock())
     assert "--namespace" in failed.value.fix
+
+
+def test_the_folder_of_a_copy_may_be_given_as_the_run_root(tmp_path: Path) -> None:
+    mirror(tmp_path, "prod", "a", "job")
+    folder = folder_of(tmp_path, "prod", "a", "job")
+    write(RunDir(folder), submitted(RunDir(folder)))
+    found = remote.find(folder.parent, "job", None, {}, TurnedClock())
+    assert found.run_dir.path == folder
+    assert found.copy is not None
 
 
 def test_for_an_unknown_job_the_error_suggests_a_cluster(tmp_path: Path) -> None:

@@ -329,13 +329,21 @@ def locate(name: str, environ: Mapping[str, str], clock: Clock) -> Found | None:
     own = [job for job in named if job.user == user_name(os.geteuid())]
     chosen = own or named
     if len(chosen) > 1:
-        from shlex import quote
-
-        places = "; ".join(
-            f"`--run-root {quote(str(job.path.parent))}` (user {job.user})" for job in chosen
-        )
+        places = "; ".join(f"`{_choice(job)}` (user {job.user})" for job in chosen)
         raise JobError(f"{len(chosen)} jobs are named {name}", fix=f"choose one with {places}")
     return chosen[0].found if chosen else None
+
+
+def _choice(job: KnownJob) -> str:
+    """The options that choose a job among those of its name."""
+    from shlex import join
+
+    from orchestrator.backends.kubernetes.mirror.mirror_paths import options_of, run_root_above
+
+    if job.found is None or job.found.copy is None:
+        return join(("--run-root", str(job.path.parent)))
+    root = run_root_above(job.path)
+    return join(("--run-root", str(root), *options_of(root, job.path)))
 
 
 def own_matching(pattern: str, environ: Mapping[str, str], clock: Clock) -> list[Found]:

@@ -1,6 +1,7 @@
 """Two users have a job of the same name in different namespaces."""
 
 import re
+import shlex
 from functools import partial
 from pathlib import Path
 
@@ -46,10 +47,9 @@ def test_two_users_each_have_a_job_of_the_name_and_see_no_other(
         both = admin("status", "e2e")
         assert both.code == exit_codes.BAD_JOB_STATE
         assert "2 jobs are named e2e" in both.err
-        roots = re.findall(r"`--run-root (\S+)`", both.err)
-        chosen = sorted(admin("status", "e2e", "--run-root", root).out for root in roots)
-        for space, shown in zip(spaces, chosen, strict=True):
-            assert f"PyTorchJob {space}/e2e" in shown
+        options = sorted(re.findall(r"`(--run-root [^`]+)`", both.err))
+        for space, chosen in zip(spaces, options, strict=True):
+            assert f"PyTorchJob {space}/e2e" in admin("status", "e2e", *shlex.split(chosen)).out
 
         assert dev("cancel", "e2e").code == 0
         assert admin.at("team-a").pods() == {}
