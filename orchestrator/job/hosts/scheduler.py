@@ -63,7 +63,7 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
         return run, ()  # the job is leaving already, and why is known
     words = f"{WORDS[event.cause]} ({event.words})"
     run = with_leaving(run, Leaving(cause=event.cause, words=words))
-    if event.cause == "failed":
+    if event.cause == "failed" and not _batch_host_is_lost(run):
         return _allocation_broke(run, event, words)
     if isinstance(run.stage, IDLE):
         if event.cause is None:
@@ -72,6 +72,18 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
     if isinstance(run.stage, LIVE):
         return stop(run, event.at, words, grace_to_leave_s(run, event.at))
     return conclude(run, event.at) if all_done(run) else (run, ())
+
+
+def _batch_host_is_lost(run: Run) -> bool:
+    """Whether this run of the job ends because the first host is lost, which has the batch script.
+    That has its incident."""
+    incidents, allocation = run.history.incidents, run.scheduler.allocation
+    if not incidents or allocation is None:
+        return False
+    host, last = allocation.hosts[0], incidents[-1]
+    known = run.hosts.by_name.get(host)
+    is_open = last.kind in ("host-lost", "leader-lost") and last.recovered_after_s is None
+    return is_open and last.culprit.host == host and (known is None or not known.alive)
 
 
 def _allocation_broke(run: Run, event: LeaveAsked, words: str) -> Result:

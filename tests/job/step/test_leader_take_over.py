@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.messages.actions import (
     Action,
@@ -19,7 +21,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.job.leader_change import expected_back, takes_over
 from orchestrator.job.stage import Waiting
 from tests.job.job_driver import Job
-from tests.job.step.test_scheduler import drains
+from tests.job.step.test_scheduler import asks_to_leave, drains
 
 HOW = "its process on host-0 had ended, and host-0 is well"
 
@@ -130,6 +132,20 @@ def test_an_agent_lost_after_the_take_over_is_replaced() -> None:
     job.waits(4)
     job.registers("host-2", pid=2)
     assert [one.kind for one in job.run.history.incidents] == ["leader-lost", "host-lost"]
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_run_of_the_job_that_ends_with_its_first_host_has_one_incident(lost: bool) -> None:
+    """That host has the batch script. If it is well, something else broke the allocation."""
+    job = allocated()
+    takes_over_on(job)
+    if lost:
+        unavailable(job, "host-0")
+    else:
+        job.registers("host-0", pid=2)
+    asks_to_leave(job, "failed")
+    kinds = [incident.kind for incident in job.run.history.incidents]
+    assert kinds == ["leader-lost", *([] if lost else ["allocation-broke"])]
 
 
 def test_another_agent_takes_over_from_a_leader_that_took_over() -> None:
