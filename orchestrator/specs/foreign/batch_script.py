@@ -72,7 +72,9 @@ SIZE = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
 GPUS = re.compile(
     r"(?:gres[/:])?gpu(?::([A-Za-z][\w.-]*|\w[\w.-]*(?=:)))?(?::(\$?\{?\w+\}?))?(?:\([^)]*\))?"
 )
-READS_HOSTS = re.compile(r"SLURM_(JOB_)?(NNODES|NUM_NODES|NODELIST)|PBS_NODEFILE|LSB_HOSTS|ds_ssh")
+READS_HOSTS = re.compile(
+    r"SLURM_(JOB_)?(NNODES|NUM_NODES|NODELIST)|PBS_NODEFILE|LSB_HOSTS|ds_ssh|(?i:hostfile)"
+)
 """What a script reads that runs on as many hosts as it gets."""
 RAY = re.compile(r"^[^#\n]*\bray +(?:start|job +submit)\b", re.MULTILINE)
 POSITIONAL = re.compile(r"\$(?:([1-9])|\{([1-9]))")
@@ -178,6 +180,10 @@ def _hosts(carried: Carried, given: Mapping[str, str]) -> Any:
 def _ask_for_hosts(carried: Carried, text: str, given: Mapping[str, str], *, says: bool) -> None:
     """Asks for the number of hosts of a script that gets it when it is submitted. `says`: also
     if it does not read that number."""
+    if not given and re.search(r"^[ \t]+#SBATCH ", text, re.MULTILINE):
+        carried.before.append(
+            "move #SBATCH to the start of its line, and repeat this command: sbatch reads no other"
+        )
     if given.keys() & {"nodes", "ntasks"} or any("cluster.hosts" in one for one in carried.before):
         return
     if READS_HOSTS.search(text) or (says and carried.cluster["hosts"] == 1):

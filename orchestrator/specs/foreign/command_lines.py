@@ -238,7 +238,7 @@ VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")
 WITH_VALUE = re.compile(
     r"--(container-(image|mounts|name|workdir|save|env)|nodelist|exclude|partition|account|qos|output"
     r"|error|input|chdir|job-name|jobid|time|mem|gres|gpus(-per-(node|task))?|export|constraint)"
-    r"|--?(hostfile|host|machinefile|g?mca|prtemca|np|npernode|bind-to|map-by)|-[pAwxoeiDJtGHn]"
+    r"|--?(hostfile|host|machinefile|g?mca|prtemca|np|npernode|bind-to|map-by)|-[pAwxoeiDJtGHnNc]"
 )
 """Options of srun whose value is the next word."""
 # Options of launchers, with hyphens for underscores. -N is the number of hosts for srun, and the

@@ -67,6 +67,7 @@ def test_srun_outside_of_a_job_asks_for_one() -> None:
         ("#!/bin/bash\nsrun python fit.py\n", True),
         ("#!/bin/bash\n#SBATCH -p big\nsrun -N $SLURM_NNODES python fit.py\n", True),
         ("#!/bin/bash\nN=`wc -l < $PBS_NODEFILE`\nmpiexec -n $N -ppn 4 python fit.py\n", True),
+        ("#!/bin/bash\nH=/job/hostfile\ndeepspeed --hostfile $H fit.py\n", True),
         ("#!/bin/bash\n#SBATCH -p big\nsrun python fit.py\n", False),
         ("#!/bin/bash\n#SBATCH -N 2\nsrun -N $SLURM_NNODES python fit.py\n", False),
         ("#!/bin/bash\ntorchrun --nproc_per_node=2 fit.py\n", False),
@@ -75,3 +76,13 @@ def test_srun_outside_of_a_job_asks_for_one() -> None:
 def test_a_number_of_hosts_that_the_script_gets_is_asked_for(text: str, asked: bool) -> None:
     said = "set cluster.hosts: the script does not say how many hosts"
     assert (said in taken(text).before) is asked
+
+
+def test_an_option_of_sbatch_with_spaces_before_it_is_pointed_out() -> None:
+    carried = taken("  #!/bin/bash\n  #SBATCH -p big\n  srun python fit.py\n")
+    assert any(one.startswith("move #SBATCH to the start of its line") for one in carried.before)
+
+
+def test_a_number_in_a_variable_is_no_program() -> None:
+    carried = taken("#!/bin/bash\nmpirun -np 16 -N $EACH --hostfile $H ./solve -x\n")
+    assert carried.run == {"program": "./solve", "args": ["-x"]}
