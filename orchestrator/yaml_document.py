@@ -41,11 +41,19 @@ class _Loader(_CLoader):  # type: ignore[misc]
 
 
 class Dumper(_CDumper):  # type: ignore[misc]
-    """Quotes every string that some version of YAML would read as another type."""
+    """Quotes every string that some version of YAML would read as another type, and writes text of
+    several lines in block style."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+
+def _text(dumper: Any, value: str) -> Any:
+    style = "|" if "\n" in value else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+
+
+Dumper.add_representer(str, _text)
 
 for _tag, _pattern, _first in CORE_SCHEMA:
     for _class in (_Loader, Dumper):

@@ -16,7 +16,6 @@ from orchestrator.specs.foreign.carried import (
 from orchestrator.specs.foreign.command_lines import (
     ALL_RANKS,
     HOSTS,
-    is_launcher,
     sizes_of,
     unclear_size,
     variable_ranks,
@@ -31,13 +30,15 @@ from orchestrator.specs.foreign.run_key import (
 )
 from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell
 from orchestrator.specs.foreign.shell_words import Values, variables_for_placeholders
-from orchestrator.specs.slurm_options import SENTENCES, SRUN
+from orchestrator.specs.foreign.srun_options import of_srun, srun_args
+from orchestrator.specs.slurm_options import SBATCH, SENTENCES, SRUN
 
 SHORT: Mapping[str, str] = {
     "N": "nodes", "n": "ntasks", "J": "job-name", "p": "partition", "A": "account", "q": "qos",
     "t": "time", "o": "output", "e": "error", "c": "cpus-per-task", "G": "gpus", "C": "constraint",
     "w": "nodelist", "x": "exclude", "D": "chdir", "L": "licenses", "d": "dependency",
     "a": "array", "M": "clusters", "s": "oversubscribe", "H": "hold", "b": "begin", "k": "no-kill",
+    "m": "distribution",
 }  # fmt: skip
 SAME = (
     *("partition", "account", "qos", "time", "constraint", "nodelist", "exclude", "reservation"),
@@ -53,9 +54,11 @@ BY_NDCTL = frozenset(
     )
 )
 """Options that are read on their own, or that ndctl sets itself."""
+OF_A_JOB = BY_NDCTL | SBATCH | {*SAME}
 INSTEAD: Mapping[str, str] = {
     "array": "submit with --sweep KEY=A,B",
     "dependency": "submit with --after JOB",
+    "ntasks_per_gpu": "each GPU has one rank",
     "no_requeue": "ndctl requeues the job at its time limit and after a lost host",
 }
 OTHER_SPELLINGS: Mapping[str, str] = {
@@ -66,7 +69,13 @@ OTHER_SPELLINGS: Mapping[str, str] = {
 }
 SIGNAL = re.compile(r"(?:[A-Z]+:)*(?:SIG)?(\w+?)@(\d+)")
 SIZE = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
-GPUS = re.compile(r"(?:gres[/:])?gpu(?::([A-Za-z][\w.-]*))?(?::(\$?\{?\w+\}?))?(?:\([^)]*\))?")
+GPUS = re.compile(
+    r"(?:gres[/:])?gpu(?::([A-Za-z][\w.-]*|\w[\w.-]*(?=:)))?(?::(\$?\{?\w+\}?))?(?:\([^)]*\))?"
+)
+READS_HOSTS = re.compile(
+    r"SLURM_(JOB_)?(NNODES|NUM_NODES|NODELIST)|PBS_NODEFILE|LSB_HOSTS|ds_ssh|(?i:hostfile)"
+)
+"""What a script reads that runs on as many hosts as it gets."""
 RAY = re.compile(r"^[^#\n]*\bray +(?:start|job +submit)\b", re.MULTILINE)
 POSITIONAL = re.compile(r"\$(?:([1-9])|\{([1-9]))")
 """An argument of the script itself."""
@@ -80,24 +89,27 @@ def from_script(text: str, stem: str) -> Carried:
     shell = read_shell(text, _of_slurm(given, hosts))
     start = shell.training()
     words = list(start.words) if start is not None else []
-    typed = {**given, **_options(of_srun(words))}
+    step = _options(of_srun(words))
+    if not given:  # srun outside of a job asks for one
+        given = {name: step[name] for name in step if name in OF_A_JOB}
+    typed = {**given, **step}
     carried.name = job_name(given.get("job_name") or stem)
-    for one in f"{given.get('export', '')},{typed.get('export', '')}".split(","):
-        name, is_value, value = one.partition("=")
-        if is_value:
-            shell.exported[name] = value
+    _export(shell, given, typed)
     _run(carried, shell, start, given)
     sizes = dict(zip(*[iter(sizes_of(words))] * 2, strict=True))
     each, how = _gpus(typed, hosts, variable_ranks(words) or sizes.get("--gpus-per-host"))
-    hosts = _hosts_of_launcher(carried, words, sizes, hosts, asked="nodes" in given)
+    asked = "nodes" in given and options_in(text) != {}
+    hosts = _hosts_of_launcher(carried, words, sizes, hosts, asked=asked)
     each = each or _visible_devices(shell)
     if each is None:
         carried.before.append("set cluster.gpus_per_host: the script does not say how many GPUs")
     of_slurm = bool(given) or re.search(r"SLURM_|\bsrun\b", text) is not None
     backend = "slurm" if of_slurm else "local"
     carried.cluster = {"backend": backend, "hosts": hosts, "gpus_per_host": each or 1}
+    _ask_for_hosts(carried, text, given, says=of_slurm and not options_in(text))
     if of_slurm:
-        carried.cluster["slurm"] = {**_slurm(carried, given, how, each), **_around(shell)}
+        steps = {name: step[name] for name in step if name not in {*OF_A_JOB, *SENTENCES, *INSTEAD}}
+        carried.cluster["slurm"] = {**_slurm(carried, given, how, each, steps), **_around(shell)}
         _container(carried, typed)
         if shell.setup:
             carried.before.append(
@@ -118,6 +130,14 @@ def from_script(text: str, stem: str) -> Carried:
                     " knows"
                 )
     return carried
+
+
+def _export(shell: Shell, *options: Mapping[str, str]) -> None:
+    """The variables of `--export=ALL,NAME=VALUE`."""
+    for one in ",".join(given.get("export", "") for given in options).split(","):
+        name, is_value, value = one.partition("=")
+        if is_value:
+            shell.exported[name] = value
 
 
 def _texts(value: Any) -> list[str]:
@@ -142,14 +162,6 @@ def _ask_for_arguments(carried: Carried) -> None:
         carried.before.append(f"replace {names} in run, which are arguments of the script")
 
 
-def of_srun(words: list[str]) -> list[str]:
-    """The words up to the program that srun starts, whose own options follow."""
-    for at, word in enumerate(words):
-        if (not word.startswith("-") and is_launcher(word) and at) or word.endswith(".py"):
-            return words[:at]
-    return words
-
-
 def _hosts(carried: Carried, given: Mapping[str, str]) -> Any:
     nodes = given.get("nodes", "")
     if (several := re.fullmatch(r"(\d+)-(\d+)", nodes)) is not None:
@@ -163,6 +175,19 @@ def _hosts(carried: Carried, given: Mapping[str, str]) -> Any:
             f"set cluster.hosts: the script asks for {tasks} tasks, not for nodes"
         )
     return number_of(nodes) or 1
+
+
+def _ask_for_hosts(carried: Carried, text: str, given: Mapping[str, str], *, says: bool) -> None:
+    """Asks for the number of hosts of a script that gets it when it is submitted. `says`: also
+    if it does not read that number."""
+    if not given and re.search(r"^[ \t]+#SBATCH ", text, re.MULTILINE):
+        carried.before.append(
+            "move #SBATCH to the start of its line, and repeat this command: sbatch reads no other"
+        )
+    if given.keys() & {"nodes", "ntasks"} or any("cluster.hosts" in one for one in carried.before):
+        return
+    if READS_HOSTS.search(text) or (says and carried.cluster["hosts"] == 1):
+        carried.before.append("set cluster.hosts: the script does not say how many hosts")
 
 
 def _hosts_of_launcher(
@@ -271,10 +296,10 @@ def _gpus(
             if name == "gpus" and isinstance(count, int) and isinstance(hosts, int):
                 count = max(1, count // hosts)
             return count, {"gpus": how, **({"gpu_type": found[1]} if found[1] else {})}
-    each = number_of(given.get("gpus_per_task", "").rpartition(":")[2])
-    if each is not None:
+    kind, _, count = given.get("gpus_per_task", "").rpartition(":")
+    if (each := number_of(count)) is not None:
         several = isinstance(each, int) and isinstance(tasks, int)
-        return each * tasks if several else each, {}
+        return each * tasks if several else each, {"gpu_type": kind} if kind else {}
     # Some sites give whole hosts with all their GPUs, and refuse requests for GPUs.
     if by_launcher is not None:
         return number_of(by_launcher), {"gpus": "none"}
@@ -282,13 +307,17 @@ def _gpus(
 
 
 def _slurm(
-    carried: Carried, given: Mapping[str, str], how: Mapping[str, str], gpus: Any
+    carried: Carried,
+    given: Mapping[str, str],
+    how: Mapping[str, str],
+    gpus: Any,
+    step: Mapping[str, str],
 ) -> dict[str, Any]:
     found: dict[str, Any] = {name: given[name] for name in SAME if given.get(name)}
     if "segment" in found:
         found["segment"] = number_of(found["segment"])
     found.update(how)
-    found["exclusive"] = "exclusive" in given
+    found["exclusive"] = given.get("exclusive") == ""
     found.update(_of_a_host(carried, given, gpus))
     gres = [one for one in given.get("gres", "").split(",") if one and not GPUS.fullmatch(one)]
     if gres:
@@ -297,7 +326,10 @@ def _slurm(
     known = SRUN | BY_NDCTL | ours | {*SAME, *INSTEAD, *SENTENCES, "hetjob"}
     # Plugins of a site add options, such as --image of Shifter.
     args = [_flag(name, given[name]) for name in given if name not in known]
-    steps = [_flag(name, given[name]) for name in given if name in SRUN]
+    if given.get("exclusive"):  # from jobs of other users alone, for example
+        args.append(_flag("exclusive", given["exclusive"]))
+    both = {**{name: given[name] for name in given if name in SRUN}, **step}
+    steps = [*srun_args(carried, both)]
     found.update({"sbatch_args": args} if args else {}, **({"srun_args": steps} if steps else {}))
     for name in given:
         instead = INSTEAD.get(name) or SENTENCES.get(name)
@@ -328,6 +360,8 @@ def _of_a_host(carried: Carried, given: Mapping[str, str], gpus: Any) -> dict[st
     """CPUs and memory of the one task that ndctl starts on each host."""
     found: dict[str, Any] = {}
     tasks, cpus = number_of(given.get("ntasks_per_node", 1)), number_of(given.get("cpus_per_task"))
+    if "ntasks_per_node" not in given and "ntasks_per_gpu" in given:
+        tasks = gpus
     if cpus is None and isinstance(gpus, int):
         cpus, tasks = number_of(given.get("cpus_per_gpu")), gpus
     if isinstance(cpus, int) and isinstance(tasks, int):
@@ -371,7 +405,6 @@ def _around(shell: Shell) -> dict[str, Any]:
 
 def _run(carried: Carried, shell: Shell, start: Start | None, given: Mapping[str, str]) -> None:
     set_program(carried, start)
-    ask_for_loops(carried, shell)
     folder = given.get("chdir") or shell.folder
     if folder is not None and ONLY_A_SHELL_KNOWS.search(folder):
         words = f"set run.workdir: only the script's shell knows {short(folder)}"
@@ -379,6 +412,7 @@ def _run(carried: Carried, shell: Shell, start: Start | None, given: Mapping[str
     elif folder not in (None, ".", "${PWD}"):
         carried.run["workdir"] = folder
     set_variables(carried, shell)
+    ask_for_loops(carried, shell)
 
 
 def _container(carried: Carried, typed: Mapping[str, str]) -> None:

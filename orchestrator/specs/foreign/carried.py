@@ -53,11 +53,16 @@ class Carried(Struct, kw_only=True):
         """One line for each thing that a person must know."""
         run = {**self.run, "args": []} if in_a_shell(self.run) else self.run
         used = dict.fromkeys(variables_of([run, self.cluster, self.name]))
-        names = [name for name in used if name not in OF_A_LOGIN]
+        of_slurm = [f"${{{name}}}" for name in used if name.startswith("SLURM_")]
+        inside = [
+            f"before you submit: replace {', '.join(of_slurm)}, which only a job of Slurm has"
+        ]
+        names = [one for one in used if one not in OF_A_LOGIN and not one.startswith("SLURM_")]
         unset = [f"to set before you submit, or to replace here: {', '.join(names)}"]
         return [
             *(unset if names else []),
-            *(f"before you submit: {one}" for one in self.before),
+            *(inside if of_slurm else []),
+            *(f"before you submit: {one}" for one in dict.fromkeys(self.before)),
             *(f"not taken over: {one}" for one in self.left),
         ]
 

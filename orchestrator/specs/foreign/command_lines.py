@@ -53,7 +53,9 @@ def program_of(words: Sequence[str]) -> Program | None:
 
 def _is_module(words: Sequence[str], at: int) -> bool:
     """Whether a word behind -m is a module of Python, not a message of git or a mode of mkdir."""
-    if at >= len(words) or words[at] in LAUNCHERS or PurePath(words[0]).name in OTHERS_WITH_M:
+    if at >= len(words) or PurePath(words[0]).name in OTHERS_WITH_M:
+        return False
+    if words[at] in (*LAUNCHERS, *PREPARE):
         return False
     return MODULE.fullmatch(words[at]) is not None
 
@@ -71,7 +73,8 @@ def wrapper_of(words: Sequence[str]) -> str | None:
     found = program_of(words)
     end = len(words) - len(found.args) if found is not None else len(words)
     names = [PurePath(word).name for word in words[:end]]
-    return next((name for name in names if name in WRAPPERS), None)
+    scripts = [name for name in names if name.endswith(".sh")] if found is not None else []
+    return next((name for name in names if name in WRAPPERS), "".join(scripts[:1]) or None)
 
 
 def executable_of(words: Sequence[str]) -> Program | None:
@@ -111,6 +114,8 @@ def without_launcher(words: Sequence[str]) -> tuple[str, str] | None:
     prefix = [*takewhile(lambda word: word in PREFIXES or VARIABLE.fullmatch(word), words)]
     words = words[len(prefix) :]
     launcher = PurePath(words[0]).name if words else ""
+    if (behind := launched(words)) and (inner := without_launcher(behind)) is not None:
+        return f"{launcher} and {inner[0]}", inner[1]  # such as nsys and torchrun
     if launcher == "-m" and words[1:2] and words[1] in LAUNCHERS:
         launcher = words[1]
     if not is_launcher(launcher) and not PYTHON.fullmatch(launcher):
@@ -223,6 +228,8 @@ PYTHON = re.compile(r"python(3(\.\d+)?)?")
 SHELLS = ("bash", "sh", "zsh")
 WRAPPERS = ("nsys", "ncu", "numactl", "nice", "taskset", "timeout", "stdbuf", "py-spy")
 """Programs that people write around a launcher or around Python, and that ndctl does not start."""
+PREPARE = ("venv", "virtualenv", "pip", "ensurepip", "json.tool", "http.server")
+"""Modules of Python that people run before a training."""
 OTHERS_WITH_M = ("git", "gh", "mkdir", "install", "chmod", "pytest", "sacct", "curl", "awk")
 MODULE = re.compile(r"[A-Za-z_][\w.-]*|[\w.]*\$\{?\w+.*")
 PREFIXES = ("env", "nohup", "time", "exec")
@@ -231,7 +238,7 @@ VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")
 WITH_VALUE = re.compile(
     r"--(container-(image|mounts|name|workdir|save|env)|nodelist|exclude|partition|account|qos|output"
     r"|error|input|chdir|job-name|jobid|time|mem|gres|gpus(-per-(node|task))?|export|constraint)"
-    r"|--?(hostfile|host|machinefile|g?mca|prtemca|np|npernode|bind-to|map-by)|-[pAwxoeiDJtGHn]"
+    r"|--?(hostfile|host|machinefile|g?mca|prtemca|np|npernode|bind-to|map-by)|-[pAwxoeiDJtGHnNc]"
 )
 """Options of srun whose value is the next word."""
 # Options of launchers, with hyphens for underscores. -N is the number of hosts for srun, and the

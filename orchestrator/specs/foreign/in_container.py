@@ -40,6 +40,9 @@ def in_container(start: Start) -> Program | None:
     flag = ["-m"] if program.key == "module" else []
     args = [one for one in program.args if one not in OWN_ARGUMENTS]
     line = [python, *flag, program.name, *args]
+    at = start.words.index(program.name) if program.name in start.words else 0
+    if at and start.words[at - 1].endswith(".sh"):  # which starts Python itself
+        line = line[1:]
     if start.before:
         # `&&`, `;` and new lines of the script are all `;` here, as commands are read one by one.
         kept = [_kept(one) for one in start.before if not SETS_RANKS.match(one)]
@@ -61,4 +64,5 @@ def _begins_program(word: str) -> bool:
 
 def _kept(line: str) -> str:
     """Variables that the shell in the container knows, and not the one that submits."""
-    return line.replace("${", "$${")
+    # A shell replaces nothing between single quotes, so there it is for the one that submits.
+    return re.sub(r"'[^']*'|\$\{", lambda one: "$${" if one[0] == "${" else one[0], line)

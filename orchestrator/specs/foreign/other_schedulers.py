@@ -21,9 +21,10 @@ def directives_in(text: str) -> Iterator[tuple[int, str, str]]:
 def set_other_scheduler(carried: Carried, text: str) -> None:
     """Says each directive, and takes the numbers of hosts and GPUs from them."""
     lines = [*directives_in(text)]
-    if not lines:
+    used = re.search(r"\$\{?(PBS|COBALT)_[A-Z]", text)
+    if not lines and used is None:
         return
-    name = NAMES[lines[0][1]]
+    name = NAMES[lines[0][1] if lines else used[1] if used is not None else ""]
     for _, sign, options in lines:
         hosts, gpus = HOSTS.search(options), GPUS.search(options)
         # `-n` of LSF is a number of tasks.

@@ -1,6 +1,7 @@
 """The key `run` of a spec, from what a script starts and exports."""
 
 import re
+from collections.abc import Sequence
 
 from orchestrator.contract.spec.slurm_spec import OURS_BEGIN, bad_variable
 from orchestrator.specs.foreign.carried import Carried, in_a_shell, variables_of
@@ -29,10 +30,18 @@ def set_program(carried: Carried, start: Start | None) -> None:
             " torchrun (RANK, WORLD_SIZE, MASTER_ADDR, …) must reach it, and no line there may"
             " set them; run.metrics reads its steps from its output"
         )
+        script = len(start.before) > 0  # its last word is a script of the shell in the container
+        _ask_for_unclear(carried, inside.args[: len(inside.args) - script])
         return
     found = program_of(words) or executable_of(words)
     if (wrapper := wrapper_of(words)) is not None and start is not None:
-        carried.leave(f"line {start.line}: {wrapper} around the program: ndctl starts it itself")
+        carried.leave(
+            f"line {start.line}: {wrapper} around the program: ndctl starts the program itself"
+        )
+    if "uv" in words[: len(words) - len(found.args if found is not None else ())]:
+        carried.before.append(
+            "add ndctl to the project that `uv run` uses, and type `uv run ndctl submit`"
+        )
     if found is None:
         carried.run = {"script": "train.py", "args": []}
         carried.before.append("set run: no program was found that runs on each rank")
@@ -46,12 +55,20 @@ def set_program(carried: Carried, start: Start | None) -> None:
     if settings := settings_in(words):
         carried.before.append(SET_IN_SCRIPT.format(", ".join(settings)))
     carried.run["args"] = [one for one in found.args if one not in OWN_ARGUMENTS]
-    if in_a_shell(carried.run):
-        return
-    unclear = [one for one in (found.name, *found.args) if ONLY_A_SHELL_KNOWS.search(one)]
-    for one in unclear:
-        carried.before.append(f"replace {one} in run, which only the script's shell knows")
-    for one in (found.name, *found.args):
+    if found.key == "script" and found.args and re.fullmatch(r"[^-=]*\.py", found.args[0]):
+        carried.before.append(
+            f"check run: if {found.name} starts {found.args[0]} on each rank, as a launcher does,"
+            f" {found.args[0]} is run.script"
+        )
+    if not in_a_shell(carried.run):
+        _ask_for_unclear(carried, (found.name, *found.args))
+
+
+def _ask_for_unclear(carried: Carried, words: Sequence[str]) -> None:
+    """What a person must replace in the words of a command line."""
+    for one in words:
+        if ONLY_A_SHELL_KNOWS.search(one):
+            carried.before.append(f"replace {one} in run, which only the script's shell knows")
         carried.before += [f"replace {part[0]} in run" for part in PLACEHOLDER.finditer(one)]
 
 

@@ -1,11 +1,23 @@
 """Which branches of a script run: `if`, `case`, and commands behind `&&` and `||`."""
 
 import re
+from fnmatch import fnmatchcase
 
-from orchestrator.specs.foreign.shell_words import Values, joined
+from msgspec import Struct
+
+from orchestrator.specs.foreign.shell_words import MARKS, Values, joined
 
 TESTS = ("[", "[[", "test")
 SIGNS = ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")
+
+
+class Case(Struct):
+    """An open `case`."""
+
+    subject: str | None
+    """None: only a shell knows it."""
+    patterns: list[str] | None
+    """The patterns before `)`, as far as they are read; None: a branch is open."""
 
 
 class Branches:
@@ -21,28 +33,57 @@ class Branches:
         self._tested: bool | None = None
         """The result of the test before `&&` or `||`; None: no test, or only a shell knows."""
         self._skips = False
+        self._cases: list[Case] = []
 
     def commands(self, words: list[str], after: str) -> list[str] | None:
         """The command that follows on words of `if`; None: the words are its condition."""
+        first = words[0]
+        if first in MARKS or (self._reads_patterns() and first != "esac"):
+            self._pattern(words)
+            return None
+        while words and words[0] in ("then", "else", "do", "{"):  # another `if` may be behind it
+            self._enter(words[0])
+            words = words[1:]
         self._skip(words, after)
+        if not words:
+            return []
         first = words[0]
         if first in ("if", "elif"):
             self._open(first)
             self._holds = holds(words[1:], self._values)
             self._in_condition = True
             return None
-        if first == "then":
-            if self._holds and self._entered and self._entered[-1] == "no":
-                self._entered[-1] = "yes"
-            self._in_condition = False
-            return words[1:]
         if self._in_condition:
             self._holds = _both(self._holds, holds(words, self._values), after)
             return None
         if first == "case":
             self._entered.append("no")
+            text = joined("".join(words[1:2]), self._values)
+            self._cases.append(Case(None if set("$`") & set(text) else text, words[3:]))
             return None
         return self._close(words)
+
+    def _reads_patterns(self) -> bool:
+        return bool(self._cases) and self._cases[-1].patterns is not None
+
+    def _pattern(self, words: list[str]) -> None:
+        """Reads `a | b)` and `;;` of the last `case`."""
+        case = self._cases[-1] if self._cases else None
+        if case is None or not self._entered:
+            return  # the end of a subshell
+        if words == [";;"]:
+            case.patterns = []
+            if self._entered[-1] == "yes":
+                self._entered[-1] = "done"
+        elif words != [")"]:
+            case.patterns = [*(case.patterns or ()), *words]
+        elif case.patterns is not None:
+            given = [joined(one, self._values) for one in case.patterns]
+            case.patterns = None
+            subject = case.subject
+            matches = subject is not None and any(fnmatchcase(subject, one) for one in given)
+            if matches and self._entered[-1] == "no":
+                self._entered[-1] = "yes"
 
     def run(self) -> bool:
         """Whether the command that was given last runs."""
@@ -54,13 +95,24 @@ class Branches:
         elif self._entered:
             self._entered[-1] = "done" if self._entered[-1] in ("yes", "done") else "no"
 
+    def _enter(self, word: str) -> None:
+        last = self._entered[-1] if self._entered else None
+        if word == "then":
+            self._in_condition = False
+            if self._holds and last == "no":
+                self._entered[-1] = "yes"
+        elif word == "else" and last is not None:
+            self._entered[-1] = "yes" if last == "no" else "done"
+
     def _close(self, words: list[str]) -> list[str]:
         first = words[0]
-        if first == "else" and self._entered:
-            self._entered[-1] = "yes" if self._entered[-1] == "no" else "done"
-        elif first in ("fi", "esac") and self._entered:
+        if first not in ("fi", "esac"):
+            return words
+        if self._entered:
             self._entered.pop()
-        return words[1:] if first in ("else", "fi", "esac") else words
+        if first == "esac" and self._cases:
+            self._cases.pop()
+        return words[1:]
 
     def _skip(self, words: list[str], after: str) -> None:
         """Whether a test before `&&` or `||` says that this command does not run."""
@@ -70,7 +122,7 @@ class Branches:
             self._tested if after == "&&" else None if self._tested is None else not self._tested
         )
         self._skips = known is False
-        if words[0] in TESTS and not self._skips:
+        if words and words[0] in TESTS and not self._skips:
             self._tested = holds(words, self._values)
 
 
@@ -78,7 +130,7 @@ def _both(left: bool | None, right: bool | None, after: str) -> bool | None:
     """The result of two commands of a condition. `;` leaves that of the second."""
     if after == "&&":
         return bool(left and right)
-    return (left or right) if after == "||" else None if after else right
+    return (left or right) if after == "||" else None if after == "|" else right
 
 
 def holds(words: list[str], values: Values) -> bool | None:

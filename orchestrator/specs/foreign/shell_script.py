@@ -23,6 +23,7 @@ from orchestrator.specs.foreign.command_lines import (
 )
 from orchestrator.specs.foreign.shell_branches import Branches
 from orchestrator.specs.foreign.shell_words import (
+    MARKS,
     MOST_PARTS,
     NAME,
     Command,
@@ -169,7 +170,12 @@ def _called(body: str, arguments: list[str]) -> str:
 def _command(shell: Shell, command: Command, depth: int) -> None:
     words = list(command.words)
     first = words[0]
-    if first in ("export", "declare", "typeset", "readonly", "local"):
+    if first == "let":
+        for word in words[1:]:
+            name, _, value = word.strip("\"'").partition("=")
+            text = value.removeprefix("$((").removesuffix("))")
+            _assign(shell, f"{name}=$(({text}))", exported=False)
+    elif first in ("export", "declare", "typeset", "readonly", "local"):
         exports = first == "export" or "-x" in words
         for word in words[1:]:
             _assign(shell, word, exported=exports)
@@ -192,7 +198,8 @@ def _assign(shell: Shell, word: str, *, exported: bool) -> None:
     name, adds, raw = found.groups()
     raw = _unshifted(shell, raw)
     if raw.startswith("("):
-        parts = [one for part in commands_in(raw[1:-1]) for one in part.words]
+        inside = commands_in(raw[1:-1])
+        parts = [one for part in inside if part.words[0] not in MARKS for one in part.words]
         items = [one for part in parts for one in expanded(part, shell.values)]
         before = shell.values.get(name, [])
         shell.values[name] = [*(before if adds and isinstance(before, list) else []), *items]
@@ -236,6 +243,7 @@ def _run(shell: Shell, command: Command, depth: int) -> None:
     name = PurePath(words[0]).name if words else ""
     if not name:
         return
+    _export_of_mpiexec(shell, words)
     if name in ("cd", "pushd") and len(words) > 1:
         shell.folder = _folder(shell.folder, words[1])
     elif name in PREPARES:
@@ -256,6 +264,12 @@ def _run(shell: Shell, command: Command, depth: int) -> None:
         _start(shell, command, before, words)
     else:
         shell.others.append((command.line, command.text))
+
+
+def _export_of_mpiexec(shell: Shell, words: list[str]) -> None:
+    for flag, name, value in zip(words, words[1:], words[2:], strict=False):
+        if flag in ("-genv", "-env"):
+            _assign(shell, f"{name}={value}", exported=True)
 
 
 def _written(shell: Shell, command: Command, at: int) -> None:
@@ -303,7 +317,7 @@ def _read_inner(shell: Shell, inner: str, outer: list[str], depth: int, line: in
     if start is None:
         shell.others.append((line, " ".join(outer)))
         return
-    texts = [one.text for one in commands_in(inner)]
+    texts = [one.text for one in commands_in(inner) if one.words[0] not in MARKS]
     # `time` before a command is no part of the start.
     here = next((at for at, one in enumerate(texts) if one.endswith(start.text)), 0)
     before = tuple(texts[:here])
@@ -326,7 +340,9 @@ def _inner(words: list[str]) -> str | None:
         if PurePath(word).name in SHELLS:
             for flag, script in zip(words[at + 1 :], words[at + 2 :], strict=False):
                 if re.fullmatch(r"-[a-z]*c", flag):
-                    return script
+                    # `bash -c -- SCRIPT`, as in manifests.
+                    after = words[words.index(script, at) + 1 :]
+                    return after[0] if script == "--" and after else script
                 if not flag.startswith("-"):
                     break
     return None

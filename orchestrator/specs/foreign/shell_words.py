@@ -15,6 +15,8 @@ MOST_CHARACTERS = 200_000
 MOST_PARTS = 200
 """Most functions, calls of functions, and here-documents of a script that are followed."""
 END_OF_COMMAND = "\n;&|"
+MARKS = (")", ";;")
+"""Commands of their own, as they end a pattern and a branch of `case`. `)` also ends a subshell."""
 NAME = r"[A-Za-z_]\w*"
 BRACED = re.compile(
     rf"\$\{{({NAME}|[1-9])(?:\[[@*]\])?(?:(:?[-=+?])((?:[^{{}}]|\{{[^{{}}]*\}})*))?\}}"
@@ -40,7 +42,7 @@ class Command(Struct, frozen=True):
     line: int
     words: tuple[str, ...]
     after: str = ""
-    """`&&`, `||` or `|`, if that joins it to the command before."""
+    """The sign between it and the command before, such as `&&`, if it joins them or is a mark."""
 
     @property
     def text(self) -> str:
@@ -64,8 +66,10 @@ def commands_in(text: str) -> Iterator[Command]:
             if words:
                 yield Command(started, tuple(words), after)
                 words, after, in_test = [], "", False
-            joins = re.match(r"&&|\|\|?", text[at : at + 2])
+            joins = re.match(r"&&|\|\|?|;;|\)", text[at : at + 2])
             after = joins[0] if joins else after if sign == "\n" else ""
+            if joins and joins[0] in MARKS:
+                yield Command(line, (joins[0],))
             line += sign == "\n"
             at += len(joins[0]) if joins else 1
         elif text.startswith("((", at):  # arithmetic, as in `for ((i = 0; i < 8; i++))`
@@ -313,7 +317,7 @@ def _sum(text: str, values: Values) -> str | None:
         _of(re.sub(r"\W", "", one), values) if re.search(r"[A-Za-z_]", one) else one
         for one in words
     ]
-    if not known or not all(re.fullmatch(r"\d{1,9}|[-+*/%()]", one) for one in known):
+    if not known or not all(re.fullmatch(r"\d{1,15}|[-+*/%()]", one) for one in known):
         return None
     try:
         return str(_Sum(known).value())

@@ -576,9 +576,9 @@ def test_a_program_around_the_launcher_is_said() -> None:
         "#!/bin/bash\nA=1 nsys profile -o out torchrun --nproc_per_node=2 $SCRIPT --x 1\n"
     )
     assert (carried.run["script"], carried.run["args"]) == ("${SCRIPT}", ["--x", "1"])
-    assert "line 2: nsys around the program: ndctl starts it itself" in carried.left
+    assert "line 2: nsys around the program: ndctl starts the program itself" in carried.left
     python = taken("#!/bin/bash\nnumactl --membind=0 python a.py\n")
-    assert "line 2: numactl around the program: ndctl starts it itself" in python.left
+    assert "line 2: numactl around the program: ndctl starts the program itself" in python.left
 
 
 @pytest.mark.parametrize("line", ["git commit -m fix", "install -m 0755 a b", "mkdir -m 700 out"])
@@ -671,3 +671,69 @@ def test_hosts_that_an_argument_says_are_asked_for() -> None:
 def test_a_line_of_options_without_an_option_says_nothing() -> None:
     carried = from_script("#!/bin/bash\n#SBATCH \n#SBATCH --nodes=2\nsrun python fit.py\n", "a")
     assert carried.cluster["hosts"] == 2
+
+
+def test_a_type_of_gpu_and_of_exclusive_use_are_kept() -> None:
+    carried = taken(
+        "#!/bin/bash\n#SBATCH -N 1 --ntasks-per-node=4 --gpus-per-task=a100:1 --exclusive=user\n"
+        "srun python t.py\n"
+    )
+    slurm = carried.cluster["slurm"]
+    assert (carried.cluster["gpus_per_host"], slurm["gpu_type"]) == (4, "a100")
+    assert (slurm["exclusive"], slurm["sbatch_args"]) == (False, ["--exclusive=user"])
+    spec_of(carried)
+
+
+def test_tasks_of_each_gpu_have_its_cpus() -> None:
+    carried = taken(
+        "#!/bin/bash\n#SBATCH -N 2 --gpus=16 --ntasks-per-gpu=1 -c 6\nsrun python t.py\n"
+    )
+    assert carried.cluster["slurm"]["cpus_per_task"] == 48
+
+
+def test_what_a_loop_exports_is_asked_for() -> None:
+    carried = taken("#!/bin/bash\nfor m in a b; do\nexport MODEL=$m\ntorchrun t.py\ndone\n")
+    assert any(one.startswith("replace ${m} in run: ") for one in carried.before)
+
+
+def test_a_program_that_starts_others_is_asked_for() -> None:
+    deep = taken("#!/bin/bash\npython deep.py train.py conf.yml\n")
+    said = "check run: if deep.py starts train.py on each rank, as a launcher does, train.py is"
+    assert f"{said} run.script" in deep.before
+    own = taken("#!/bin/bash\nsrun bash around.sh python train.py\n")
+    assert "line 2: around.sh around the program: ndctl starts the program itself" in own.left
+    uv = taken("#!/bin/bash\nsrun uv run python train.py\n")
+    assert any("`uv run ndctl submit`" in one for one in uv.before)
+
+
+def test_a_module_that_prepares_python_is_no_training() -> None:
+    carried = taken("#!/bin/bash\npython3 -m venv env\npython -m pip install x\n")
+    assert "set run: no program was found that runs on each rank" in carried.before
+
+
+def test_a_script_in_a_container_starts_python_itself() -> None:
+    carried = taken(
+        "#!/bin/bash\n#SBATCH -N 1\nsrun apptainer exec -B $(realpath w):/w a.sif ./go.sh t.py 1\n"
+    )
+    assert carried.run["args"][-3:] == ["./go.sh", "t.py", "1"]
+    assert any(one.startswith("replace $(realpath w):/w in run") for one in carried.before)
+
+
+def test_a_variable_in_single_quotes_is_not_for_the_shell_in_a_container() -> None:
+    carried = taken(
+        "#!/bin/bash\nmpiexec -n 2 -ppn 2 -genv FI_PROVIDER tcp apptainer exec box sh -c"
+        " \". '$HOME/env'; export A=\\$B; python t.py\"\n"
+    )
+    assert carried.run["args"][-1] == ". '${HOME}/env'; export A=$${B}; exec python t.py"
+    assert carried.run["env"] == {"FI_PROVIDER": "tcp"}
+
+
+def test_a_variable_of_a_job_of_slurm_is_not_to_be_set() -> None:
+    notes = taken("#!/bin/bash\n#SBATCH -N 1\nsrun python t.py $SLURM_JOB_ID\n").notes()
+    assert "before you submit: replace ${SLURM_JOB_ID}, which only a job of Slurm has" in notes
+    assert not any("to set before" in one for one in notes)
+
+
+def test_variables_of_pbs_say_the_scheduler() -> None:
+    carried = taken("#!/bin/bash\ncd $PBS_O_WORKDIR\ntorchrun --nproc_per_node=2 t.py\n")
+    assert any("ndctl cannot submit to PBS" in one for one in carried.before)

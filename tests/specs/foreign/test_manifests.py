@@ -591,3 +591,85 @@ def test_a_message_names_twenty_values_of_wrong_types_at_most() -> None:
         taken_over(text, PurePath("job.yaml"))
     assert refused.value.message.count("replicas") == 20
     assert refused.value.message.endswith("; and 480 more")
+
+
+JOB = """apiVersion: batch/v1
+kind: Job
+metadata: {{name: fit}}
+spec:
+  parallelism: {hosts}
+  template:
+    spec:
+      containers:
+      - {{name: fit, image: lab/fit, {words}, resources: {{limits: {{nvidia.com/gpu: 1}}}}}}
+"""
+
+
+@pytest.mark.parametrize("args", [["--gpus", "-1"], ["train", "--lr=1"]])
+def test_arguments_of_what_the_image_starts_are_kept(args: list[str]) -> None:
+    carried = taken(JOB.format(hosts=1, words=f"args: {args}"))
+    assert carried.run == {"script": "train.py", "args": args}
+    assert "name in run what the image starts; run.args has its arguments" in carried.before
+    program = taken(JOB.format(hosts=1, words="args: [/opt/fit, '2']"))
+    assert program.run == {"program": "/opt/fit", "args": ["2"]}
+
+
+def test_two_hyphens_before_a_script_are_no_script() -> None:
+    words = "command: [bash, -c, --], args: ['cd /data; python fit.py --lr 1']"
+    carried = taken(JOB.format(hosts=1, words=words))
+    assert carried.run == {"script": "fit.py", "args": ["--lr", "1"], "workdir": "/data"}
+
+
+def test_a_number_of_hosts_that_is_none_is_asked_for() -> None:
+    carried = taken(JOB.format(hosts="__NODES__", words="command: [python, fit.py]"))
+    assert "set cluster.hosts: the manifest says __NODES__" in carried.before
+
+
+def test_variables_of_the_container_have_their_values() -> None:
+    words = (
+        "env: [{name: STEPS, value: '5'}, {name: SITE, value: $SITE}],"
+        " command: [python, fit.py, --steps=$(STEPS), --site=$(SITE)]"
+    )
+    carried = taken(JOB.format(hosts=1, words=words))
+    assert carried.run["args"] == ["--steps=5", "--site=${SITE}"]
+
+
+def test_a_job_of_mpi_in_its_first_form() -> None:
+    text = JOB.format(hosts=1, words="command: [mpirun, -x, A=1, python, fit.py]")
+    text = text.replace("batch/v1\nkind: Job", "kubeflow.org/v1alpha1\nkind: MPIJob")
+    carried = taken(text.replace("parallelism: 1", "replicas: 2"))
+    assert (carried.run["script"], carried.cluster["hosts"]) == ("fit.py", 2)
+    assert (carried.cluster["gpus_per_host"], carried.run["env"]) == (1, {"A": "1"})
+    total = taken(text.replace("parallelism: 1", "gpus: 16"))
+    assert "set cluster.hosts: the manifest says 16 GPUs" in total.before
+
+
+def test_a_coordinator_and_variables_of_the_launcher_are_said() -> None:
+    text = """apiVersion: kubeflow.org/v2beta1
+kind: MPIJob
+metadata: {name: fit}
+spec:
+  mpiReplicaSpecs:
+    Launcher:
+      template:
+        spec:
+          containers:
+          - name: a
+            image: lab/fit
+            command: [mpirun, -x, B, python, fit.py]
+            env: [{name: B, value: x}]
+    Worker: {replicas: 2, template: {spec: {containers: [{name: a, image: lab/fit}]}}}
+"""
+    said = "variables of the Launcher, B: write those that ranks need to cluster.kubernetes.env"
+    assert said in taken(text).left
+    jobs = "replicatedJobs: [{name: a, template: {spec: {template: {spec: {containers: []}}}}}]"
+    text = (
+        "apiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\nmetadata: {name: a}\n"
+        f"spec:\n  coordinator: {{replicatedJob: a}}\n  {jobs}\n"
+    )
+    assert "coordinator: MASTER_ADDR of each rank is the first host" in taken(text).left
+
+
+def test_a_script_of_several_lines_is_written_as_lines() -> None:
+    words = 'command: [bash, -c, "date\\nls\\n"]'
+    assert "  - |\n    date\n    ls\n" in taken(JOB.format(hosts=1, words=words)).text("job.yaml")

@@ -260,3 +260,10 @@ def test_a_kind_that_ndctl_does_not_read_is_named() -> None:
     with pytest.raises(SpecError, match="ndctl takes no TFJob over") as refused:
         taken_over(text, PurePath("a.yaml"))
     assert "ndctl takes PyTorchJob, JobSet" in str(refused.value.fix)
+
+
+def test_a_launcher_behind_a_profiler_is_left_out_too() -> None:
+    words = ["nsys", "profile", "-o", "out", "torchrun", "--nproc_per_node=2", "train.py", "--x"]
+    done = CliRunner().invoke(cli, ["run", "--run-root", "runs", "--", *words])
+    assert "leave nsys and torchrun out: ndctl starts torchrun" in str(done.exception)
+    assert "ndctl run --gpus-per-host 2 -- train.py --x" in str(done.exception)

@@ -80,3 +80,51 @@ def test_an_empty_variable_that_an_argument_sets_stays_a_variable() -> None:
 def test_a_condition_without_end_is_read(part: str) -> None:
     carried = taken(f"if [[ {part * 5_000} a ]]; then\n  x\nfi\ntorchrun a.py\n")
     assert carried.run["script"] == "a.py"
+
+
+CASE = """
+case "$KIND" in
+  tiny | small) LAYERS=2 ;;
+  b*) LAYERS=24; (cd data; ls)
+      if [ $LAYERS -eq 24 ]; then HEADS=16; fi ;;
+  *) LAYERS=0 ;;
+esac
+torchrun a.py $LAYERS $HEADS --end
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "args"),
+    [
+        ("small", ["2", "${HEADS}", "--end"]),
+        ("big", ["24", "16", "--end"]),
+        ("other", ["0", "${HEADS}", "--end"]),
+        ("$1", ["${LAYERS}", "${HEADS}", "--end"]),
+        ("$(hostname)", ["${LAYERS}", "${HEADS}", "--end"]),
+    ],
+)
+def test_the_branch_of_a_case_is_entered_if_its_word_is_known(kind: str, args: list[str]) -> None:
+    assert taken(f"KIND={kind}\n{CASE}").run["args"] == args
+
+
+def test_a_case_in_one_line_and_inside_of_another() -> None:
+    carried = taken(
+        "A=x\nB=2\ncase $A in y) C=1;; x) case $B in 1) C=2;; 2) C=3;; esac; D=4;; esac\n"
+        "torchrun a.py $C $D\n"
+    )
+    assert carried.run["args"] == ["3", "4"]
+
+
+def test_sums_may_be_large_and_behind_let() -> None:
+    carried = taken("T=300\nlet N=$((T*1000000000))\nlet 'M = 2'\ntorchrun a.py $N\n")
+    assert carried.run["args"] == ["300000000000"]
+
+
+def test_branches_may_begin_behind_a_word_of_the_shell() -> None:
+    carried = taken(
+        'A=5\nif [ "$A" = 5 ]; then if [ "$A" = 6 ]; then B=1; else B=2; fi\n'
+        "else if true; then B=9; fi; fi\n"
+        "while [ $# -gt 0 ]; do case $1 in --x) X=$2; shift;; *) exit 1;; esac; done\n"
+        "torchrun a.py $B $X\n"
+    )
+    assert (carried.run["args"], carried.left) == (["2", "${X}"], [])

@@ -69,12 +69,7 @@ def spec_hash(handover: Handover) -> str:
 
 
 class _Dumper(Dumper):
-    """Writes multi-line text in block style, and lists of numbers in one line."""
-
-
-def _text(dumper: Any, value: str) -> Any:
-    style = "|" if "\n" in value else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
+    """Writes lists of numbers in one line."""
 
 
 def _list(dumper: Any, value: Sequence[Any]) -> Any:
@@ -82,7 +77,6 @@ def _list(dumper: Any, value: Sequence[Any]) -> Any:
     return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=numbers)
 
 
-_Dumper.add_representer(str, _text)
 _Dumper.add_representer(list, _list)
 
 

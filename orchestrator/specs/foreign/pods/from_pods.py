@@ -80,6 +80,9 @@ def from_pods(one: Mapping[str, Any], pods: Pods, stem: str) -> Carried:
         kubernetes["namespace"] = braced(str(namespace))
     shell, start = _started(pods, container)
     set_program(carried, start)
+    if start is None and pods.command is None and (args := _list(container.get("args"))):
+        carried.run["args"] = [braced(str(one)) for one in args]
+        carried.before.append("name in run what the image starts; run.args has its arguments")
     folder = shell.folder or container.get("workingDir")
     if folder:
         carried.run["workdir"] = braced(str(folder))
@@ -90,7 +93,9 @@ def from_pods(one: Mapping[str, Any], pods: Pods, stem: str) -> Carried:
         carried.leave(f"in its command: {text[:60]}")
     if others:
         carried.leave("what these lines do belongs into the image or an init container")
-    hosts = number_of(pods.hosts) or 1
+    if (hosts := number_of(pods.hosts)) is None:
+        carried.before.append(f"set cluster.hosts: the manifest says {pods.hosts}")
+    hosts = hosts or 1
     each = _resources(carried, kubernetes, container, pods, start)
     carried.cluster = {"backend": "kubernetes", "hosts": hosts, "gpus_per_host": each}
     _image(carried, kubernetes, container, pod)
@@ -121,15 +126,24 @@ def _started(pods: Pods, container: Mapping[str, Any]) -> tuple[Shell, Start | N
     words = [braced(str(one)) for one in words]
     # Kubernetes itself replaces $(NAME) by a variable of the container. Another $(date) is a
     # command of the shell.
-    names = {str(at(one, "name")) for one in container.get("env") or []}
+    values = {str(at(one, "name")): at(one, "value") for one in container.get("env") or []}
+    known = {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, str) and value and "$" not in value
+    }
 
     def variable(found: re.Match[str]) -> str:
-        is_one = found[1] in names or found[1].isupper()
-        return f"${{{found[1]}}}" if is_one else found[0]
+        name = found[1]
+        is_one = name in values or name.isupper()
+        return known.get(name, f"${{{name}}}") if is_one else found[0]
 
     words = [re.sub(r"\$\((\w+)\)", variable, one) for one in words]
-    shell = read_shell(shlex.join(words), {}) if words else Shell()
+    shell = read_shell(shlex.join(words), {**known}) if words else Shell()
     start = shell.training()
+    alone = pods.command is None and not container.get("command")
+    if start is None and alone and words and not re.search(r"/|sh$", words[0]):
+        return Shell(), None  # arguments of what the image starts
     if start is None and words:
         # Words in `${…}` were quoted, so the line is a single command.
         start = Start(1, tuple(words), shlex.join(words))

@@ -165,6 +165,8 @@ def _jobset(spec: dict[str, Any]) -> Pods:
 
     hosts, most = max(reversed(sized), key=order)
     notes = [f"replicatedJob {one.get('name')}" for one in groups if one is not most]
+    if at(spec, "coordinator"):
+        notes.append("coordinator: MASTER_ADDR of each rank is the first host")
     template = at(most, "template", "spec", "template") or {}
     return Pods(hosts=hosts, template=template, notes=notes, kind="jobset")
 
@@ -239,14 +241,24 @@ def _container(template: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mpijob(spec: dict[str, Any]) -> Pods:
+    notes = ["the Launcher and ssh: ndctl starts the ranks itself, and mpirun's options"]
     replicas = at(spec, "mpiReplicaSpecs")
+    if replicas is None and at(spec, "template"):  # v1alpha1
+        total = at(spec, "gpus") or at(spec, "processingUnits")
+        hosts = at(spec, "replicas") or (f"{total} GPUs" if total else 1)
+        return Pods(hosts=hosts, template=spec["template"], notes=notes)
     command = _container(at(replicas, "Launcher", "template") or {})
+    if names := [str(at(one, "name")) for one in command.get("env") or []]:
+        notes.append(
+            f"variables of the Launcher, {', '.join(names)}: write those that ranks need to"
+            " cluster.kubernetes.env"
+        )
     return Pods(
         hosts=at(replicas, "Worker", "replicas") or 1,
         template=at(replicas, "Worker", "template") or {},
         ranks=at(spec, "slotsPerWorker"),
         command=[*(command.get("command") or []), *(command.get("args") or [])],
-        notes=["the Launcher and ssh: ndctl starts the ranks itself, and mpirun's options"],
+        notes=notes,
     )
 
 
