@@ -330,7 +330,7 @@ def test_hosts_that_lack_a_device_are_skipped() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"model_type": "gptj"}, "got 'gptj'"),
+        ({"model_type": "mamba2"}, "got 'mamba2'"),
         ({"model_type": "lama"}, "got 'lama'"),
         ({}, "got 'none'"),
         ({**TINY, "hidden_size": "128"}, "hidden_size must be a whole number, at least 1"),

@@ -125,8 +125,9 @@ NOT_OF_TORCH = {
     # Python's own: os, namedtuple, atexit, threading, asyncio, runpy; site packages' entry points.
     *("_exit", "_asdict", "_fields", "_replace", "_run_exitfuncs", "_shutdown", "_log_traceback"),
     *("_run_module_as_main", "_filesbymodname"),
-    # lightning, transformers
+    # lightning, transformers (the last is a key of an OPT config)
     *("_TunerExitException", "_load_external_callbacks", "_save_checkpoint", "_get_output_dir"),
+    "_remove_final_layer_norm",
     # texts that name no attribute: a mesh's name, operations in dumps of NCCL, a mark on a class
     *("_cp", "_broadcast_oop", "_reduce_oop", "_ndctl"),
 }

@@ -215,7 +215,7 @@ def _plain_mlps(shape: ModelShape, with_experts: float) -> Iterator[tuple[int, f
 
 def _of_attention(shape: ModelShape, rows: int, tp: int) -> list[Product]:
     hidden = shape.hidden_size
-    if shape.latent:
+    if shape.latent or shape.attention_gate:
         linear = enumerate(shape.linear[: shape.linear_of_attention])
         return [
             Product(rows, *_cut(name, into, out, tp), 1, 1.0, at)
@@ -316,11 +316,11 @@ def cheap_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, f
     scale = COMPUTE_BYTES[part.dtype] / 2
     rows, tp = part.rows, part.tp
     heads = (shape.query_size + shape.key_size) / tp
-    norms = shape.layer_norms * shape.hidden_size / tp + (heads if shape.qk_norm_sizes else 0)
+    norms = shape.layer_norms * shape.hidden_size / tp + (heads if shape.has_qk_norms else 0)
     norms += shape.latent_size
     seconds = []
     for way in (0, 1):
-        norm = fusion.layer_norm[way] if shape.norm_bias else fusion.norm[way]
+        norm = fusion.layer_norm[way] if shape.has_layer_norms else fusion.norm[way]
         size = norms * norm + 2 * shape.hidden_size / tp * fusion.residual[way]
         size += shape.rotary_size / tp * fusion.rotary[way]
         if shape.latent:
@@ -422,7 +422,7 @@ def smaller_chunks_s(machine: Machine, shape: ModelShape, part: Slice, chunks: i
 
 def head_cheap(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float]:
     """Seconds of the last norm and the loss, forward and backward."""
-    norm = EAGER.layer_norm if shape.norm_bias else EAGER.norm
+    norm = EAGER.layer_norm if shape.has_layer_norms else EAGER.norm
     values = part.rows * shape.hidden_size / part.tp
     logits = part.rows * math.ceil(shape.vocab_size / part.tp) * COMPUTE_BYTES[part.dtype] / 2
     forward = move_s(machine, values * norm[0] + logits * LOSS_BYTES[0], HEAD_OPS[0])

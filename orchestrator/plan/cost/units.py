@@ -59,7 +59,7 @@ def units_of(
     layer = _layer(shape, tp)
     layer_trained = layer if lora is None else adapters(shape, lora)
     vocabulary = math.ceil(shape.vocabulary_parameters / tp)
-    embedding = (vocabulary + shape.position_parameters) * rank.is_first
+    embedding = (vocabulary + shape.input_parameters) * rank.is_first
     tied_here = shape.tied_embeddings and rank.is_first
     bias = math.ceil(shape.vocab_size / tp) * shape.head_bias
     head = (shape.norm_parameters + bias + (0 if tied_here else vocabulary)) * rank.is_last

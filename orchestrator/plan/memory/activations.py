@@ -96,7 +96,7 @@ def _layer(
 def _outputs(shape: ModelShape, tp: int, size: int) -> float:
     """Bytes of the gradients at the results of a layer's matrices and norms."""
     split = shape.query_size + shape.key_size + shape.value_size + _inner(shape, shape.up_size)
-    split += shape.hidden_size * shape.layer_norms
+    split += shape.hidden_size * shape.layer_norms + shape.result_size * shape.attention_gate
     whole = 2 * shape.hidden_size + 2 * shape.latent_size
     return (split / tp + whole) * size
 
@@ -144,8 +144,19 @@ class _Parts(Struct, frozen=True):
         query, keys, results = shape.query_size, shape.key_size, shape.result_size
         attention = query + keys + shape.value_size + results + query * ulysses
         attention = attention * size + shape.num_heads * FLOAT32_BYTES
-        if shape.qk_norm_sizes:
-            attention += (query + keys) * (FLOAT32_BYTES + size)
+        if shape.has_qk_norms:
+            attention += (query + keys) * _of_qk_norm(shape, size)
+        normed = shape.has_qk_norms and shape.has_layer_norms
+        if shape.rotary_size and shape.one_projection and not normed:
+            # Values are a view of the projection, so queries and keys stay too.
+            attention += (query + keys) * size
+        if shape.rotary_size and shape.partial_rotary:
+            # Joined parts have another layout, so results of heads are copied.
+            attention += results * size
+        if shape.attention_gate:
+            attention += 2 * results * size
+        if shape.sub_norms:
+            attention += results * (FLOAT32_BYTES + 2 * size)
         latent = 0
         if shape.latent:
             # Values are a view of what they are computed with: keys without rotary embeddings.
@@ -157,17 +168,38 @@ class _Parts(Struct, frozen=True):
         further = (shape.layer_norms - 2) / 2 * norm
         # The matrices share one stored input.
         attends = _trains(
-            shape, targets, "q_proj", "k_proj", "v_proj", "c_attn", "q_a_proj", "kv_a_proj_with_mqa"
+            shape,
+            targets,
+            "q_proj",
+            "k_proj",
+            "v_proj",
+            "c_attn",
+            "q_a_proj",
+            "kv_a_proj_with_mqa",
+            "attention_gate",
         )
         widens = _trains(shape, targets, "gate_proj", "up_proj", "c_fc")
+        # The router stores the input of the experts, or a copy of it in float32.
+        widens |= lora is None and shape.num_experts > 0 and not shape.router_in_float32
         # Attention and MLP have the same input.
         shares = shape.layer_norms == 1
+        # Two layer norms of the same input store it once.
+        twice = shape.same_input and shape.layer_norms == 2 and shape.has_layer_norms
+        second = 0.0 if twice else norm
         return cls(
             attention=norm + into * attends + further + latent + attention / tp,
-            mlp_norm=norm + into * (widens and not shares) + further,
+            mlp_norm=second + into * (widens and not shares) + further,
             mlp=_mlp(shape, size, targets) / tp,
             regathers=regathers,
         )
+
+
+def _of_qk_norm(shape: ModelShape, size: int) -> int:
+    """Bytes that a norm of queries or keys stores per feature. See `_norm`."""
+    if shape.has_layer_norms:
+        return size
+    scaled = FLOAT32_BYTES if shape.norms_in_float32 else size
+    return FLOAT32_BYTES + scaled * shape.norm_scale
 
 
 def _trains(shape: ModelShape, targets: set[str] | None, *names: str) -> bool:
@@ -182,7 +214,7 @@ def _norm(shape: ModelShape, tp: int, size: int, trained: bool = True) -> float:
     transformers computes RMS norms in float32 and stores the float32 input and, for the gradient of
     the scale, the normalised value. A layer norm stores its input.
     """
-    if shape.norm_bias:
+    if shape.has_layer_norms:
         return shape.hidden_size * size / tp
     scaled = FLOAT32_BYTES if shape.norms_in_float32 else size
     values = FLOAT32_BYTES * (1 + shape.norms_subtract_mean)
@@ -196,8 +228,10 @@ def _mlp(shape: ModelShape, size: int, targets: set[str] | None) -> float:
     and the scores of all experts.
     """
     frozen = targets is not None and "down_proj" not in targets
-    values = shape.mlp_values - (shape.gated and frozen)
-    inside = _inner(shape, shape.intermediate_size) * values * size
+    values = (shape.mlp_values - (shape.gated and frozen)) * size
+    if shape.sub_norms:
+        values += FLOAT32_BYTES + size
+    inside = _inner(shape, shape.intermediate_size) * values
     if not shape.num_experts:
         return inside
     copies = shape.experts_per_token * 2 * shape.hidden_size * size
@@ -262,7 +296,7 @@ def _usages(
     else:
         widest = 2 * inner
     in_norm = 2 * hidden / tp
-    if not shape.norm_bias:
+    if not shape.has_layer_norms:
         in_norm = shape.hidden_size * 6 * FLOAT32_BYTES / tp
     found = [
         LayerUsage(parts.whole + widest + incoming, weights[0]),

@@ -137,8 +137,8 @@ def _units(shape: ModelShape, tp: int, sharing: int, rank: StageRank, whole_mode
     after = piece([vocabulary]) if copied else NOTHING
     if rank.is_last and shape.head_bias:
         after += piece([(shape.vocab_size, 1, 0)])
-    positions = piece([(shape.max_positions, shape.hidden_size, None)])
-    root = positions if rank.is_first and shape.learned_positions else NOTHING
+    positions = piece([(shape.positions, shape.hidden_size, None)])
+    root = positions + norm.times(shape.embedding_norm) if rank.is_first else NOTHING
     late = NOTHING
     if rank.is_last and not large:
         tied_here = piece([vocabulary]) if not copied else NOTHING

@@ -58,20 +58,32 @@ class ModelShape(Struct, frozen=True, kw_only=True, cache_hash=True, dict=True):
     """Norms have weights; those of OLMo have none."""
     norm_bias: bool = False
     """Norms are layer norms with a bias; else RMS norms."""
+    bare_layer_norms: bool = False
+    """Norms are layer norms with weights, but without a bias (MPT)."""
     norms_in_float32: bool = False
     """Norms apply their scale in float32, as Gemma does. Llama casts back first."""
     norms_subtract_mean: bool = False
     """Norms subtract the mean in operations of their own, as Cohere's do."""
     layer_norms: int = 2
     """Norms of width `hidden_size` in a decoder layer."""
+    same_input: bool = False
+    """Attention and MLP have the layer's input, each with a norm of its own or both with one."""
+    sub_norms: bool = False
+    """The inputs of the last projections of attention and of the MLP have norms (BitNet)."""
     qk_norm_sizes: tuple[int, ...] = ()
     """Weights of the norms of queries and of keys, for each head or for all; empty: there are
     none."""
+    bare_qk_norms: bool = False
+    """Queries and keys have norms without weights (nanochat)."""
+    attention_gate: bool = False
+    """A product of the layer's input weighs the results of attention (AFMoE)."""
     gated: bool = True
     """The MLP has a gate projection besides the up projection."""
-    mlp_values: int = 4
+    mlp_values: float = 4
     """Values that an MLP stores for the backward pass, per inner feature: gate, up, the activated
-    gate and the product; without a gate the five of GPT-2's approximate GELU."""
+    gate and the product; without a gate those of its activation."""
+    activation_weights: int = 0
+    """Parameters of the activation (Apertus)."""
     num_experts: int = 0
     """Routed experts in a layer; 0: every layer has a single MLP."""
     experts_per_token: int = 0
@@ -86,7 +98,17 @@ class ModelShape(Struct, frozen=True, kw_only=True, cache_hash=True, dict=True):
     dense_layers: tuple[int, ...] = ()
     """Decoder layers without experts. They have one MLP of `dense_intermediate_size`."""
     dense_intermediate_size: int = 0
+    rotary: bool = True
+    """Queries and keys have rotary embeddings, unless positions are learned."""
+    partial_rotary: bool = False
+    """Rotary embeddings turn a part of each head, which is then joined with the rest."""
     learned_positions: bool = False
+    extra_positions: int = 0
+    """Learned positions besides `max_positions` (OPT)."""
+    embedding_norm: bool = False
+    """The embedding has a norm (BLOOM)."""
+    one_projection: bool = False
+    """transformers computes query, key and value by one projection, but tp can split it."""
     fused: bool = False
     """Query, key and value share one projection, which tp cannot split."""
     attention_dropout: float = 0.0
@@ -123,7 +145,7 @@ class ModelShape(Struct, frozen=True, kw_only=True, cache_hash=True, dict=True):
     @property
     def rotary_size(self) -> int:
         """Features of queries and keys that rotary embeddings turn."""
-        if self.learned_positions:
+        if self.learned_positions or not self.rotary:
             return 0
         if self.latent:
             return (self.num_heads + 1) * self.latent.rope_dim
@@ -174,6 +196,8 @@ class ModelShape(Struct, frozen=True, kw_only=True, cache_hash=True, dict=True):
             yield "kv_a_proj_with_mqa", hidden, latent.kv_rank + latent.rope_dim
             without_rope = self.key_size - self.num_heads * latent.rope_dim
             yield "kv_b_proj", latent.kv_rank, without_rope + self.value_size
+        if self.attention_gate:
+            yield "attention_gate", hidden, self.result_size
         yield "o_proj", self.result_size, hidden
 
     def _mlp(self, inner: int) -> Iterator[tuple[str, int, int]]:
@@ -190,6 +214,8 @@ class ModelShape(Struct, frozen=True, kw_only=True, cache_hash=True, dict=True):
             return self.mlp_bias
         if name == "o_proj":
             return self.out_bias
+        if name == "attention_gate":
+            return False
         return self.qkv_bias and (self.latent is None or name in NOT_SPLIT)
 
     @property
@@ -242,8 +268,23 @@ class ModelShape(Struct, frozen=True, kw_only=True, cache_hash=True, dict=True):
         return self.vocab_size * self.hidden_size
 
     @property
-    def position_parameters(self) -> int:
-        return self.max_positions * self.hidden_size * self.learned_positions
+    def positions(self) -> int:
+        """Learned positions."""
+        return (self.max_positions + self.extra_positions) * self.learned_positions
+
+    @property
+    def input_parameters(self) -> int:
+        """Parameters before the layers, besides the embedding."""
+        return self.positions * self.hidden_size + self.norm_parameters * self.embedding_norm
+
+    @property
+    def has_qk_norms(self) -> bool:
+        return bool(self.qk_norm_sizes) or self.bare_qk_norms
+
+    @property
+    def has_layer_norms(self) -> bool:
+        """Norms are torch's layer norms; else operations of their own."""
+        return self.norm_bias or self.bare_layer_norms
 
     @property
     def parameters(self) -> int:
@@ -259,7 +300,7 @@ class ModelShape(Struct, frozen=True, kw_only=True, cache_hash=True, dict=True):
         """Parameters outside of decoder layers."""
         vocabulary = self.vocabulary_parameters * (1 if self.tied_embeddings else 2)
         bias = self.vocab_size * self.head_bias
-        return vocabulary + bias + self.position_parameters + self.norm_parameters
+        return vocabulary + bias + self.input_parameters + self.norm_parameters
 
     @property
     def active_parameters(self) -> int:
@@ -288,6 +329,9 @@ def layer_tensors(shape: ModelShape, *, dense: bool = False) -> Iterator[Tensor]
         yield from [(size, 1, None) for size in (shape.latent.query_rank, shape.latent.kv_rank)]
     if shape.sinks:
         yield shape.num_heads, 1, 0
+    if shape.sub_norms:
+        yield from [(size, 1, None) for size in (shape.hidden_size, shape.intermediate_size)]
+    yield from [(1, 1, None)] * shape.activation_weights
     linear = shape.linear
     if dense:
         attention = (one for one in linear if one[0] not in OF_MLP)

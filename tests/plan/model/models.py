@@ -138,4 +138,111 @@ PHI_3_5_MOE: dict[str, Any] = {
     "attention_bias": True,
     "lm_head_bias": True,
 }
+OPT_1_3B: dict[str, Any] = {
+    "model_type": "opt",
+    "hidden_size": 2048,
+    "ffn_dim": 8192,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 32,
+    "word_embed_proj_dim": 2048,
+    "do_layer_norm_before": True,
+}
+OPT_350M: dict[str, Any] = {
+    "model_type": "opt",
+    "hidden_size": 1024,
+    "ffn_dim": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "word_embed_proj_dim": 512,
+    "do_layer_norm_before": False,
+}
+BLOOM: dict[str, Any] = {
+    "model_type": "bloom",
+    "n_embed": 14336,
+    "n_layer": 70,
+    "num_attention_heads": 112,
+    "seq_length": 2048,
+}
+FALCON_7B: dict[str, Any] = {"model_type": "falcon", "multi_query": True, "parallel_attn": True}
+FALCON_40B: dict[str, Any] = {
+    "model_type": "falcon",
+    "hidden_size": 8192,
+    "num_attention_heads": 128,
+    "num_hidden_layers": 60,
+    "num_kv_heads": 8,
+    "new_decoder_architecture": True,
+}
+FALCON_11B: dict[str, Any] = {
+    "model_type": "falcon",
+    "hidden_size": 4096,
+    "ffn_hidden_size": 16384,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 60,
+    "num_kv_heads": 8,
+    "num_ln_in_parallel_attn": 1,
+    "new_decoder_architecture": True,
+    "tie_word_embeddings": False,
+}
+FALCON_RW_1B: dict[str, Any] = {
+    "model_type": "falcon",
+    "vocab_size": 50304,
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 24,
+    **dict.fromkeys(("multi_query", "parallel_attn"), False),
+    **dict.fromkeys(("alibi", "bias"), True),
+}
+MPT_7B: dict[str, Any] = {
+    "model_type": "mpt",
+    "vocab_size": 50432,
+    "d_model": 4096,
+    "n_layers": 32,
+    "n_heads": 32,
+    "expansion_ratio": 4,
+    "no_bias": True,
+    "attn_config": {"alibi": True, "attn_type": "multihead_attention", "attn_pdrop": 0},
+}
+STARCODER: dict[str, Any] = {
+    "model_type": "gpt_bigcode",
+    "vocab_size": 49152,
+    "n_embd": 6144,
+    "n_head": 48,
+    "n_inner": 24576,
+    "n_layer": 40,
+    "n_positions": 8192,
+    "multi_query": True,
+}
+GPT_NEO_2_7B: dict[str, Any] = {
+    "model_type": "gpt_neo",
+    "hidden_size": 2560,
+    "num_heads": 20,
+    "num_layers": 32,
+    "attention_types": [[["global", "local"], 16]],
+}
+PYTHIA_12B: dict[str, Any] = {
+    "model_type": "gpt_neox",
+    "vocab_size": 50688,
+    "hidden_size": 5120,
+    "intermediate_size": 20480,
+    "num_attention_heads": 40,
+    "num_hidden_layers": 36,
+}
+APERTUS_8B: dict[str, Any] = {
+    "model_type": "apertus",
+    "intermediate_size": 21504,
+    "num_key_value_heads": 8,
+}
+BITNET_2B: dict[str, Any] = {"model_type": "bitnet", "tie_word_embeddings": True}
+HUNYUAN_A13B: dict[str, Any] = {
+    "model_type": "hunyuan_v1_moe",
+    "vocab_size": 128167,
+    "intermediate_size": 3072,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_experts": 64,
+    "moe_topk": [8] * 32,
+    "moe_intermediate_size": [3072] * 32,
+    "num_shared_expert": [1] * 32,
+    "tie_word_embeddings": True,
+}
 MINIMAX_M2: dict[str, Any] = {"model_type": "minimax_m2"}

@@ -12,7 +12,7 @@ from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.flops import flops_per_token, recomputed_per_token
 from tests.plan.cost.setups import LLAMA_8B, setup
-from tests.plan.memory.test_saved import DEEPSEEK, EXPERTS, SIZES, TOKENS
+from tests.plan.memory.test_saved import DEEPSEEK, EXPERTS, TOKENS, small
 from tests.plan.model.variants import built
 from tests.trainer.launch.tiny_runs import LLAMA, QWEN3
 from tests.trainer.measure.test_flops import LLAMA_8B as CONFIG_8B
@@ -34,13 +34,19 @@ def test_planned_flops_equal_those_that_the_trainer_reports(config: dict[str, An
         ("deepseek_v3", {**DEEPSEEK, "first_k_dense_replace": 1, "num_hidden_layers": 3}),
         ("deepseek_v2", {**DEEPSEEK, "q_lora_rank": None}),
         ("qwen2_moe", {**EXPERTS, "num_experts": 8, "shared_expert_intermediate_size": 192}),
+        ("opt", {}),
+        ("bloom", {}),
+        ("falcon", {"num_kv_heads": 8, "new_decoder_architecture": True}),
+        ("gpt_bigcode", {"attn_pdrop": 0.0}),
+        ("youtu", {key: DEEPSEEK[key] for key in DEEPSEEK if key.endswith(("rank", "dim"))}),
+        ("afmoe", {**EXPERTS, "num_experts": 8, "num_dense_layers": 0, "head_dim": 32}),
         ("gpt_oss", {"head_dim": 32, "num_local_experts": 8, "num_experts_per_tok": 4}),
     ],
 )
 def test_planned_flops_are_those_that_torch_counts(kind: str, sizes: dict[str, Any]) -> None:
     """Forward and backward, with a score for each pair of tokens. Weights of norms and biases are
     no products, but count as parameters."""
-    config = {"model_type": kind, **SIZES, **sizes}
+    config = small(kind, sizes)
     read = built(config)
     read._attn_implementation = read._experts_implementation = "eager"
     model = transformers.AutoModelForCausalLM.from_config(read)  # type: ignore[no-untyped-call]

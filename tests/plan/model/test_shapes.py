@@ -1,5 +1,6 @@
 """Parameter counts, compared with models that transformers builds on the meta device."""
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -71,6 +72,20 @@ from trainer.model.families import FAMILIES as OF_TRAINER
         {"model_type": "starcoder2", "use_bias": False, "tie_word_embeddings": False},
         {"model_type": "gpt_neox"},
         {"model_type": "gpt_neox", "attention_bias": False, "num_hidden_layers": 3},
+        *(
+            {**one, "num_hidden_layers": 2}
+            for one in (models.FALCON_40B, models.FALCON_11B, models.FALCON_RW_1B)
+        ),
+        {**models.STARCODER, "n_layer": 2},
+        {**models.HUNYUAN_A13B, "num_hidden_layers": 2},
+        {**models.MPT_7B, "n_layers": 2},
+        {"model_type": "opt", "num_hidden_layers": 2, "enable_bias": False},
+        {
+            "model_type": "exaone_moe",
+            "mlp_layer_types": ["sparse", "dense"],
+            "num_hidden_layers": 2,
+        },
+        {"model_type": "nemotron", "num_key_value_heads": 8, "hidden_act": "xielu"},
     ],
 )
 def test_parameter_counts_equal_those_of_the_model(config: dict[str, Any]) -> None:
@@ -106,7 +121,7 @@ def test_absent_keys_have_the_defaults_of_transformers(kind: str) -> None:
     # Their constructors replace these by what they stand for.
     for key, value in (("mlp_only_layers", []), ("moe_layer_end_index", 27)):
         keys |= {key: value} if key in keys else {}
-    assert {key: getattr(of_class, key) for key in keys} == keys
+    assert {key: attrgetter(key)(of_class) for key in keys} == keys
 
 
 @pytest.mark.parametrize(
@@ -135,6 +150,18 @@ def test_absent_keys_have_the_defaults_of_transformers(kind: str) -> None:
         (models.GPT_OSS_120B, 116_829_156_672),
         (models.MIXTRAL_8X22B, 140_620_634_112),
         (models.QWEN3_235B_A22B, 235_093_634_560),
+        (models.OPT_1_3B, 1_315_758_080),
+        (models.BLOOM, 176_247_271_424),
+        (models.FALCON_7B, 6_921_720_704),
+        (models.FALCON_40B, 41_303_293_952),
+        (models.MPT_7B, 6_649_286_656),
+        (models.STARCODER, 15_517_456_384),
+        (models.GPT_NEO_2_7B, 2_651_307_520),
+        (models.PYTHIA_12B, 11_846_072_320),
+        ({"model_type": "gptj"}, 6_050_882_784),
+        (models.APERTUS_8B, 8_053_338_176),
+        (models.BITNET_2B, 2_412_820_480),
+        (models.HUNYUAN_A13B, 80_393_183_232),
     ],
 )
 def test_sizes_of_known_models_equal_the_published_ones(
@@ -151,8 +178,11 @@ def test_sizes_of_known_models_equal_the_published_ones(
         ("Mistral", "did you mean mistral?"),
         ("deepseek_v4", "if deepseek_v4 is built like one of them, plan it as that family"),
         ("llama4", "if llama4 is built like one of them"),
-        ("qwen3_next", "if qwen3_next is built like one of them"),
-        ("mpt", "your own script can train any model: ndctl run -- train.py"),
+        ("qwen3_next", "qwen3_next has layers with linear attention; for an estimate, plan it as"),
+        ("deepseek_v32", "besides the layers of deepseek_v3; for an estimate, plan it as one"),
+        ("falcon_h1", "falcon_h1 has layers without attention"),
+        ("gemma4_text", "gemma4_text has layers of several sizes"),
+        ("gpt_neox_japanese", "your own script can train any model: ndctl run -- train.py"),
     ],
 )
 def test_another_family_is_no_typo(kind: str, fix: str) -> None:
@@ -182,6 +212,7 @@ def test_another_family_is_no_typo(kind: str, fix: str) -> None:
         (models.LLAMA4_MAVERICK, 17, True),
         (models.ERNIE_21B_A3B, 3, False),
         (models.PHI_3_5_MOE, 6.6, True),
+        (models.HUNYUAN_A13B, 12.7, True),
         (models.MINIMAX_M2, 10, False),
     ],
 )
@@ -307,3 +338,78 @@ def test_a_model_that_the_trainer_cannot_train_is_refused() -> None:
 def test_more_heads_than_features_are_refused() -> None:
     with pytest.raises(PlanError, match="num_attention_heads=8192 must be at most hidden_size=64"):
         shape_of({**TINY_MOE, "num_attention_heads": 8192, "hidden_size": 64, "head_dim": None})
+
+
+FALCON_NEW = {**models.FALCON_40B, "parallel_attn": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (
+            models.OPT_350M,
+            [
+                "word_embed_proj_dim must be 1024, like hidden_size, got 512: no other opt can be",
+                "do_layer_norm_before must be true, got False: no other opt can be planned",
+            ],
+        ),
+        (
+            {**models.MPT_7B, "expansion_ratio": 2, "attn_config": {"alibi": False}},
+            [
+                "expansion_ratio must be 4, got 2: no other mpt can be planned",
+                "attn_config.alibi must be true, got False",
+            ],
+        ),
+        ({**FALCON_NEW, "parallel_attn": False}, ["parallel_attn must be true with new_decoder"]),
+        ({**FALCON_NEW, "num_kv_heads": 24}, ["num_kv_heads=24 must divide num_attention_heads="]),
+        ({**FALCON_NEW, "num_ln_in_parallel_attn": 3}, ["num_ln_in_parallel_attn must be 1 or 2"]),
+        (
+            {**models.FALCON_7B, "num_ln_in_parallel_attn": 2},
+            ["num_ln_in_parallel_attn must be 1 or null with new_decoder_architecture=false"],
+        ),
+        (
+            {**models.FALCON_RW_1B, "num_kv_heads": 8},
+            ["num_kv_heads must be 32, like num_attention_heads, with multi_query=false"],
+        ),
+        (
+            {"model_type": "opt", "activation_function": ["relu"], "hidden_size": 0},
+            ["hidden_size must be a whole number", "activation_function must be one of relu, "],
+        ),
+        ({**TINY_GPT2, "add_cross_attention": True}, ["add_cross_attention must be false"]),
+        ({"model_type": "gptj", "n_head": 5}, ["n_head=5 must divide n_embd=4096"]),
+        ({**TINY, "hidden_act": "xielu"}, ["hidden_act must have no weights of its own"]),
+        ({**models.HUNYUAN_A13B, "moe_topk": [8, 4]}, ["moe_topk must be a whole number"]),
+        (
+            {**models.HUNYUAN_A13B, "moe_intermediate_size": 1024},
+            ["moe_intermediate_size must be 3072, like intermediate_size, got 1024"],
+        ),
+        ({"model_type": "mellum", "mlp_layer_types": ["sparse"]}, ["for each of 28 layers, got 1"]),
+        ({"model_type": "mellum", "mlp_layer_types": ["moe"]}, ["a list with dense or sparse"]),
+        ({"model_type": "glm4_moe_lite", "first_k_dense_replace": 3}, ["must be 1, got 3"]),
+        ({"model_type": "iquestcoder", "clip_qkv": 8.0}, ["clip_qkv must be absent, got 8.0"]),
+        ({"model_type": "internlm3", "qkv_bias": True}, ["mlp_bias must be true, like attention_"]),
+        (
+            {"model_type": "bloom", "n_embed": 64, "hidden_size": 128},
+            ["hidden_size has two values, as n_embed and hidden_size are names of one key"],
+        ),
+    ],
+)
+def test_models_with_other_parts_are_refused(config: dict[str, Any], told: list[str]) -> None:
+    """They would be planned wrongly, since transformers builds other layers, or ignores a key."""
+    with pytest.raises(PlanError) as refused:
+        shape_of(config)
+    lines = refused.value.message.splitlines()[1:]
+    assert len(lines) == len(told)
+    assert all(one in line for one, line in zip(told, lines, strict=True))
+
+
+def test_positions_of_alibi_have_no_end_and_no_weights() -> None:
+    shape = shape_of(models.BLOOM)
+    assert (shape.rotary_size, shape.positions) == (0, 0)
+    assert shape.max_positions > 10**9
+
+
+def test_a_model_whose_attention_stores_scores_is_planned_with_a_warning() -> None:
+    told = shape_of(models.BLOOM).untrainable
+    assert told is not None
+    assert "attention is planned without a score matrix, but the one of transformers" in told
