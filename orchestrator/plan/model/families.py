@@ -74,23 +74,27 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
 
 def _unknown(kind: str, place: str) -> PlanError:
     """A typo gets the right spelling; another family gets a way to be planned all the same."""
+    as_another = (
+        "with its own sizes, for example model.config: {model_type: llama, hidden_size: …}; your"
+        " own script can train any model: ndctl run -- train.py"
+    )
+    for why, kinds in OTHERWISE.items():
+        if kind in kinds:
+            return PlanError(
+                f"{place}model_type {kind!r} cannot be planned: it has {why}",
+                fix=f"for an estimate, plan it as another family {as_another}",
+            )
     near = nearest(kind, FAMILIES)
     # qwen5_moe is no qwen3_moe, and llama4 no llama.
     numbers = [re.findall(r"\d", name) for name in (kind, near or "")]
     further = any(kind.startswith(name) for name in FAMILIES)
     is_typo = near is not None and numbers[0] == numbers[1] and not further
-    plan_it = f"if {kind} is built like one of them, plan it as that family"
-    for why, kinds in OTHERWISE.items():
-        if kind in kinds:
-            plan_it = f"{kind} has {why}; for an estimate, plan it as one of them"
-            is_typo = False
     return PlanError(
-        f"{place}model_type must be one of {', '.join(FAMILIES)}, got {kind!r}",
+        f"{place}model_type {kind!r} is none of the {len(FAMILIES)} families that can be planned",
         fix=f"did you mean {near}?"
         if is_typo
-        else f"{plan_it} with its own sizes, for example model.config:"
-        " {model_type: llama, hidden_size: …}; your own script can train any model: ndctl run --"
-        " train.py",
+        else f"if it is built like one of {', '.join(FAMILIES)}, plan it as that family"
+        f" {as_another}",
     )
 
 

@@ -172,23 +172,23 @@ def test_sizes_of_known_models_equal_the_published_ones(
 
 
 @pytest.mark.parametrize(
-    ("kind", "fix"),
+    ("kind", "words"),
     [
         ("lama", "did you mean llama?"),
         ("Mistral", "did you mean mistral?"),
-        ("deepseek_v4", "if deepseek_v4 is built like one of them, plan it as that family"),
-        ("llama4", "if llama4 is built like one of them"),
-        ("qwen3_next", "qwen3_next has layers with linear attention; for an estimate, plan it as"),
-        ("deepseek_v32", "besides the layers of deepseek_v3; for an estimate, plan it as one"),
-        ("falcon_h1", "falcon_h1 has layers without attention"),
-        ("gemma4_text", "gemma4_text has layers of several sizes"),
+        ("deepseek_v4", "if it is built like one of llama, mistral, "),
+        ("llama4", "if it is built like one of "),
+        ("qwen3_next", "'qwen3_next' cannot be planned: it has layers with linear attention"),
+        ("deepseek_v32", "besides the layers of deepseek_v3"),
+        ("falcon_h1", "it has layers without attention"),
+        ("gemma4_text", "it has layers of several sizes"),
         ("gpt_neox_japanese", "your own script can train any model: ndctl run -- train.py"),
     ],
 )
-def test_another_family_is_no_typo(kind: str, fix: str) -> None:
+def test_another_family_is_no_typo(kind: str, words: str) -> None:
     with pytest.raises(PlanError) as refused:
         shape_of({"model_type": kind})
-    assert fix in refused.value.fix
+    assert words in f"{refused.value.message} {refused.value.fix}"
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_the_text_model_inside_of_another_one_is_planned(outer: str) -> None:
 def test_keys_of_a_text_model_are_named_with_their_place() -> None:
     with pytest.raises(PlanError, match=r"text_config\.hidden_size must be a whole number"):
         shape_of({"model_type": "mistral3", "text_config": {**TINY, "hidden_size": "4k"}})
-    with pytest.raises(PlanError, match=r"text_config\.model_type must be one of"):
+    with pytest.raises(PlanError, match=r"text_config\.model_type 'qwen3_omni_text' is none of"):
         shape_of({"model_type": "qwen3_omni", "text_config": {"model_type": "qwen3_omni_text"}})
 
 
