@@ -267,6 +267,18 @@ def test_an_unsupported_model_is_refused_before_anything_is_written(
     assert not cluster.submitted
 
 
+def test_an_invalid_config_is_named_with_the_option_that_has_it(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    edits = ("model.preset=null", "model.config={model_type: opt, hidden_size: -1}")
+    with pytest.raises(PlanError) as refused:
+        submit(tmp_path, *edits)
+    assert refused.value.message.splitlines() == [
+        "--set model.config: the model's config is invalid:",
+        "  hidden_size must be a whole number, at least 1, got -1",
+    ]
+
+
 def test_a_dry_run_shows_the_configuration_and_what_would_be_started(
     tmp_path: Path, cluster: NoCluster
 ) -> None:

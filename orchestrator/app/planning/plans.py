@@ -21,7 +21,6 @@ from orchestrator.app.planning.planned_hosts import (
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.job_spec import CommonSpec, JobSpec, ScriptSpec
 from orchestrator.errors import BackendError, NdctlError, PlanError, SpecError
-from orchestrator.yaml_document import lead
 
 if TYPE_CHECKING:
     from orchestrator.app.submission.inputs import Looked
@@ -291,8 +290,8 @@ def _model_config(written: "Written", environ: Mapping[str, str]) -> Mapping[str
         shape_of(config)
         return config
     except (SpecError, PlanError) as exc:
-        before = lead(written.document.place_of(key), key)
-        raise type(exc)(f"{before}{exc.message}", fix=exc.fix) from exc
+        place = written.document.place_of(key)
+        raise type(exc)(f"{place}: {exc.message}", fix=exc.fix) from exc
 
 
 class CountedHosts(Struct, frozen=True, kw_only=True):
