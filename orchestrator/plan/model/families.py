@@ -48,11 +48,11 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
     Raises:
         PlanError: the model type is unknown, or a value is invalid.
     """
-    outer, place = str(config.get("model_type", "none")), ""
+    outer, place = str(config.get("model_type") or "model"), ""
     if outer not in FAMILIES and isinstance(config.get("text_config"), Mapping):
         tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
         config, place = {**tied, **config["text_config"]}, "text_config."
-    kind = str(config.get("model_type", "none"))
+    kind = str(config.get("model_type") or "")
     if kind not in FAMILIES:
         raise _unknown(kind, place)
     family = FAMILIES[kind]
@@ -84,6 +84,11 @@ def _unknown(kind: str, place: str) -> PlanError:
                 f"{place}model_type {kind!r} cannot be planned: it has {why}",
                 fix=f"for an estimate, plan it as another family {as_another}",
             )
+    if not kind:
+        return PlanError(
+            f"{place}model_type is missing, the family of the model",
+            fix="add it, for example model_type: llama",
+        )
     near = nearest(kind, FAMILIES)
     # qwen5_moe is no qwen3_moe, and llama4 no llama.
     numbers = [re.findall(r"\d", name) for name in (kind, near or "")]

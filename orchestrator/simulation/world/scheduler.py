@@ -208,7 +208,9 @@ class Scheduler:
         found = []
         for name in (name for name in job.allocated if name in hosts):
             if name not in job.nodes and job.state == "running":
-                found.append(HostNotice(name, "REMOVED", "Slurm took it out of the job"))
+                down = not self.world.hosts[name].up
+                state = "DOWN" if down else "REMOVED"
+                found.append(HostNotice(name, state, "Slurm took it out of the job", down=down))
             elif self.world.hosts[name].draining:
                 found.append(HostNotice(name, "DRAINING", self.world.hosts[name].draining))
         return tuple(found)
