@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -68,7 +69,6 @@ def init(  # noqa: PLR0913 - click hands over one argument for each option
     text = spec_text(Answers(name=name or "", **given))
     load_spec(text, file)  # so that a wrong --name is refused before anything is written
     _write(path, text, force=force)
-    say(f"wrote {path}; check it with `ndctl validate {path}`")
 
 
 ANOTHER = "give another SPEC, or --force to replace it"
@@ -80,15 +80,16 @@ def _take_over(source: "Path", path: "Path", *, force: bool) -> None:
     from orchestrator.yaml_document import read_text
 
     carried = taken_over(read_text(source, "give a batch script or a manifest"), source)
-    _write(path, carried.text(source.name), force=force)
-    for note in carried.notes():
-        say(note)
-    say(f"wrote {path}; check it with `ndctl validate {path}`")
+    _write(path, carried.text(source.name), force=force, notes=carried.notes())
 
 
-def _write(path: "Path", text: str, *, force: bool) -> None:
+def _write(path: "Path", text: str, *, force: bool, notes: Iterable[str] = ()) -> None:
+    """`-` is the standard output, without notes: a spec that was taken over has them itself."""
     from orchestrator.errors import SpecError
 
+    if str(path) == "-":
+        click.echo(text, nl=False)
+        return
     if path.exists() and not force:
         raise SpecError(f"{path} exists", fix=ANOTHER)
     try:
@@ -98,6 +99,9 @@ def _write(path: "Path", text: str, *, force: bool) -> None:
         raise SpecError(
             f"{path} cannot be written: {exc.strerror}", fix="name a file in a folder of yours"
         ) from exc
+    for note in notes:
+        say(note)
+    say(f"wrote {path}; check it with `ndctl validate {path}`")
 
 
 def _asked(

@@ -106,7 +106,7 @@ def from_script(text: str, stem: str) -> Carried:
     of_slurm = bool(given) or re.search(r"SLURM_|\bsrun\b", text) is not None
     backend = "slurm" if of_slurm else "local"
     carried.cluster = {"backend": backend, "hosts": hosts, "gpus_per_host": each or 1}
-    _ask_for_hosts(carried, text, given, says=of_slurm and not options_in(text))
+    _ask_for_hosts(carried, text, given, step)
     if of_slurm:
         steps = {name: step[name] for name in step if name not in {*OF_A_JOB, *SENTENCES, *INSTEAD}}
         carried.cluster["slurm"] = {**_slurm(carried, given, how, each, steps), **_around(shell)}
@@ -177,16 +177,22 @@ def _hosts(carried: Carried, given: Mapping[str, str]) -> Any:
     return number_of(nodes) or 1
 
 
-def _ask_for_hosts(carried: Carried, text: str, given: Mapping[str, str], *, says: bool) -> None:
-    """Asks for the number of hosts of a script that gets it when it is submitted. `says`: also
-    if it does not read that number."""
+def _ask_for_hosts(
+    carried: Carried, text: str, given: Mapping[str, str], step: Mapping[str, str]
+) -> None:
+    """Asks for the number of hosts of a script that gets it when it is submitted. `step`: the
+    options of its srun."""
     if not given and re.search(r"^[ \t]+#SBATCH ", text, re.MULTILINE):
         carried.before.append(
             "move #SBATCH to the start of its line, and repeat this command: sbatch reads no other"
         )
-    if given.keys() & {"nodes", "ntasks"} or any("cluster.hosts" in one for one in carried.before):
+    told = any("cluster.hosts" in one for one in carried.before)
+    # One host may come from SLURM_NNODES, whose value is not known.
+    by_srun = number_of(step.get("nodes", "1")) != 1
+    if told or by_srun or given.keys() & {"nodes", "ntasks"}:
         return
-    if READS_HOSTS.search(text) or (says and carried.cluster["hosts"] == 1):
+    of_slurm = carried.cluster["backend"] == "slurm" and not options_in(text)
+    if READS_HOSTS.search(text) or (of_slurm and carried.cluster["hosts"] == 1):
         carried.before.append("set cluster.hosts: the script does not say how many hosts")
 
 

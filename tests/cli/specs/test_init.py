@@ -174,3 +174,12 @@ def test_a_source_that_is_wrong_is_said_before_the_file_that_exists(name: str, w
     assert isinstance(done.exception, SpecError)
     assert words in str(done.exception)
     assert Path("job.yaml").read_text() == "name: mine\n"
+
+
+def test_a_dash_prints_the_spec_and_nothing_else() -> None:
+    Path("job.sh").write_text("#!/bin/bash\n#SBATCH -N 2\nsrun --gpus-per-node=8 python train.py\n")
+    for words in (("--from", "job.sh"), ("--train", "train.py")):
+        done = ndctl("init", *words, "-")
+        assert done.exit_code == 0, done.output
+        assert yaml.safe_load(done.output)["run"]["script"] == "train.py"
+    assert not Path("-").exists()

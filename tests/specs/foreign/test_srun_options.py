@@ -69,6 +69,7 @@ def test_srun_outside_of_a_job_asks_for_one() -> None:
         ("#!/bin/bash\nN=`wc -l < $PBS_NODEFILE`\nmpiexec -n $N -ppn 4 python fit.py\n", True),
         ("#!/bin/bash\nH=/job/hostfile\ndeepspeed --hostfile $H fit.py\n", True),
         ("#!/bin/bash\n#SBATCH -p big\nsrun python fit.py\n", False),
+        ("#!/bin/bash\n#SBATCH -p big\nsrun -N 4 fit.sh $SLURM_NNODES\n", False),
         ("#!/bin/bash\n#SBATCH -N 2\nsrun -N $SLURM_NNODES python fit.py\n", False),
         ("#!/bin/bash\ntorchrun --nproc_per_node=2 fit.py\n", False),
     ],
