@@ -331,8 +331,8 @@ def test_hosts_that_lack_a_device_are_skipped() -> None:
     ("config", "reason"),
     [
         ({"model_type": "mamba2"}, "model_type 'mamba2' cannot be planned"),
-        ({"model_type": "lama"}, "model_type 'lama' is none of the"),
-        ({}, "model_type is missing"),
+        ({"model_type": "lama"}, "model_type 'lama' is not one of the"),
+        ({}, "model_type, the family of the model, is missing"),
         ({**TINY, "hidden_size": "128"}, "hidden_size must be a whole number, at least 1"),
         ({**TINY, "num_hidden_layers": 0}, "num_hidden_layers must be a whole number"),
         ({**TINY, "attention_bias": 1}, "attention_bias must be true or false"),

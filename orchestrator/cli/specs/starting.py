@@ -52,7 +52,6 @@ def init(  # noqa: PLR0913 - click hands over one argument for each option
     """
     from pathlib import Path
 
-    from orchestrator.errors import SpecError
     from orchestrator.load import load_spec
     from orchestrator.specs.template import Answers, spec_text
 
@@ -63,15 +62,14 @@ def init(  # noqa: PLR0913 - click hands over one argument for each option
             raise click.UsageError("--from cannot be combined with options about the job")
         _take_over(Path(source), path, force=force)
         return
-    if path.exists() and not force:
-        raise SpecError(f"{path} exists", fix=ANOTHER)
+    _check_free(path, force=force)  # before a person answers questions
     given = _asked(train, data, args, backend, hosts, gpus_per_host)
     text = spec_text(Answers(name=name or "", **given))
     load_spec(text, file)  # so that a wrong --name is refused before anything is written
     _write(path, text, force=force)
 
 
-ANOTHER = "give another SPEC, or --force to replace it"
+STDOUT = "-"
 
 
 def _take_over(source: "Path", path: "Path", *, force: bool) -> None:
@@ -83,15 +81,21 @@ def _take_over(source: "Path", path: "Path", *, force: bool) -> None:
     _write(path, carried.text(source.name), force=force, notes=carried.notes())
 
 
+def _check_free(path: "Path", *, force: bool) -> None:
+    from orchestrator.errors import SpecError
+
+    if str(path) != STDOUT and path.exists() and not force:
+        raise SpecError(f"{path} exists", fix="give another SPEC, or --force to replace it")
+
+
 def _write(path: "Path", text: str, *, force: bool, notes: Iterable[str] = ()) -> None:
     """`-` is the standard output, without notes: a spec that was taken over has them itself."""
     from orchestrator.errors import SpecError
 
-    if str(path) == "-":
+    if str(path) == STDOUT:
         click.echo(text, nl=False)
         return
-    if path.exists() and not force:
-        raise SpecError(f"{path} exists", fix=ANOTHER)
+    _check_free(path, force=force)
     try:
         with path.open("w" if force else "x") as written:
             written.write(text)

@@ -143,15 +143,15 @@ def agent_lost(run: Run, event: AgentLost) -> Result:
         run = replace(run, stage=replace(run.stage, hosts=checking))
     has_ranks = event.host in run.attempt.placement and event.host not in run.attempt.done
     leaving = run.interruption.leaving
-    # It ended before its ranks had saved a checkpoint.
+    # The scheduler says that the host has failed, and its ranks had no time to save a checkpoint.
     is_down = leaving is not None and has_ranks and event.host == leaving.down
     if leaving is not None:
         # Hosts that the scheduler wants back lose their agents; that is expected.
         if known.going or event.taken or not (leaving.by_choice or is_down):
             return _lost_while_leaving(run, event, known)
         if has_ranks:
-            # The job stops by its own choice, so this loss is a failure and has an incident. So is
-            # that of a host that failed.
+            # The job stops by its own choice, or the host has failed: this loss is a failure and
+            # has an incident.
             run = with_leaving(run, None)
     # The scheduler announced that it takes the host, and no rank is left on it.
     if known.going and not has_ranks:
@@ -170,6 +170,7 @@ def agent_lost(run: Run, event: AgentLost) -> Result:
     )
     run, actions = stop_or_conclude(run, event.at, again.reason)
     # `stop_or_conclude` may have asked for this agent already. Two orders would start two agents.
+    # On a host that is down none can start.
     asked = any(isinstance(a, ReplaceAgent) and a.host == event.host for a in actions)
     return run, actions if asked or is_down or run.ending is not None else (*actions, again)
 

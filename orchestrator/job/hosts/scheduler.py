@@ -75,14 +75,14 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
 
 
 def _batch_host_is_lost(run: Run) -> bool:
-    """Whether this run of the job ends because the first host is lost, which has the batch script.
-    That has its incident."""
+    """Whether the first host of the allocation, which has the batch script, is known to be lost.
+    Slurm ends the run of the job with it. That is a part of the incident that there is already."""
     incidents, allocation = run.history.incidents, run.scheduler.allocation
     if not incidents or allocation is None:
         return False
     host, last = allocation.hosts[0], incidents[-1]
     known = run.hosts.by_name.get(host)
-    is_open = last.kind in ("host-lost", "leader-lost") and last.recovered_after_s is None
+    is_open = last.kind in ("host-lost", "leader-lost") and last.resumed_after_s is None
     return is_open and last.culprit.host == host and (known is None or not known.alive)
 
 

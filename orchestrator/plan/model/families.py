@@ -86,7 +86,7 @@ def _unknown(kind: str, place: str) -> PlanError:
             )
     if not kind:
         return PlanError(
-            f"{place}model_type is missing, the family of the model",
+            f"{place}model_type, the family of the model, is missing",
             fix="add it, for example model_type: llama",
         )
     near = nearest(kind, FAMILIES)
@@ -95,7 +95,8 @@ def _unknown(kind: str, place: str) -> PlanError:
     further = any(kind.startswith(name) for name in FAMILIES)
     is_typo = near is not None and numbers[0] == numbers[1] and not further
     return PlanError(
-        f"{place}model_type {kind!r} is none of the {len(FAMILIES)} families that can be planned",
+        f"{place}model_type {kind!r} is not one of the {len(FAMILIES)} families that can be"
+        " planned",
         fix=f"did you mean {near}?"
         if is_typo
         else f"if it is built like one of {', '.join(FAMILIES)}, plan it as that family"

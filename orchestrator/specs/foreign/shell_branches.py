@@ -80,6 +80,8 @@ class Branches:
         elif case.patterns is not None:
             given = [joined(one, self._values) for one in case.patterns]
             case.patterns = None
+            if any(set("$`") & set(one) for one in given):
+                case.subject = None  # this branch may run, so no later one is known to
             subject = case.subject
             matches = subject is not None and any(fnmatchcase(subject, one) for one in given)
             if matches and self._entered[-1] == "no":

@@ -267,6 +267,9 @@ def _run(shell: Shell, command: Command, depth: int) -> None:
 
 
 def _export_of_mpiexec(shell: Shell, words: list[str]) -> None:
+    """The variables of `mpiexec -genv NAME VALUE`."""
+    if not any(PurePath(word).name.startswith(("mpiexec", "mpirun")) for word in words):
+        return
     for flag, name, value in zip(words, words[1:], words[2:], strict=False):
         if flag in ("-genv", "-env"):
             _assign(shell, f"{name}={value}", exported=True)

@@ -42,7 +42,7 @@ class Command(Struct, frozen=True):
     line: int
     words: tuple[str, ...]
     after: str = ""
-    """The sign between it and the command before, such as `&&`, if it joins them or is a mark."""
+    """`&&`, `||` or `|`, if that joins it to the command before; or the mark that is before it."""
 
     @property
     def text(self) -> str:

@@ -7,12 +7,13 @@ from pathlib import PurePath
 from orchestrator.specs.foreign.carried import Carried
 
 FLAGS = re.compile(
-    r"-[lukKOsEXvqQV]+|--(label|unbuffered|exact|overlap|overcommit|oversubscribe|exclusive|pty"
+    r"-[lukKOsEXvqQVHIZ]+|--(label|unbuffered|exact|overlap|overcommit|oversubscribe|exclusive|pty"
     r"|preserve-env|disable-status|no-kill|no-allocate|verbose|quiet|contiguous|spread-job"
-    r"|use-min-nodes|multi-prog|kill-on-bad-exit|(no-)?container-(mount-home|remap-root|entrypoint"
+    r"|use-min-nodes|multi-prog|kill-on-bad-exit|bcast|send-libs|propagate|resv-ports|immediate"
+    r"|interactive|nice|x11|hold|test-only|(no-)?container-(mount-home|remap-root|entrypoint"
     r"|writable|readonly|entrypoint-log))"
 )
-"""Options without a value in the next word."""
+"""Options that have no value, or only behind `=`: the next word may be the program."""
 OF_A_STEP = frozenset(
     (
         *("label", "unbuffered", "wait", "kill_on_bad_exit", "overlap", "exact", "pty", "input"),

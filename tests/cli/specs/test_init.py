@@ -182,4 +182,6 @@ def test_a_dash_prints_the_spec_and_nothing_else() -> None:
         done = ndctl("init", *words, "-")
         assert done.exit_code == 0, done.output
         assert yaml.safe_load(done.output)["run"]["script"] == "train.py"
-    assert not Path("-").exists()
+        assert not Path("-").exists()
+    Path("-").touch()
+    assert ndctl("init", "--train", "train.py", "-").exit_code == 0, "it is no name of a file"

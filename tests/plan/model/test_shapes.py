@@ -290,7 +290,7 @@ def test_the_text_model_inside_of_another_one_is_planned(outer: str) -> None:
 def test_keys_of_a_text_model_are_named_with_their_place() -> None:
     with pytest.raises(PlanError, match=r"text_config\.hidden_size must be a whole number"):
         shape_of({"model_type": "mistral3", "text_config": {**TINY, "hidden_size": "4k"}})
-    with pytest.raises(PlanError, match=r"text_config\.model_type 'qwen3_omni_text' is none of"):
+    with pytest.raises(PlanError, match=r"text_config\.model_type 'qwen3_omni_text' is not one of"):
         shape_of({"model_type": "qwen3_omni", "text_config": {"model_type": "qwen3_omni_text"}})
 
 

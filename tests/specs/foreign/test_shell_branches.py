@@ -107,6 +107,14 @@ def test_the_branch_of_a_case_is_entered_if_its_word_is_known(kind: str, args: l
     assert taken(f"KIND={kind}\n{CASE}").run["args"] == args
 
 
+def test_behind_a_pattern_that_only_a_shell_knows_no_branch_is_entered() -> None:
+    carried = from_script(
+        "K=a\nL=0\ncase $K in $(kind)) L=1 ;; a) L=2 ;; *) L=3 ;; esac\npython train.py --l $L\n",
+        "script",
+    )
+    assert carried.run["args"] == ["--l", "0"]
+
+
 def test_a_case_in_one_line_and_inside_of_another() -> None:
     carried = taken(
         "A=x\nB=2\ncase $A in y) C=1;; x) case $B in 1) C=2;; 2) C=3;; esac; D=4;; esac\n"

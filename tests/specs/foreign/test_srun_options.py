@@ -22,6 +22,8 @@ def taken(text: str) -> Carried:
             "srun --container-mount-home --gpu-bind none t.py",
             "--container-mount-home|--gpu-bind|none",
         ),
+        ("srun --network tcp --resv-ports ./fit.sh", ["--network", "tcp", "--resv-ports"]),
+        ("srun --propagate python t.py", ["--propagate"]),
         ("torchrun --nnodes 2 t.py", []),
     ],
 )
