@@ -291,7 +291,9 @@ def _model_config(written: "Written", environ: Mapping[str, str]) -> Mapping[str
         return config
     except (SpecError, PlanError) as exc:
         place = written.document.place_of(key)
-        raise type(exc)(f"{place}: {exc.message}", fix=exc.fix) from exc
+        # An option's name ends with the key, which must not be said twice.
+        told = exc.message.removeprefix(f"{key}: ") if place.endswith(key) else exc.message
+        raise type(exc)(f"{place}: {told}", fix=exc.fix) from exc
 
 
 class CountedHosts(Struct, frozen=True, kw_only=True):

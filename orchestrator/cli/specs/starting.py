@@ -93,7 +93,7 @@ def _write(path: "Path", text: str, *, force: bool, notes: Iterable[str] = ()) -
     from orchestrator.errors import SpecError
 
     if str(path) == STDOUT:
-        click.echo(text, nl=False)
+        say(text.removesuffix("\n"))
         return
     _check_free(path, force=force)
     try:
