@@ -3,7 +3,8 @@
 #                 (the tests need Slurm and a Kubernetes API server: as root on Debian 12 the first
 #                 run installs the one and builds the other, 3 to 5 minutes; elsewhere the last
 #                 lines of the output name the tests that did not run)
-# make test-all   the same with the slow tests
+# make test-all   the same with the slow tests, which takes half a day
+# make test-part PART=3/20   only the slow tests of the third of twenty parts
 # make check      only lint, types and import layers
 # make format     format the code and fix what ruff can fix
 # make docs       build the documentation site in build/site; a broken link is an error
@@ -25,21 +26,23 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 SLURM_TESTBED := slurm/testbed/slurm_testbed.sh
 
-.PHONY: help install demo docs testbed-slurm testbed-kubernetes test test-all lint check format clean control-plane
+.PHONY: help install demo docs testbed-slurm testbed-kubernetes test test-all test-part lint check format clean control-plane compiled-tests
 
 help:
 	@sed -n "s/^\# \(make \|   \)/\1/p" Makefile
 
+# Without pip's compilation of all modules, which takes a minute: Python compiles those that are
+# imported, which are a quarter of them.
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ndctl needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-compile --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $(READY)
 
 # requirements-dev.lock holds every line of requirements.lock, and the tools of the tests.
 $(DEV_READY): $(READY) requirements-dev.lock
-	$(BIN)/python -m pip install --quiet --requirement requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --no-compile --requirement requirements-dev.lock
 	@touch $(DEV_READY)
 
 install: $(READY)
@@ -70,12 +73,21 @@ check: lint
 control-plane:
 	@nice manifests/testbed/kube_envtest.sh </dev/null >/dev/null 2>&1 &
 
+# Compiles the tests, with their assertions rewritten, once: each worker would do it for itself.
+# What cannot be imported is told by the run that follows.
+compiled-tests: $(DEV_READY)
+	@$(BIN)/python -m pytest --collect-only --quiet >/dev/null 2>&1 || true
+
 # mypy runs as a test (tests/repository/test_types.py): it uses one core for a minute and a half.
-test: control-plane lint
+test: control-plane lint compiled-tests
 	$(PYTEST) --randomly-seed=1 -m "not slow and not gpu"
 
-test-all: control-plane lint
+test-all: control-plane lint compiled-tests
 	$(PYTEST) --hypothesis-profile=explore -m "not gpu"
+
+PART ?= 1/20
+test-part: control-plane lint
+	$(PYTEST) -m "slow and not gpu" --part $(PART)
 
 format: $(DEV_READY)
 	$(BIN)/ruff format .

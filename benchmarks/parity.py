@@ -30,8 +30,8 @@ five AdamW steps with clipping. The columns give the largest difference of the l
 of the gradient norm (relative) over the steps. Limits in float32: {LOSS:g} and {GRAD_NORM:g}. Where
 the model computes in bfloat16 the reference is one process in float32, and the limits are
 {LOSS_BF16:g} and {GRAD_NORM_BF16:g}. The tests hold the same table
-(`tests/trainer/parallel/parity_cells.py`). `make test` runs each cell with one model;
-`make test-all` runs all models and the cells with 8 ranks.
+(`tests/trainer/parallel/parity_cells.py`). `make test` runs the cells with 2 and 4 ranks that are
+not `rare`, with one model each; `make test-all` runs all cells with all models.
 
 With document masks, qwen3 differs most: up to 9.5e-06 under tp, 2.9e-06 under cp. No axis causes
 this. Adam divides each gradient by its own size plus `eps` (1e-8), so it takes a step of full

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import tempfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -74,9 +75,28 @@ def state_home(monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def part_of(text: str) -> tuple[int, int]:
+    """`3/20`: the third of twenty parts."""
+    number, _, parts = text.partition("/")
+    if number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts):
+        return int(number), int(parts)
+    raise pytest.UsageError(f"--part must be K/N with K from 1 to N, got {text!r}")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", metavar="K/N", help="only the K-th of N parts, whole files each")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort the tests, also if another plugin has shuffled them."""
+    if (part := config.getoption("--part")) is not None:
+        number, parts = part_of(part)
+        items[:] = [
+            item
+            for item in items
+            if zlib.crc32(item.nodeid.partition("::")[0].encode()) % parts == number - 1
+        ]
     for item in items:
         if _shares_a_fixture(item) and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))

@@ -206,6 +206,7 @@ def test_a_missing_image_and_a_killed_container_have_their_reasons(kube: KubeTes
     kube.wait_for("the back-off", lambda: kube.kubectl(*asked) == "ImagePullBackOff")
 
 
+@pytest.mark.slow
 def test_processes_survive_an_api_server_restart_and_are_reported_after_it(
     kube: KubeTestbed,
 ) -> None:

@@ -24,6 +24,7 @@ def resumed(ndctl: Ndctl) -> list[tuple[int, bool]]:
     ]
 
 
+@pytest.mark.slow
 def test_killed_ranks_and_hosts_cost_a_few_steps_and_no_checkpoint_is_read(
     ndctl: Ndctl, reference: Ndctl
 ) -> None:

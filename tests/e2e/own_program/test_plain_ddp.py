@@ -35,6 +35,7 @@ def train(ndctl: Ndctl, out: Path, name: str, *more: str) -> str:
     return done.out
 
 
+@pytest.mark.slow
 def test_a_killed_rank_and_a_hang_cost_only_steps_since_the_scripts_own_checkpoint(
     ndctl: Ndctl, tmp_path: Path
 ) -> None:

@@ -194,6 +194,7 @@ def _has_field(kube: KubeTestbed) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("old_operator")
 def test_an_operator_that_is_too_old_is_recognised_by_its_schema(admin: Person) -> None:
     done = admin.submit()

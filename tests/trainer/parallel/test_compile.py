@@ -31,6 +31,7 @@ pytestmark = pytest.mark.process
 ONE_LAYER = {"config": {**LLAMA, "num_hidden_layers": 1}}
 
 
+@pytest.mark.slow
 def test_compiled_layers_train_like_eager_ones_under_tensor_parallel(tmp_path: Path) -> None:
     one, two = (
         {**tiny(tmp_path / name, steps=3, global_batch_size=4, **changes), "model": ONE_LAYER}

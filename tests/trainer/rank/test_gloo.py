@@ -26,6 +26,7 @@ def test_on_demand_a_rank_connects_only_to_those_it_exchanges_objects_with(tmp_p
     assert max(used for _, used in lazy[1:]) <= STORE + 3 + 3
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_job_with_connections_on_demand_has_the_same_losses_and_resumes(tmp_path: Path) -> None:
     losses = {}
