@@ -77,13 +77,19 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
 def _batch_host_is_lost(run: Run) -> bool:
     """Whether the first host of the allocation, which has the batch script, is known to be lost.
     Slurm ends the run of the job with it. That is a part of the incident that there is already."""
-    incidents, allocation = run.history.incidents, run.scheduler.allocation
-    if not incidents or allocation is None:
+    if run.scheduler.allocation is None:
         return False
-    host, last = allocation.hosts[0], incidents[-1]
+    host = run.scheduler.allocation.hosts[0]
     known = run.hosts.by_name.get(host)
-    is_open = last.kind in ("host-lost", "leader-lost") and last.resumed_after_s is None
-    return is_open and last.culprit.host == host and (known is None or not known.alive)
+    if known is not None and known.alive:
+        return False
+    return any(
+        one.culprit.host == host
+        and one.kind in ("host-lost", "leader-lost")
+        # Ranks have run since without that host: another fault broke the allocation.
+        and one.resumed_after_s is None
+        for one in run.history.incidents
+    )
 
 
 def _allocation_broke(run: Run, event: LeaveAsked, words: str) -> Result:

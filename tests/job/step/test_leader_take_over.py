@@ -16,6 +16,7 @@ from orchestrator.contract.messages.events import (
     HostsChecked,
     HostUnavailable,
     LeaderStarted,
+    ProgramRuns,
     TrainingResumed,
 )
 from orchestrator.job.leader_change import expected_back, takes_over
@@ -146,6 +147,40 @@ def test_a_run_of_the_job_that_ends_with_its_first_host_has_one_incident(lost: b
     asks_to_leave(job, "failed")
     kinds = [incident.kind for incident in job.run.history.incidents]
     assert kinds == ["leader-lost", *([] if lost else ["allocation-broke"])]
+
+
+def test_another_incident_in_between_changes_nothing() -> None:
+    job = Job(hosts=2, spares=1).granted().running()
+    takes_over_on(job)
+    unavailable(job, "host-0")
+    agents_stopped(job, "host-1")
+    job.registers("host-2")
+    job.fails_once()
+    asks_to_leave(job, "failed")
+    job.stops("host-1", "host-2")
+    kinds = [incident.kind for incident in job.run.history.incidents]
+    assert kinds == ["leader-lost", "rank-killed"]
+
+
+@pytest.mark.parametrize("has_steps", [True, False])
+def test_a_first_host_that_was_lost_long_ago_explains_no_later_end(has_steps: bool) -> None:
+    def runs() -> None:
+        if has_steps:
+            job.trains()
+        else:
+            job.tell(ProgramRuns(at=job.now(), attempt=job.run.attempt.number))
+
+    job = Job(hosts=2, spares=1).granted().starts()
+    runs()
+    takes_over_on(job)
+    unavailable(job, "host-0")
+    agents_stopped(job, "host-1")
+    job.registers("host-2")
+    runs()
+    asks_to_leave(job, "failed")
+    job.stops("host-1", "host-2")
+    kinds = [incident.kind for incident in job.run.history.incidents]
+    assert kinds == ["leader-lost", "allocation-broke"]
 
 
 def test_another_agent_takes_over_from_a_leader_that_took_over() -> None:

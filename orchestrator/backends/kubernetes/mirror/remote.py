@@ -2,15 +2,18 @@
 
 import json
 from pathlib import Path
+from shlex import quote
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
 from orchestrator.backends.kubernetes.mirror.mirror_paths import REMOTE
 from orchestrator.backends.kubernetes.render.names import CONTAINERS
+from orchestrator.contract.codec import decode
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.spec.kubernetes_spec import Kind
+from orchestrator.errors import JobError
 
 
 class Remote(Struct, frozen=True, kw_only=True):
@@ -39,7 +42,23 @@ class Remote(Struct, frozen=True, kw_only=True):
 
 
 def read_remote(mirror: Path) -> Remote:
-    return Remote(**read_json((mirror / REMOTE).read_text()))
+    """
+    Raises:
+        JobError: the file is damaged or cannot be read.
+    """
+    file = mirror / REMOTE
+    try:
+        return decode(Remote, read_json(file.read_bytes()))
+    except PermissionError as exc:
+        raise JobError(f"{file} cannot be read: {exc.strerror}", fix="ask its owner") from exc
+    except (OSError, ValueError) as exc:
+        namespace = mirror.absolute().parent.name
+        again = f"ndctl status {mirror.name} --backend kubernetes -n {namespace}"
+        raise JobError(
+            f"{file} is damaged, so this copy of a job cannot be used: {exc}",
+            fix=f"remove the copy with `rm -r {quote(str(mirror))}`, then `{again}` makes a new one"
+            " of the job in the cluster",
+        ) from exc
 
 
 def write_remote(mirror: Path, remote: Remote) -> None:
