@@ -151,6 +151,21 @@ def settings_in(words: Sequence[str]) -> list[str]:
     ]
 
 
+def placed_by_mpi(words: Sequence[str]) -> list[str]:
+    """The options by which mpirun places ranks on the cores and devices of a host."""
+    names = [PurePath(word).name for word in words]
+    start = next((at for at, one in enumerate(names) if one in ("mpirun", "mpiexec")), None)
+    if start is None:
+        return []
+    found = executable_of(words[start:])
+    behind = words[start + 1 : len(words) - len(found.args) - 1 if found is not None else None]
+    return [
+        one if "=" in one or value.startswith("-") else f"{one} {value}"
+        for one, value in pairwise([*behind, "-"])
+        if PLACES_RANKS.match(one)
+    ]
+
+
 def _env(prefix: Sequence[str]) -> Iterator[str]:
     """Options of `ndctl run` for the variables before a command."""
     for word in prefix:
@@ -238,9 +253,10 @@ VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")
 WITH_VALUE = re.compile(
     r"--(container-(image|mounts|name|workdir|save|env)|nodelist|exclude|partition|account|qos|output"
     r"|error|input|chdir|job-name|jobid|time|mem|gres|gpus(-per-(node|task))?|export|constraint)"
-    r"|--?(hostfile|host|machinefile|g?mca|prtemca|np|npernode|bind-to|map-by)|-[pAwxoeiDJtGHnNc]"
+    r"|--?(hostfile|host|machinefile|g?mca|prtemca|np|npernode|(bind|map|rank)-(to|by))"
+    r"|--?((cpu|mem|gpu)-bind|cpu-(set|list))|-[pAwxoeiDJtGHnNc]"
 )
-"""Options of srun whose value is the next word."""
+"""Options of srun and mpirun whose value is the next word."""
 # Options of launchers, with hyphens for underscores. -N is the number of hosts for srun, and the
 # number of ranks on each host for mpirun.
 HOSTS = ("--nnodes", "--num-nodes", "--num-machines", "--nodes")
@@ -256,6 +272,7 @@ OF_THE_LAUNCH = re.compile(
     r"|role|tee|log_dir|max_restarts|monitor_interval|gpu_ids|module|no_python|cpu$|debug|quiet"
 )
 """Options of `accelerate launch` about where and how ranks start."""
+PLACES_RANKS = re.compile(r"--?(bind-to|map-by|rank-by|cpu-(bind|set|list)|binding)\b")
 SET_IN_SCRIPT = (
     "accelerate launch hands {} to the script as variables, and ndctl does not: set them in"
     " Accelerator(…) or TrainingArguments, or as ACCELERATE_… in run.env"

@@ -9,6 +9,7 @@ from orchestrator.specs.foreign.command_lines import (
     SET_IN_SCRIPT,
     executable_of,
     is_launcher,
+    placed_by_mpi,
     program_of,
     settings_in,
     wrapper_of,
@@ -54,6 +55,8 @@ def set_program(carried: Carried, start: Start | None) -> None:
         )
     if settings := settings_in(words):
         carried.before.append(SET_IN_SCRIPT.format(", ".join(settings)))
+    if placed := placed_by_mpi(words):
+        carried.leave(f"mpirun {' '.join(placed)}: ndctl places the ranks of a host, one per GPU")
     carried.run["args"] = [one for one in found.args if one not in OWN_ARGUMENTS]
     if found.key == "script" and found.args and re.fullmatch(r"[^-=]*\.py", found.args[0]):
         carried.before.append(

@@ -89,3 +89,21 @@ def test_an_option_of_sbatch_with_spaces_before_it_is_pointed_out() -> None:
 def test_a_number_in_a_variable_is_no_program() -> None:
     carried = taken("#!/bin/bash\nmpirun -np 16 -N $EACH --hostfile $H ./solve -x\n")
     assert carried.run == {"program": "./solve", "args": ["-x"]}
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        (
+            "mpirun -np 8 --bind-to none -map-by slot ./fit --map-by x",
+            "--bind-to none -map-by slot",
+        ),
+        ("mpirun --bind-to=core python t.py --bind-to y", "--bind-to=core"),
+        ("mpiexec -n 8 --cpu-bind depth -d 16 python t.py", "--cpu-bind depth"),
+        ("mpirun -np 8 --report-bindings python t.py", None),
+        ("torchrun t.py --bind-to x", None),
+    ],
+)
+def test_places_of_ranks_that_mpirun_gives_are_said(line: str, left: str | None) -> None:
+    expected = f"mpirun {left}: ndctl places the ranks of a host, one per GPU"
+    assert taken(f"{SIZED}{line}\n").left == ([] if left is None else [expected])
