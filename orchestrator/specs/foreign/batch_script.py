@@ -109,7 +109,8 @@ def from_script(text: str, stem: str) -> Carried:
     _ask_for_hosts(carried, text, given, step)
     if of_slurm:
         steps = {name: step[name] for name in step if name not in {*OF_A_JOB, *SENTENCES, *INSTEAD}}
-        carried.cluster["slurm"] = {**_slurm(carried, given, how, each, steps), **_around(shell)}
+        asked_for = {**_cpus_of_step(given, step, hosts), **given}
+        carried.cluster["slurm"] = _slurm(carried, asked_for, how, each, steps) | _around(shell)
         _container(carried, typed)
         if shell.setup:
             carried.before.append(
@@ -360,6 +361,19 @@ def _signal(carried: Carried, found: dict[str, Any], given: str) -> None:
             f"#SBATCH --signal={given}: ranks get SIGTERM {one[2]} s before the time limit, not"
             f" {one[1]}; ndctl.should_stop() says it too"
         )
+
+
+def _cpus_of_step(given: Mapping[str, str], step: Mapping[str, str], hosts: Any) -> dict[str, str]:
+    """The CPUs that srun asks for in a job that does not say how many it needs."""
+    asked = step.get("cpus_per_task", "")
+    if "cpus_per_task" in given or not asked or "SLURM_" in asked:
+        return {}
+    tasks = step.get("ntasks_per_node", given.get("ntasks_per_node"))
+    if tasks is None and (total := step.get("ntasks", given.get("ntasks"))) is not None:
+        if not (total.isdecimal() and isinstance(hosts, int) and int(total) % hosts == 0):
+            return {}
+        tasks = str(int(total) // hosts)
+    return {"cpus_per_task": asked, "ntasks_per_node": tasks or "1"}
 
 
 def _of_a_host(carried: Carried, given: Mapping[str, str], gpus: Any) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def settings_in(words: Sequence[str]) -> list[str]:
 
 
 def placed_by_mpi(words: Sequence[str]) -> list[str]:
-    """The options by which mpirun places ranks on the cores and devices of a host."""
+    """The options by which mpirun binds ranks to cores or places them in a way of its own."""
     names = [PurePath(word).name for word in words]
     start = next((at for at, one in enumerate(names) if one in ("mpirun", "mpiexec")), None)
     if start is None:
@@ -162,7 +162,7 @@ def placed_by_mpi(words: Sequence[str]) -> list[str]:
     return [
         one if "=" in one or value.startswith("-") else f"{one} {value}"
         for one, value in pairwise([*behind, "-"])
-        if PLACES_RANKS.match(one)
+        if PLACES_RANKS.match(one) and "none" not in (value, one.partition("=")[2])
     ]
 
 

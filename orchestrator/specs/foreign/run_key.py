@@ -56,7 +56,7 @@ def set_program(carried: Carried, start: Start | None) -> None:
     if settings := settings_in(words):
         carried.before.append(SET_IN_SCRIPT.format(", ".join(settings)))
     if placed := placed_by_mpi(words):
-        carried.leave(f"mpirun {' '.join(placed)}: ndctl places the ranks of a host, one per GPU")
+        carried.leave(f"mpirun {' '.join(placed)}: ndctl starts one rank per GPU, bound to no core")
     carried.run["args"] = [one for one in found.args if one not in OWN_ARGUMENTS]
     if found.key == "script" and found.args and re.fullmatch(r"[^-=]*\.py", found.args[0]):
         carried.before.append(

@@ -95,15 +95,31 @@ def test_a_number_in_a_variable_is_no_program() -> None:
     ("line", "left"),
     [
         (
-            "mpirun -np 8 --bind-to none -map-by slot ./fit --map-by x",
-            "--bind-to none -map-by slot",
+            "mpirun -np 8 --bind-to core -map-by slot ./fit --map-by x",
+            "--bind-to core -map-by slot",
         ),
         ("mpirun --bind-to=core python t.py --bind-to y", "--bind-to=core"),
         ("mpiexec -n 8 --cpu-bind depth -d 16 python t.py", "--cpu-bind depth"),
-        ("mpirun -np 8 --report-bindings python t.py", None),
+        ("mpirun -np 8 --report-bindings --bind-to none python t.py", None),
         ("torchrun t.py --bind-to x", None),
     ],
 )
 def test_places_of_ranks_that_mpirun_gives_are_said(line: str, left: str | None) -> None:
-    expected = f"mpirun {left}: ndctl places the ranks of a host, one per GPU"
+    expected = f"mpirun {left}: ndctl starts one rank per GPU, bound to no core"
     assert taken(f"{SIZED}{line}\n").left == ([] if left is None else [expected])
+
+
+@pytest.mark.parametrize(
+    ("line", "cpus"),
+    [
+        ("srun -c 32 torchrun --nproc-per-node 4 t.py", 32),
+        ("srun -n 8 -c 4 python t.py", 16),
+        ("srun --ntasks-per-node=4 -c4 python t.py", 16),
+        ("srun -n $N -c 4 python t.py", None),
+        ("srun -c $SLURM_CPUS_PER_TASK python t.py", None),
+    ],
+)
+def test_cpus_that_srun_alone_asks_for_are_those_of_a_host(line: str, cpus: int | None) -> None:
+    assert taken(f"{SIZED}{line}\n").cluster["slurm"].get("cpus_per_task") == cpus
+    job = f"{SIZED}#SBATCH -c 8\n{line}\n"
+    assert taken(job).cluster["slurm"]["cpus_per_task"] == 8
