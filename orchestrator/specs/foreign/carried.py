@@ -33,6 +33,8 @@ class Carried(Struct, kw_only=True):
     """What the file says and the spec does not, with the reason."""
     before: list[str] = field(default_factory=list)
     """What must be done before the spec can be submitted."""
+    of_pods: list[str] = field(default_factory=list)
+    """Variables whose values only the pods know."""
 
     def leave(self, words: str) -> None:
         if words not in self.left:
@@ -53,15 +55,21 @@ class Carried(Struct, kw_only=True):
         """One line for each thing that a person must know."""
         run = {**self.run, "args": []} if in_a_shell(self.run) else self.run
         used = dict.fromkeys(variables_of([run, self.cluster, self.name]))
-        of_slurm = [f"${{{name}}}" for name in used if name.startswith("SLURM_")]
+        of_slurm = [name for name in used if name.startswith("SLURM_")]
+        of_pods = [name for name in used if name in self.of_pods]
         inside = [
-            f"before you submit: replace {', '.join(of_slurm)}, which only a job of Slurm has"
+            f"before you submit: replace {', '.join(f'${{{name}}}' for name in names)}, {known}"
+            for names, known in (
+                (of_slurm, "which only a job of Slurm has"),
+                (of_pods, "which only the pods know: the program can read its environment"),
+            )
+            if names
         ]
-        names = [one for one in used if one not in OF_A_LOGIN and not one.startswith("SLURM_")]
+        names = [one for one in used if one not in (*OF_A_LOGIN, *of_slurm, *of_pods)]
         unset = [f"to set before you submit, or to replace here: {', '.join(names)}"]
         return [
             *(unset if names else []),
-            *(inside if of_slurm else []),
+            *inside,
             *(f"before you submit: {one}" for one in dict.fromkeys(self.before)),
             *(f"not taken over: {one}" for one in self.left),
         ]

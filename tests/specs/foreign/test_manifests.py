@@ -634,6 +634,16 @@ def test_variables_of_the_container_have_their_values() -> None:
     assert carried.run["args"] == ["--steps=5", "--site=${SITE}"]
 
 
+def test_variables_that_only_pods_know_are_not_to_be_set() -> None:
+    words = (
+        "env: [{name: POD_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}],"
+        " command: [python, fit.py, --ip=$(POD_IP), '--lr=${RATE}']"
+    )
+    notes = taken(JOB.format(hosts=1, words=words)).notes()
+    assert notes[0] == "to set before you submit, or to replace here: RATE"
+    assert notes[1].startswith("before you submit: replace ${POD_IP}, which only the pods know")
+
+
 def test_a_job_of_mpi_in_its_first_form() -> None:
     text = JOB.format(hosts=1, words="command: [mpirun, -x, A=1, python, fit.py]")
     text = text.replace("batch/v1\nkind: Job", "kubeflow.org/v1alpha1\nkind: MPIJob")

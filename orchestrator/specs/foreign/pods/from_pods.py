@@ -99,7 +99,7 @@ def from_pods(one: Mapping[str, Any], pods: Pods, stem: str) -> Carried:
     each = _resources(carried, kubernetes, container, pods, start)
     carried.cluster = {"backend": "kubernetes", "hosts": hosts, "gpus_per_host": each}
     _image(carried, kubernetes, container, pod)
-    _variables(kubernetes, container)
+    _variables(carried, kubernetes, container)
     _places(kubernetes, pod)
     _labels(carried, kubernetes, one, pods)
     set_volumes(carried, kubernetes, pod, container)
@@ -236,12 +236,14 @@ def _image(
         kubernetes["image_pull_secrets"] = secrets
 
 
-def _variables(kubernetes: dict[str, Any], container: Mapping[str, Any]) -> None:
+def _variables(carried: Carried, kubernetes: dict[str, Any], container: Mapping[str, Any]) -> None:
     env: dict[str, Any] = {}
     for one in container.get("env") or []:
         name = str(at(one, "name"))
         if bad_variable(name) is not None:
             continue
+        if "valueFrom" in one:
+            carried.of_pods.append(name)
         if (value := _variable(one)) is not None:
             env[name] = value
         else:
