@@ -31,18 +31,16 @@ SLURM_TESTBED := slurm/testbed/slurm_testbed.sh
 help:
 	@sed -n "s/^\# \(make \|   \)/\1/p" Makefile
 
-# Without pip's compilation of all modules, which takes a minute: Python compiles those that are
-# imported, which are a quarter of them.
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ndctl needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $(READY)
 
 # requirements-dev.lock holds every line of requirements.lock, and the tools of the tests.
 $(DEV_READY): $(READY) requirements-dev.lock
-	$(BIN)/python -m pip install --quiet --no-compile --requirement requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --requirement requirements-dev.lock
 	@touch $(DEV_READY)
 
 install: $(READY)
