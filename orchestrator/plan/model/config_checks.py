@@ -2,6 +2,7 @@
 at once."""
 
 from collections.abc import Iterator, Mapping
+from types import NoneType
 from typing import Any
 
 from orchestrator.contract.codec import nearest
@@ -75,6 +76,7 @@ def check(
     wrong = dict(_wrong(family, values))
     told = [f"{key} must be {words}, got {values[key]!r}" for key, words in wrong.items()]
     valid = {key: one for key, one in values.items() if key not in wrong}
+    told += _windows({key: one for key, one in config.items() if key not in values})
     told += _contradictions(kind, family, valid)
     told += _other_models(kind, family, {**config, **values}, valid)
     if told:
@@ -82,6 +84,16 @@ def check(
             "\n".join(["the model's config is invalid:", *(f"  {place}{one}" for one in told)]),
             fix="correct these keys of the model's config",
         )
+
+
+def _windows(others: Mapping[str, Any]) -> Iterator[str]:
+    """Wrong values of keys about windows, which a config may have without its family's table."""
+    window, kinds = others.get("sliding_window"), others.get("layer_types")
+    if window is not None and (type(window) is not int or window < 0):
+        # transformers writes 0 for a Qwen2-MoE without a window.
+        yield f"sliding_window must be a whole number, at least 0, or null, got {window!r}"
+    if not isinstance(kinds, (list, tuple, NoneType)):
+        yield f"layer_types must be a list with the kind of each layer, got {kinds!r}"
 
 
 def _wrong(family: Family, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -317,6 +317,16 @@ def test_all_mistakes_are_told_at_once() -> None:
     ]
 
 
+def test_wrong_values_about_windows_are_told_in_any_family() -> None:
+    with pytest.raises(PlanError) as refused:
+        shape_of({**TINY, "sliding_window": "4k", "layer_types": 3})
+    assert refused.value.message.splitlines()[1:] == [
+        "  sliding_window must be a whole number, at least 0, or null, got '4k'",
+        "  layer_types must be a list with the kind of each layer, got 3",
+    ]
+    assert shape_of({**TINY_MOE, "sliding_window": 0, "layer_types": None}).window is None
+
+
 def test_more_experts_per_token_than_exist_are_refused() -> None:
     with pytest.raises(PlanError, match="num_experts_per_tok=9 must be at most"):
         shape_of({**TINY_MOE, "num_experts_per_tok": 9})
