@@ -25,18 +25,23 @@ NOT_IN_STANDIN = {
 }
 """Kind of job to the parts of pods and services that its stand-in has not."""
 IN_EVERY_RUN = {
+    "pytorchjob-master-ends-well",
+    "pytorchjob-processes-are-killed",
+    "pytorchjob-pods-are-deleted",
+    "pytorchjob-node-is-lost",
+    "pytorchjob-worker-ends-with-211",
     "trainjob-leader-ends-well",
     "jobset-processes-are-killed",
     "jobset-node-is-lost",
     "trainjob-suspended-and-resumed",
 }
-"""Titles of the scenarios of JobSets and TrainJobs that are not slow."""
+"""Titles of the scenarios that are not slow."""
 STANDIN_QUIET_S = 0.7
 """A stand-in reacts at once, and has no queue with growing delays as an operator has."""
 
 
 def is_slow(scenario: Scenario) -> bool:
-    return scenario.kind.kind != "PyTorchJob" and scenario.title not in IN_EVERY_RUN
+    return scenario.title not in IN_EVERY_RUN
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,20 @@ SCRIPTS = [
     # `make test` does not install torchtitan, which needs other versions of some packages.
     example("torchtitan_on_cpu.py", preload=("torchtitan.trainer",), needs="torchtitan"),
 ]
+EVERY_RUN = {"ddp.py", "fsdp2.py", "transformers_trainer.py"}
 every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.path.name)
 RESTART = "restart as attempt 2 from where your program resumes: its newest checkpoint is step-5"
 
 
-@every_script
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(
+            it, id=it.path.name, marks=() if it.path.name in EVERY_RUN else pytest.mark.slow
+        )
+        for it in SCRIPTS
+    ],
+)
 def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(
     script: Script, ndctl: Ndctl
 ) -> None:

@@ -44,6 +44,7 @@ def cell_of(tmp_path: Path, name: str) -> dict[str, Any]:
     return config_of(tmp_path / name, {"pp": 2, "pipeline": pipeline, **parallel}, steps=3, **train)
 
 
+@pytest.mark.slow
 def test_evaluation_equals_the_forward_pass_and_copies_stay_equal(tmp_path: Path) -> None:
     work(tmp_path, 1, [{"config": config_of(tmp_path / "one", {}, steps=3)}])
     cases = [{"config": cell_of(tmp_path, name)} for name in CELLS]

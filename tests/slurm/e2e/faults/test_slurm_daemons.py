@@ -106,13 +106,8 @@ def stop_slurmctld_command(job: Job) -> str:
     return f"kill -TERM {pid}; while kill -0 {pid} 2>/dev/null; do sleep 0.1; done"
 
 
-@pytest.mark.parametrize(
-    "queued",
-    [
-        pytest.param(False, id="not queued", marks=pytest.mark.slow),
-        pytest.param(True, id="queued, answer lost"),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("queued", [False, True], ids=["not queued", "queued, answer lost"])
 def test_submit_reports_a_crash_of_slurmctld(job: Job, tmp_path: Path, queued: bool) -> None:
     other = job.slurm.output_of("sbatch", "--parsable", "-N2", "-o/dev/null", "--wrap", "sleep 600")
     state = ("squeue", "-h", "-o", "%T", "-j", other)

@@ -25,9 +25,7 @@ SHARD2, SHARD4, PIPELINE = {"dp_shard": 2}, {"dp_shard": 4}, {"pp": 2, "dp_shard
 TENSOR, REPLICAS = {"tp": 2, "dp_shard": 2}, {"dp_replicate": 2, "dp_shard": 2}
 CASES: Mapping[str, tuple[str, int, dict[str, Any], int, dict[str, Any]]] = {
     # Name: model, ranks and mesh before, ranks and mesh after.
-    "fewer ranks": ("llama", 4, SHARD4, 2, SHARD2),
     "tensor parallel, fewer ranks": ("qwen3", 4, TENSOR, 2, SHARD2),
-    "no tensor parallel": ("llama", 4, TENSOR, 4, SHARD4),
     "no pipeline": ("llama", 4, PIPELINE, 4, SHARD4),
     "no replicas": ("qwen3", 4, REPLICAS, 4, TENSOR),
     "more ranks": ("llama", 2, SHARD2, 4, PIPELINE),
