@@ -78,7 +78,8 @@ def _for_skypilot(data: Mapping[str, Any], file: str) -> str:
     run = "" if found is None or found.key != "script" else f" --train {shlex.quote(found.name)}"
     if run and found is not None and found.args:
         run += f" --args {shlex.quote(shlex.join(found.args))}"
-    hosts = data.get("num_nodes", 1)
+    nodes = data.get("num_nodes")
+    hosts = nodes if type(nodes) is int and nodes > 0 else 1
     return (
         f"`ndctl init{run} --hosts {hosts} --gpus-per-host {_gpus(data.get('resources'))}` writes a"
         " job spec; variables are run.env"
@@ -90,7 +91,7 @@ def _gpus(resources: Any) -> int:
     wanted = resources.get("accelerators") if isinstance(resources, Mapping) else None
     if isinstance(wanted, Mapping):
         wanted = ":".join(map(str, next(iter(wanted.items()), ())))
-    found = re.search(r":(\d+)", str(wanted))
+    found = re.search(r":(\d{1,6})(?!\d)", str(wanted))
     return int(found[1]) if found else 1
 
 

@@ -18,6 +18,7 @@ from orchestrator.specs.foreign.pods.manifests import (
 )
 from orchestrator.specs.foreign.pods.wrong_types import wrong_types
 
+TOO_LONG = re.compile(r"\d{1000}")
 SHELL = re.compile(r"#!.*\b(ba|z|da|k)?sh\b")
 HELM = re.compile(r"\{\{-?\s*(\.|if |range |include |with |toYaml )")
 
@@ -33,6 +34,11 @@ def taken_over(text: str, path: PurePath) -> Carried:
     Raises:
         SpecError: it is neither, or nothing in it trains.
     """
+    if TOO_LONG.search(text):  # Python refuses to read it
+        raise SpecError(
+            f"{path} has a number of 1,000 digits or more, as no script of a training does",
+            fix="check that it is the right file",
+        )
     if is_script(text, path):
         return from_script(text, path.stem)
     if not looks_like_manifest(text):

@@ -267,3 +267,23 @@ def test_a_launcher_behind_a_profiler_is_left_out_too() -> None:
     done = CliRunner().invoke(cli, ["run", "--run-root", "runs", "--", *words])
     assert "leave nsys and torchrun out: ndctl starts torchrun" in str(done.exception)
     assert "ndctl run --gpus-per-host 2 -- train.py --x" in str(done.exception)
+
+
+def test_a_number_that_python_refuses_to_read_is_told() -> None:
+    number = "9" * 5000
+    with pytest.raises(SpecError, match="has a number of 1,000 digits or more"):
+        taken_over(f"#!/bin/bash\nsrun -c {number} python t.py\n", Path("job.sh"))
+
+
+@pytest.mark.parametrize(("nodes", "hosts"), [("2", 2), ("9" * 5000, 1), ("many", 1), ("[2]", 1)])
+def test_a_task_of_skypilot_with_odd_numbers_has_a_command_that_works(
+    nodes: str, hosts: int, tmp_path: Path
+) -> None:
+    gpus = "8" if hosts == 2 else "9" * 5000
+    task = f"resources: {{accelerators: 'H100:{gpus}'}}\nnum_nodes: {nodes}\nrun: torchrun t.py\n"
+    written = tmp_path / "task.yaml"
+    written.write_text(task)
+    with pytest.raises(SpecError) as told:
+        read_spec(written)
+    expected = f"--hosts {hosts} --gpus-per-host {8 if hosts == 2 else 1}`"
+    assert expected in str(told.value)
