@@ -3,7 +3,7 @@
 #                 (the tests need Slurm and a Kubernetes API server: as root on Debian 12 the first
 #                 run installs the one and builds the other, 3 to 5 minutes; elsewhere the last
 #                 lines of the output name the tests that did not run)
-# make test-all   the same with the slow tests, which takes half a day
+# make test-all   the same with the slow tests, which takes many hours
 # make test-part PART=3/20   only the slow tests of the third of twenty parts
 # make check      only lint, types and import layers
 # make format     format the code and fix what ruff can fix
@@ -85,7 +85,7 @@ test-all: control-plane lint compiled-tests
 	$(PYTEST) --hypothesis-profile=explore -m "not gpu"
 
 PART ?= 1/20
-test-part: control-plane lint
+test-part: control-plane lint compiled-tests
 	$(PYTEST) -m "slow and not gpu" --part $(PART)
 
 format: $(DEV_READY)

@@ -4,6 +4,7 @@ import atexit
 import gc
 import itertools
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -78,7 +79,7 @@ def state_home(monkeypatch: pytest.MonkeyPatch) -> Path:
 def part_of(text: str) -> tuple[int, int]:
     """`3/20`: the third of twenty parts."""
     number, _, parts = text.partition("/")
-    if number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts):
+    if re.fullmatch(r"\d{1,4}/\d{1,4}", text) and 1 <= int(number) <= int(parts):
         return int(number), int(parts)
     raise pytest.UsageError(f"--part must be K/N with K from 1 to N, got {text!r}")
 
@@ -89,7 +90,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sort the tests, also if another plugin has shuffled them."""
+    """Keep the tests of `--part`, and sort them, also if another plugin has shuffled them."""
     if (part := config.getoption("--part")) is not None:
         number, parts = part_of(part)
         items[:] = [

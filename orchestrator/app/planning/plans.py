@@ -21,6 +21,7 @@ from orchestrator.app.planning.planned_hosts import (
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.job_spec import CommonSpec, JobSpec, ScriptSpec
 from orchestrator.errors import BackendError, NdctlError, PlanError, SpecError
+from orchestrator.yaml_document import lead
 
 if TYPE_CHECKING:
     from orchestrator.app.submission.inputs import Looked
@@ -291,9 +292,8 @@ def _model_config(written: "Written", environ: Mapping[str, str]) -> Mapping[str
         return config
     except (SpecError, PlanError) as exc:
         place = written.document.place_of(key)
-        # An option's name ends with the key, which must not be said twice.
-        told = exc.message.removeprefix(f"{key}: ") if place.endswith(key) else exc.message
-        raise type(exc)(f"{place}: {told}", fix=exc.fix) from exc
+        before = lead(place, key) if exc.message.startswith(f"{key}: ") else f"{place}: "
+        raise type(exc)(f"{before}{exc.message}", fix=exc.fix) from exc
 
 
 class CountedHosts(Struct, frozen=True, kw_only=True):

@@ -366,6 +366,7 @@ def _signal(carried: Carried, found: dict[str, Any], given: str) -> None:
 def _cpus_of_step(given: Mapping[str, str], step: Mapping[str, str], hosts: Any) -> dict[str, str]:
     """The CPUs that srun asks for in a job that does not say how many it needs."""
     asked = step.get("cpus_per_task", "")
+    # A variable of Slurm repeats what the command line of sbatch says.
     if "cpus_per_task" in given or not asked or "SLURM_" in asked:
         return {}
     tasks = step.get("ntasks_per_node", given.get("ntasks_per_node"))

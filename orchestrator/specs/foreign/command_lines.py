@@ -159,6 +159,7 @@ def placed_by_mpi(words: Sequence[str]) -> list[str]:
         return []
     found = executable_of(words[start:])
     behind = words[start + 1 : len(words) - len(found.args) - 1 if found is not None else None]
+    # ndctl binds ranks to no core either, so `none` loses nothing.
     return [
         one if "=" in one or value.startswith("-") else f"{one} {value}"
         for one, value in pairwise([*behind, "-"])

@@ -34,10 +34,9 @@ def taken_over(text: str, path: PurePath) -> Carried:
     Raises:
         SpecError: it is neither, or nothing in it trains.
     """
-    if TOO_LONG.search(text):  # Python refuses to read it
+    if TOO_LONG.search(text):  # Python reads no number of more than 4,300 digits
         raise SpecError(
-            f"{path} has a number of 1,000 digits or more, as no script of a training does",
-            fix="check that it is the right file",
+            f"{path} has a number of 1,000 digits or more", fix="check that it is the right file"
         )
     if is_script(text, path):
         return from_script(text, path.stem)

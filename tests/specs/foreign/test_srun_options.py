@@ -104,7 +104,7 @@ def test_a_number_in_a_variable_is_no_program() -> None:
         ("torchrun t.py --bind-to x", None),
     ],
 )
-def test_places_of_ranks_that_mpirun_gives_are_said(line: str, left: str | None) -> None:
+def test_how_mpirun_places_ranks_is_noted(line: str, left: str | None) -> None:
     expected = f"mpirun {left}: ndctl starts one rank per GPU, bound to no core"
     assert taken(f"{SIZED}{line}\n").left == ([] if left is None else [expected])
 

@@ -22,11 +22,16 @@ def run_root_above(mirror: Path) -> Path:
 def options_of(run_root: Path, mirror: Path) -> tuple[str, ...]:
     """The options that a verb needs in addition to the job's name, if several jobs have that
     name."""
-    from urllib.parse import unquote
-
     others = [path for path in known_mirrors(run_root, mirror.name) if path != mirror.absolute()]
     if not others and not (run_root / mirror.name / "journal.jsonl").exists():
         return ()
+    return place_options(mirror)
+
+
+def place_options(mirror: Path) -> tuple[str, ...]:
+    """The options that name the cluster and the namespace of a mirror's job."""
+    from urllib.parse import unquote
+
     context, namespace = mirror.absolute().parts[-3:-1]
     named = () if unquote(context) == IN_CLUSTER else ("--context", unquote(context))
     return (*named, "--namespace", namespace)

@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from orchestrator.backends.kubernetes.mirror.mirror_paths import REMOTE
+from orchestrator.backends.kubernetes.mirror.mirror_paths import REMOTE, place_options
 from orchestrator.backends.kubernetes.render.names import CONTAINERS
 from orchestrator.contract.codec import decode
 from orchestrator.contract.files.atomic_write import write_whole
@@ -44,7 +44,7 @@ class Remote(Struct, frozen=True, kw_only=True):
 def read_remote(mirror: Path) -> Remote:
     """
     Raises:
-        JobError: the file is damaged or cannot be read.
+        JobError: the file is damaged or gone, or may not be read.
     """
     file = mirror / REMOTE
     try:
@@ -52,12 +52,11 @@ def read_remote(mirror: Path) -> Remote:
     except PermissionError as exc:
         raise JobError(f"{file} cannot be read: {exc.strerror}", fix="ask its owner") from exc
     except (OSError, ValueError) as exc:
-        namespace = mirror.absolute().parent.name
-        again = f"ndctl status {mirror.name} --backend kubernetes -n {namespace}"
+        again = ["ndctl", "status", mirror.name, "--backend", "kubernetes", *place_options(mirror)]
         raise JobError(
-            f"{file} is damaged, so this copy of a job cannot be used: {exc}",
-            fix=f"remove the copy with `rm -r {quote(str(mirror))}`, then `{again}` makes a new one"
-            " of the job in the cluster",
+            f"{file} is not as ndctl wrote it, so this copy of a job cannot be used: {exc}",
+            fix=f"remove the copy with `rm -r {quote(str(mirror))}`; `{join(again)}` makes a new"
+            " one of the job in the cluster",
         ) from exc
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.kubernetes.mirror.mirror_paths import REMOTE
+from orchestrator.backends.kubernetes.mirror.mirror_paths import REMOTE, folder_of
 from orchestrator.backends.kubernetes.mirror.remote import Remote, read_remote, write_remote
 from orchestrator.errors import JobError
 
@@ -28,10 +28,11 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [b"", b'{"context": "pr', b"[]", b'{"context": 3}', b"\xff\x00"])
 def test_a_damaged_file_is_told_with_what_to_type(tmp_path: Path, text: bytes) -> None:
-    mirror = tmp_path / "prod" / "ml" / "llm's copy"
+    mirror = folder_of(tmp_path / "it's", "arn:aws/prod", "ml", "llm")
     mirror.mkdir(parents=True)
     (mirror / REMOTE).write_bytes(text)
-    with pytest.raises(JobError, match="is damaged, so this copy of a job cannot be used") as told:
+    with pytest.raises(JobError, match="so this copy of a job cannot be used") as told:
         read_remote(mirror)
     assert "\"'\"'" in told.value.fix, "the shell gets the folder as one word"
-    assert "--backend kubernetes -n ml" in told.value.fix
+    again = "`ndctl status llm --backend kubernetes --context arn:aws/prod --namespace ml`"
+    assert again in told.value.fix
