@@ -57,7 +57,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     compile: bool = False
     compiles_recomputation: bool = False
     """Whole layers are also recomputed by compiled code under tp, which leaves out what no gradient
-    needs. The trainer cannot (`trainer/parallel/building.py`)."""
+    needs. The trainer cannot (`trainer/parallel/compile.py`)."""
     even_stages: bool = False
     """All stages of a pipeline have as many layers, as in Megatron. The trainer gives the stage
     with the head fewer (`contract/spec/pipeline_spec.py`)."""

@@ -1,6 +1,7 @@
 """What happened in a job as spans: which there are, and what a collector gets."""
 
 import asyncio
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -181,6 +182,11 @@ def test_a_collector_that_is_gone_costs_the_end_of_a_job_a_limited_time(
     stage.reaches(finished())
     asyncio.run(stage.exporter.finish())
     assert "the collector did not take the last spans of the job" in caplog.text
+    # The client would try again for 10 s, and log into other tests.
+    stage.exporter.collector.shutdown()
+    for thread in threading.enumerate():
+        if thread.name == "_export":
+            thread.join()
 
 
 def test_the_variables_of_opentelemetry_name_the_service_and_the_headers(

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 
 from orchestrator.contract.files.trainer_config import TrainingConfig
-from orchestrator.contract.spec.train_spec import BY_OPERATION
 from trainer.loss import TokenLoss
 from trainer.measure.timing import Stopwatch
 from trainer.model.adapters import add_adapters, draw_adapters
@@ -16,7 +15,7 @@ from trainer.model.init_weights import allocate
 from trainer.model.quantize import fill_quantised, quantise
 from trainer.model.weights import Weights, find_weights, first_weights
 from trainer.parallel.activation import apply_activation_checkpointing
-from trainer.parallel.compile import compile_layers
+from trainer.parallel.compile import compile_layers, compiles_inside_checkpoints
 from trainer.parallel.context import (
     apply_context_parallel,
     check_context_parallel,
@@ -24,6 +23,7 @@ from trainer.parallel.context import (
 )
 from trainer.parallel.context.in_documents import apply_document_masks
 from trainer.parallel.data import apply_data_parallel
+from trainer.parallel.fsdp import wraps_layers
 from trainer.parallel.passes import Passes, WholeModel
 from trainer.parallel.pipeline import Pipeline, pipeline_rank
 from trainer.parallel.stages import slices_of_rank
@@ -86,12 +86,10 @@ def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
     train = config.train
     apply_activation_checkpointing(decoder, train.recompute, train.checkpoint_every, config.mesh.tp)
     if train.compile:
-        # torch 2.13 cannot compile a layer with DTensor weights that recomputes its attention: a
-        # random state takes the place of the weights' mesh ("expected all
-        # tensors_saved_with_vc_check to be Tensors, got ... DeviceMesh"). By operation it works,
-        # because attention is stored.
-        by_operation = train.activation_checkpointing in BY_OPERATION
-        inside = config.mesh.tp > 1 and not by_operation
+        units_inside = config.parallel.data == "fsdp" and not wraps_layers(
+            decoder, config.parallel.fsdp.wrap
+        )
+        inside = compiles_inside_checkpoints(train.recompute, config.mesh.tp, units_inside)
         compile_layers(decoder, inside_checkpoints=inside)
     apply_data_parallel(decoder, ranks, config.parallel, train)
 

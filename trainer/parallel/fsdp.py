@@ -101,7 +101,7 @@ def wrap_units(decoder: Decoder, wrap: str) -> list[nn.Module]:
         TrainingError: the decoder layers have no module of class `wrap` with parameters.
     """
     layers = list(decoder.layers.values())
-    if wrap in ("auto", decoder.family.layer_class):
+    if wraps_layers(decoder, wrap):
         return layers
     by_class: dict[str, list[nn.Module]] = {}
     for module in (module for layer in layers for module in layer.modules()):
@@ -114,6 +114,11 @@ def wrap_units(decoder: Decoder, wrap: str) -> list[nn.Module]:
             fix=f"choose one of {names}, or auto",
         )
     return by_class[wrap]
+
+
+def wraps_layers(decoder: Decoder, wrap: str) -> bool:
+    """Whether each unit is a whole layer. If not, a layer's parts are gathered while it runs."""
+    return wrap in ("auto", decoder.family.layer_class)
 
 
 def outer_units(decoder: Decoder) -> tuple[list[list[nn.Module]], list[list[nn.Module]]]:

@@ -9,6 +9,7 @@ from torch._dynamo.utils import counters
 
 from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.contract.spec.train_spec import Checkpointing
+from orchestrator.errors import TrainingError
 from tests.trainer.launch.tiny_runs import LLAMA, tiny, work
 from tests.trainer.launch.training_worker import run_alone
 from tests.trainer.parallel.parity_cells import (
@@ -25,7 +26,7 @@ from trainer.model.decoder import Decoder, StageSlice
 from trainer.model.init_weights import allocate
 from trainer.model.weights import first_weights
 from trainer.parallel.activation import apply_activation_checkpointing
-from trainer.parallel.compile import compile_layers
+from trainer.parallel.compile import compile_layers, compiles_inside_checkpoints
 
 pytestmark = pytest.mark.process
 ONE_LAYER = {"config": {**LLAMA, "num_hidden_layers": 1}}
@@ -59,6 +60,7 @@ UNITS_INSIDE = {"dp_shard": 2, "fsdp": {"wrap": "LlamaMLP"}}
 MORE: dict[str, dict[str, Any]] = {
     "fsdp units inside": {"parallel": UNITS_INSIDE},
     "fsdp units inside, full": {"parallel": UNITS_INSIDE, "activation_checkpointing": "full"},
+    "fsdp units inside, every": {"parallel": UNITS_INSIDE, "activation_checkpointing": "every_k"},
 }
 MORE_WITH_TP: dict[str, dict[str, Any]] = {
     **{name: {**case, "parallel": {**case["parallel"], "tp": 2}} for name, case in MORE.items()},
@@ -79,6 +81,27 @@ def test_more_ways_to_shard_train_compiled_like_one_process(
     work(tmp_path, num_ranks, [{"config": cell} for cell in cells], timeout=2400)
     found = {name: difference(tmp_path / name, tmp_path / "one") for name in cases}
     assert {n: d for n, d in found.items() if not d.within(LOSS, GRAD_NORM)} == {}
+
+
+@pytest.mark.parametrize(
+    ("mode", "tp", "units_inside", "inside"),
+    [
+        ("full", 1, False, False),
+        ("full", 2, False, True),
+        ("full", 1, True, True),
+        ("selective", 2, False, False),
+        ("none", 1, True, True),
+    ],
+)
+def test_checkpoints_that_torch_cannot_compile_hold_compiled_layers(
+    mode: Checkpointing, tp: int, units_inside: bool, inside: bool
+) -> None:
+    assert compiles_inside_checkpoints(mode, tp, units_inside) is inside
+
+
+def test_layers_that_torch_cannot_compile_are_refused() -> None:
+    with pytest.raises(TrainingError, match=r"train.compile: .* recomputes by operation"):
+        compiles_inside_checkpoints("selective", tp=1, units_inside=True)
 
 
 @pytest.mark.slow
