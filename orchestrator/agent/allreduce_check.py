@@ -80,4 +80,4 @@ def read_checked(tried: Ended) -> Checked | None:
 
 def _broke(order: CheckFabric, place: HostPlace, why: str) -> Checked:
     log.error("check %s: %s", order.check, why)
-    return Checked(check=order.check, host=place.host, state="broke", seconds=None, why=why)
+    return Checked(check=order.check, host=place.host, state="broke", why=why)

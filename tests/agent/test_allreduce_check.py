@@ -112,8 +112,7 @@ def test_three_healthy_hosts_pass_and_none_is_named(tmp_path: Path) -> None:
     assert [report.state for report in reports.values()] == ["ok"] * 3
     for host, report in reports.items():
         assert {link.peer for link in report.links} == set(HOSTS) - {host}
-        assert report.seconds is not None
-        assert report.seconds > 0
+        assert all(link.seconds > 0 for link in report.links)
     assert judge(HOSTS, reports, limit=1e9) == {}
 
 
@@ -166,7 +165,7 @@ def python_that_runs(folder: Path, program: str) -> str:
         ),
         ("kill -9 $$", "broke", "the check ended with exit code -9: "),
         ("echo nonsense", "broke", "the check ended with exit code 0: "),
-        ('echo \'{"check":7,"host":"node1","state":"waited","seconds":null}\'', "waited", ""),
+        ('echo \'{"check":7,"host":"node1","state":"waited"}\'', "waited", ""),
     ],
 )
 def test_any_failure_of_the_child_is_reported(

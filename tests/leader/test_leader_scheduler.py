@@ -267,11 +267,9 @@ def test_hosts_check_their_links_and_the_missing_host_is_named(tmp_path: Path) -
         assert sorted(hosts) == ["host-0", "host-1", "host-2"], "in the order of registration"
         missing = ("host-1",)
         for agent in (agents[0], agents[2]):
-            waiting = Checked(
-                check=1, host=agent.host, state="waited", seconds=None, waited_for=missing
-            )
+            waiting = Checked(check=1, host=agent.host, state="waited", waited_for=missing)
             await agent.send(waiting)
-        no_profile = Checked(check=1, host="host-1", state="broke", seconds=None, why="no route")
+        no_profile = Checked(check=1, host="host-1", state="broke", why="no route")
         await agents[1].send(no_profile)
         checked = await job.wait_for_event(HostsChecked)
         assert checked.unfit == {"host-1": "no route"}

@@ -96,10 +96,6 @@ class Checked(Struct, frozen=True, kw_only=True):
     host: str
     state: Literal["ok", "waited", "broke"]
     """`waited`: this host was ready but others were not; `broke`: its own process failed."""
-    seconds: float | None
-    """Of the fastest all-reduce; None if none was done in time."""
-    bytes_per_second: float | None = None
-    """Of the largest all-reduce."""
     links: tuple[Link, ...] = ()
     waited_for: tuple[str, ...] = ()
     """Hosts that had not responded when time was up."""

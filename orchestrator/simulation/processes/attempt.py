@@ -187,7 +187,6 @@ class SimulatedProcesses:
             check=order.check,
             host=host.name,
             state="waited" if unreachable else "ok",
-            seconds=None if unreachable else 0.001,
             waited_for=unreachable,
         )
 
