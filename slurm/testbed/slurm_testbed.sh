@@ -365,6 +365,8 @@ left)
   fi; true ;;
 kill-node)
   s=${4:-KILL}; p=$(cat "$D/run/slurmd-$3.pid"); ours "$p" && kill -"$s" "$p"
+  # All at once, as a host without power: a batch script must not live to see that its srun is gone.
+  [ "$s" != KILL ] || kill -STOP $(step_pids "$3") 2>/dev/null || true
   kill -"$s" $(step_pids "$3") 2>/dev/null; true ;;
 start-node) start_slurmd "$3" ;;
 stop-ctld)  stop_pid "$D/run/slurmctld.pid" "${3:-TERM}" 10 ;;
