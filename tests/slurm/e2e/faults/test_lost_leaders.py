@@ -229,21 +229,21 @@ def test_the_network_of_the_leaders_node_is_cut_for_a_while(
             assert job.slurm_job()["Restarts"] == "0"
 
 
-def test_the_agent_of_a_node_whose_slurmd_is_dead_leaves_the_requeue_to_its_leader(
-    job_on_fast_or_slow_kill: Job,
-) -> None:
-    """Slurm cannot end the agent on that node, so it outlives the run. The leader's node is not
-    excluded."""
-    job = job_on_fast_or_slow_kill
+def test_a_node_whose_slurmd_is_dead_is_left_without_a_lost_step(job: Job) -> None:
+    """Its agent and its ranks are well, so they save before the job leaves the node."""
     leader, (other,) = submit_and_train(job, **{"train.steps": "400"})
     pid = job.slurm.folder / "run" / f"slurmd-{other}.pid"
     os.kill(int(pid.read_text()), signal.SIGKILL)
     job.wait_until("the next run", lambda: len(job.events("LeaderStarted")) == 2, 600)
     log = (job.run_dir / "logs" / f"agent-{other}.log").read_text
-    wait_for(lambda: "leaving: the job is queued again already" in log(), "the agent to exit", 120)
-    assert leader not in job.slurm_job()["ExcNodeList"]
+    wait_for(lambda: f"leaving: {other} is DOWN" in log(), "the agent to exit", 120)
+    (requeue,) = job.actions_of_kind("Requeue")
+    assert requeue["exclude"] == [other]
     assert leader in job.events("LeaderStarted")[1]["allocation"]["hosts"]
     job.wait_for_step(job.last_step() + 2, attempt=2)
+    done = max(one["step"] for one in job.metrics() if one["attempt"] == 1)
+    resumed = next(one for one in job.events("TrainingResumed") if one["attempt"] == 2)
+    assert resumed["step"] == done
     assert job.status()["incidents"] == []
     assert job("cancel", "e2e").code == 0
 
