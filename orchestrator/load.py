@@ -93,7 +93,7 @@ def read_document(
     path: Path, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
 ) -> Document:
     """The values of the spec in the file `path`, which `written_in` checks."""
-    text = read_text(path, "examples/ has specs")
+    text = read_text(path, "`ndctl init` writes a first spec")
     if path.suffix in OF_OTHERS or text.startswith("#") or "\napiVersion:" in f"\n{text}":
         from orchestrator.specs.foreign.recognised import foreign_text
 

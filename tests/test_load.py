@@ -380,7 +380,7 @@ def test_an_unreadable_file_is_reported_with_similar_files(tmp_path: Path) -> No
     (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9")
     with pytest.raises(SpecError, match="UTF-8 text, but byte 9 is not"):
         read_spec(tmp_path / "latin.yaml")
-    with pytest.raises(SpecError, match="examples/ has specs"):
+    with pytest.raises(SpecError, match="`ndctl init` writes a first spec"):
         read_spec(tmp_path / "none" / "job.yaml")
     assert read_spec(tmp_path / "other.yaml").name == "demo"
 

@@ -98,8 +98,7 @@ def rates_of(name: str) -> Rates:
     hint = f"did you mean {near}? " if near else ""
     raise SpecError(
         f"no failure rates are called {name}; known: {', '.join(names)}",
-        fix=f"{hint}the name of your own file must end in .yaml; see {TABLE.name} of ndctl for"
-        " its form",
+        fix=f"{hint}the name of your own file must end in .yaml, and {TABLE} shows its form",
     )
 
 
@@ -119,5 +118,5 @@ def _ours() -> tuple[Rates, ...]:
 
 
 def _read(path: Path) -> tuple[Rates, ...]:
-    text = read_text(path, "orchestrator/forecast/rates.yaml shows the form")
+    text = read_text(path, f"{TABLE} shows the form")
     return decode_document(_Tables, parse(text, str(path))).tables

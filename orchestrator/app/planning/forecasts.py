@@ -10,6 +10,7 @@ from orchestrator.errors import PlanError
 from orchestrator.forecast.monte_carlo import Forecast, forecast
 from orchestrator.forecast.rates import Rates, rates_of
 from orchestrator.forecast.settings import Assumptions, Basis, basis_of
+from orchestrator.inventory.file import EXAMPLE
 from orchestrator.load import of_the_trainer
 
 
@@ -47,7 +48,7 @@ def forecast_spec(
     if planned.plan.time is None:
         raise PlanError(
             "the step time is unknown: these hosts have no hardware profile",
-            fix="give --inventory FILE with a profile; see examples/inventories/h100.yaml",
+            fix=f"give --inventory FILE with a profile; it can be as short as {EXAMPLE}",
         )
     rates = rates_of(asked.rates)
     if asked.mtbf_h is not None:
