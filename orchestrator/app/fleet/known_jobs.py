@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from orchestrator.app import remote
 from orchestrator.app.remote import Found, Place
+from orchestrator.backends.kubernetes.mirror.mirror_paths import known_mirrors
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.dashboard.fleet.summary import JobSummary
@@ -112,12 +113,13 @@ def _at_the_root(
     """The jobs in the run root, and the copies of jobs in clusters that are there."""
     if scope.place is not None:
         return [_copied(one) for one in remote.copies(root, scope.place, environ, clock)]
-    told: list[tuple[list[Path], list[Found]] | NdctlError | OSError] = []
+    told: list[tuple[list[Path], list[KnownJob]] | OSError] = []
 
     def list_both() -> None:
         try:
-            told.append((folders(root), remote.copies(root, None, environ, clock)))
-        except (NdctlError, OSError) as exc:  # OSError: a folder of another user
+            copies = [_copied_in(path, environ, clock) for path in known_mirrors(root)]
+            told.append((folders(root), copies))
+        except OSError as exc:  # a folder of another user
             told.append(exc)
 
     crew.give(("run root", root), list_both, root.absolute())
@@ -127,7 +129,15 @@ def _at_the_root(
     if isinstance(told[0], Exception):
         raise told[0]
     paths, copies = told[0]
-    return [*_looked(crew, _here(paths)), *map(_copied, copies)]
+    return [*_looked(crew, _here(paths)), *copies]
+
+
+def _copied_in(path: Path, environ: Mapping[str, str], clock: Clock) -> KnownJob:
+    try:
+        return _copied(remote.at(path, environ, clock))
+    except NdctlError as exc:  # it is damaged
+        user = _owner(RunDir(path))
+        return KnownJob(path=path, user=user, problem=f"{exc.message}; {exc.fix}")
 
 
 def _copied(found: Found) -> KnownJob:
