@@ -62,7 +62,8 @@ def cluster_to_pin(run_root: Path, host: str, cluster: str | None, clock: Clock)
         there = f"known clusters: {', '.join(known)}" if known else "no cluster is known yet"
         raise JobError(
             f"cluster of {host} unknown; {(run_root / host_strikes.FOLDER).absolute()}: {there}",
-            fix="give --cluster NAME; for Slurm it is the ClusterName (`scontrol show config`)",
+            fix="give --cluster NAME; for Slurm it is the ClusterName (`scontrol show config`)."
+            " Hosts of local jobs cannot be pinned",
         )
     return cluster or known[0]
 

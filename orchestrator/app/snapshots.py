@@ -38,9 +38,7 @@ def snapshots_of(
             seen.append((found, _with_steady(snapshot)))
         elif is_named:
             name = found.run_dir.path.name
-            raise JobError(
-                f"the submission of job {name} did not finish", fix="submit it again with --new"
-            )
+            raise JobError(f"the submission of job {name} did not finish", fix="submit it again")
     return with_scheduler(seen, environ, clock)
 
 

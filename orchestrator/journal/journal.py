@@ -150,15 +150,17 @@ def parse(data: bytes, before: int = 0) -> Iterator[Entry]:
         yield _entry(line, number)
 
 
-def _entry(line: bytes, number: int | None) -> Entry:
+def _entry(line: bytes, number: int | None, path: Path | None = None) -> Entry:
     """`number` is the line's number; None for the last line."""
     try:
         return from_line(line)
     except (ValueError, KeyError, TypeError, Invalid) as exc:
+        where = "" if path is None else f"{path}: "
         which = "the last journal line" if number is None else f"journal line {number}"
         raise JobError(
-            f"{which} cannot be read: {exc}",
-            fix="read it with the ndctl that wrote it; if the file was damaged, restore it",
+            f"{where}{which} cannot be read: {exc}",
+            fix="read it with the ndctl that wrote it; if the file was damaged, restore it, or"
+            " start the job anew with `ndctl submit SPEC --new`",
         ) from exc
 
 
@@ -195,7 +197,7 @@ class Tail:
         with self.path.open("rb") as file:
             file.seek(self.offset)
             for line in _whole(file):
-                entry = _entry(line, self.lines + 1)
+                entry = _entry(line, self.lines + 1, self.path)
                 self.offset, self.lines = self.offset + len(line), self.lines + 1
                 yield entry
 
@@ -236,7 +238,7 @@ def entries_of(
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         for number, line in enumerate(_whole(file), 1):
             if of_it in line and any(one in line for one in marks):
-                entry = _entry(line, number)
+                entry = _entry(line, number, path)
                 # The line also matches if an action, but not the event, names the attempt.
                 if attempt is None or getattr(entry.event, "attempt", None) == attempt:
                     yield entry
@@ -291,13 +293,15 @@ def _open_alone(path: Path, clock: Clock, patience_s: float) -> int:
 
 
 LEAST_READ = 1 << 18
+DAMAGED = "journal.damaged"
+"""File next to a journal for ends of it that cannot be read."""
 
 
 def last_before(path: Path, place: Place) -> Entry | None:
     """The last entry before `place`; None at the beginning. Raises OSError and JobError."""
     with path.open("rb") as file:
         _, last = _end_of(file.fileno(), place.offset)
-    return _entry(last, place.lines) if last else None
+    return _entry(last, place.lines, path) if last else None
 
 
 def position_after(path: Path, kind: type[Event] | type[Action], before: Place) -> Place:
@@ -366,15 +370,31 @@ class Journal:
         self.fd = _open_alone(path, clock, patience_s)
         try:
             self.size, last = _end_of(self.fd, os.fstat(self.fd).st_size)
-            self.seq = _entry(last, None).seq if last else 0
+            self.seq = _entry(last, None, path).seq if last else 0
             if lost := _lost(path, self.fd):
-                log.warning("removing damaged end of journal: %s", lost)
+                self._keep_damaged_end(lost)
         # Else this process would keep the lock on a journal that it does not use.
         except JobError:
             os.close(self.fd)
             raise
         # Only now, because a journal that cannot be read stays as it was.
         self._drop_torn()
+
+    def _keep_damaged_end(self, lost: str) -> None:
+        """Without its zeros. There may be lines that a person can still read."""
+        places = range(self.size, os.fstat(self.fd).st_size, LEAST_READ)
+        pieces = (os.pread(self.fd, LEAST_READ, at).replace(b"\0", b"") for at in places)
+        text, kept = b"".join(pieces), self.path.with_name(DAMAGED)
+        log.warning("removing the damaged end of the journal: %s", lost)
+        if not text:
+            return
+        try:
+            with kept.open("ab") as file:
+                file.write(text)
+        except OSError as exc:
+            log.warning("what can be read of it is not kept: %s", exc)
+        else:
+            log.warning("what can be read of it is in %s", kept)
 
     @property
     def place(self) -> Place:

@@ -10,6 +10,7 @@ forked processes share it and closing another descriptor does not release it. Bu
 on NFS needs a descriptor open for writing, and a shared lock one open for reading.
 """
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -43,6 +44,10 @@ def _refused(path: Path, access: int, kind: int) -> bool:
         fd = os.open(path, access)
     except FileNotFoundError:
         return False
+    except OSError as exc:
+        if exc.errno != errno.EROFS:
+            raise
+        fd = os.open(path, os.O_RDONLY)  # the storage became read-only under a job
     try:
         return not _try(fd, kind)
     finally:

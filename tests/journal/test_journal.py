@@ -19,6 +19,7 @@ from orchestrator.contract.messages.events import CancelRequested, Event, RankEx
 from orchestrator.errors import JobError
 from orchestrator.journal import journal as log
 from orchestrator.journal.journal import (
+    DAMAGED,
     MOST_LINES,
     Entry,
     Journal,
@@ -140,7 +141,7 @@ def test_a_damaged_line_is_an_error_with_its_number(
 ) -> None:
     good = [to_line(Entry(seq=n, event=tick(n), actions=())) for n in (1, 3)]
     path.write_bytes(good[0] + damage + b"\n" + good[1] + b'{"torn')
-    with pytest.raises(JobError, match="journal line 2 cannot be read"):
+    with pytest.raises(JobError, match=f"{path}: journal line 2 cannot be read"):
         read(path)
     with Journal(path, clock) as journal, pytest.raises(JobError, match="journal line 2 cannot"):
         Supervisor(journal)
@@ -288,6 +289,19 @@ def test_lines_after_zeros_of_a_crash_are_ignored(path: Path, clock: FakeClock) 
         with Journal(path, clock) as journal:
             assert journal.seq == data[:first].count(b"\n")
             assert b"\0" not in path.read_bytes()
+
+
+def test_what_can_be_read_behind_zeros_is_kept_in_a_file(path: Path, clock: FakeClock) -> None:
+    with Journal(path, clock) as journal:
+        journal.append(tick(1))
+        hole = path.stat().st_size
+        journal.extend([(tick(2), ()), (tick(3), ())])
+    data = path.read_bytes()
+    path.write_bytes(data[:hole] + bytes(20) + data[hole + 20 :])
+    with Journal(path, clock):
+        pass
+    assert path.read_bytes() == data[:hole]
+    assert path.with_name(DAMAGED).read_bytes() == data[hole + 20 :]
 
 
 def test_zeros_further_back_than_one_write_are_damage(path: Path, clock: FakeClock) -> None:

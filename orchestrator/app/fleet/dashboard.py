@@ -72,7 +72,7 @@ class JobServices:
             if seen is None:
                 raise JobError(
                     f"the submission of job {Path(job).name} has not finished",
-                    fix="if it failed, submit it again with --new",
+                    fix="if it failed, submit it again",
                 )
             return JobContent(view=view_of(seen), snapshot=seen.snapshot)
 

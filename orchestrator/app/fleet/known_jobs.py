@@ -307,6 +307,8 @@ def _missing(job: KnownJob, exc: OSError) -> KnownJob:
     if not isinstance(exc, FileNotFoundError | NotADirectoryError):
         return _with_problem(job, str(exc))
     machine = job.entry.machine
+    if job.path.exists():
+        return _with_problem(job, f"{job.path} has no journal.jsonl any more")
     if machine != os.uname().nodename:
         words = f"{job.path} does not exist on this machine; it was submitted on {machine}"
     else:

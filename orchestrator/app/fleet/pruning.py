@@ -22,7 +22,7 @@ from orchestrator.dashboard import format
 from orchestrator.dashboard.fleet.row import JobRow
 from orchestrator.errors import JobError, NdctlError
 from orchestrator.job.stage import ENDED
-from orchestrator.journal.journal import has_writer
+from orchestrator.journal.journal import DAMAGED, has_writer
 from orchestrator.posix.locks import is_free
 from orchestrator.registry.store import forget
 from orchestrator.registry.submitted import user_name
@@ -34,7 +34,7 @@ BULKY = ("logs", "traces", "profiles", "tokens", "capture-*", "slurm", "snapshot
 OF_NDCTL = (
     *BULKY,
     *("spec*.yaml", "submitted.json", "plan-*.json", "trainer-*.json", "trainer.lock"),
-    *("journal.jsonl", "state.json", "metrics.jsonl", "samples.jsonl", "imports.json"),
+    *("journal.jsonl", DAMAGED, "state.json", "metrics.jsonl", "samples.jsonl", "imports.json"),
     *("launch.json", "leader.json", "fence.json", "report.json", "remote.json", "token"),
     *("checkpoints", "tensorboard", "wandb", "*.part"),
 )

@@ -47,7 +47,8 @@ def ask(found: Found, environ: Mapping[str, str], question: Question, kind: type
     if answer is None:
         raise BackendError(
             f"the leader of {name} could not be reached from here; the job is {run.state}",
-            fix="run the command on a machine that reaches the hosts of the job",
+            fix=f"`ndctl status {name}` says whether it is alive; if it is, run the command on a"
+            " machine that reaches the hosts of the job",
         )
     if answer.status == HTTPStatus.CONFLICT:
         raise JobError(f"job {name}: {answer.text}", fix=question.if_refused)

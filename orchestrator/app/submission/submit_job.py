@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import join
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -246,9 +247,15 @@ def _writable(run_dir: RunDir) -> Iterator[None]:
         place = exc.filename or run_dir.path
         raise BackendError(
             f"cannot write the run directory {place}: {why_not_written(exc, run_dir.path)}",
-            fix=f"{free}set --run-root to a directory that you can write to;"
-            " `ndctl doctor` checks it",
+            fix=f"{free}{_how_to_write(run_dir.path)}",
         ) from exc
+
+
+def _how_to_write(run_dir: Path) -> str:
+    # To resume a job, another run root does not help.
+    other = "" if run_dir.exists() else "set --run-root to a directory that you can write to, or "
+    checks = join(["ndctl", "doctor", "--run-root", str(run_dir.parent)])
+    return f"{other}make {run_dir.parent} writable; `{checks}` checks it"
 
 
 def _journal_end(run_dir: RunDir, clock: Clock) -> Place:
@@ -296,7 +303,8 @@ def _submit_remotely(
     except OSError as exc:
         raise BackendError(
             f"the job is not submitted, because its local copy cannot be written: {exc}",
-            fix="set --run-root to a directory that you can write to; `ndctl doctor` checks it",
+            fix="set --run-root to a directory that you can write to;"
+            f" `{join(['ndctl', 'doctor', '--run-root', str(submission.run_root)])}` checks it",
         ) from exc
     try:
         backend.submit(handover)

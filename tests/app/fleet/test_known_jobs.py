@@ -13,6 +13,7 @@ import pytest
 from orchestrator.app.fleet import known_jobs as known_jobs_module
 from orchestrator.app.fleet.known_jobs import HANGS, ROOT_HANGS, Scope, known_jobs
 from orchestrator.app.fleet.summaries import Reader
+from orchestrator.backends.kubernetes.mirror.mirror_paths import REMOTE, folder_of
 from orchestrator.contract.files import env, exit_codes
 from orchestrator.contract.messages.events import CancelRequested
 from orchestrator.dashboard.fleet.row import is_old
@@ -146,7 +147,23 @@ def test_a_damaged_job_does_not_hide_the_others(elsewhere: Path) -> None:
     rows = {row["name"]: row for row in ndctl_json("list")["jobs"]}
     assert rows[JOB]["state"] == "SUBMITTED"
     assert rows["bad"]["state"] == "UNKNOWN"
-    assert "journal line 1 cannot be read" in rows["bad"]["reason"]
+    assert f"{journal}: journal line 1 cannot be read" in rows["bad"]["reason"]
+
+
+def test_a_damaged_copy_of_a_job_in_a_cluster_does_not_hide_the_others(elsewhere: Path) -> None:
+    copy = folder_of(elsewhere, "prod", "team", "far")
+    copy.mkdir(parents=True)
+    (copy / REMOTE).write_text("{")
+    rows = {row["name"]: row for row in ndctl_json("list", "--run-root", str(elsewhere))["jobs"]}
+    assert rows[JOB]["state"] == "SUBMITTED"
+    assert rows["far"]["state"] == "UNKNOWN"
+    assert f"remove the copy with `rm -r {copy}`" in rows["far"]["reason"]
+
+
+def test_a_run_directory_without_its_journal_is_not_called_removed(elsewhere: Path) -> None:
+    (elsewhere / JOB / "journal.jsonl").unlink()
+    (row,) = ndctl_json("list")["jobs"]
+    assert row["reason"] == f"{elsewhere / JOB} has no journal.jsonl any more"
 
 
 def test_the_index_shows_jobs_of_others_without_trust(
