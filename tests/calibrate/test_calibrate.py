@@ -84,7 +84,7 @@ def test_the_first_host_reads_what_all_ranks_measured_and_errors_have_a_reason()
 @pytest.mark.process
 def test_two_real_ranks_write_a_profile_that_plan_uses(tmp_path: Path) -> None:
     file = tmp_path / "here.yaml"
-    words = ("calibrate", "--ranks", "2", "--budget", "8", "--write", str(file), "--json")
+    words = ("calibrate", "--ranks", "2", "--budget", "25", "--write", str(file), "--json")
     body = json.loads(ndctl(*words))
     assert body["file"] == str(file)
     assert body["measurements"]["ranks_per_host"] == 2
