@@ -61,10 +61,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
     @property
     def standing(self) -> Standing:
-        run, fix = self.seen.run, self.commands.submit()
-        return effective_state(
-            run, self.leader_alive, self.now, fix, self.launch_status, self.seen.report
-        )
+        fix, status = self.commands.submit(), self.launch_status
+        return effective_state(self.seen, self.leader_alive, self.now, fix, status, self.progress)
 
     @property
     def scheduler(self) -> str | None:

@@ -9,8 +9,10 @@ from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import Event, JobSubmitted
 from orchestrator.dashboard.follow.follow_loop import EndDetector, follow_job
+from orchestrator.dashboard.job_view.replayed_job import ReplayedJob
 from orchestrator.dashboard.job_view.standing import effective_state
 from orchestrator.dashboard.job_view.view import view
+from orchestrator.dashboard.metrics import NO_PROGRESS, fold_metrics
 from orchestrator.dashboard.scheduler_status import POLL_INTERVAL_S, QUIET_S, SchedulerPoll
 from orchestrator.job.reports.job_report import report_of
 from orchestrator.job.stage import Ended, Submitted
@@ -18,7 +20,7 @@ from orchestrator.job.state import Run
 from orchestrator.journal.journal import Journal
 from orchestrator.seams import LaunchStatus
 from tests.agent.world import TurnedClock
-from tests.dashboard.dashboard_story import START, journal, recovered, seen_of
+from tests.dashboard.dashboard_story import START, journal, metric, recovered, seen_of
 
 WAITS = LaunchStatus("Slurm job 12 is PENDING (Resources)", held=True)
 
@@ -83,20 +85,26 @@ def test_a_suspended_job_shows_since_when_and_the_command_that_resumes_it() -> N
     run = on_slurm()
     for led in (True, False):
         found = effective_state(
-            run, led, START + 9999, launch_status=replace(STOPPED, at=START + 5000)
+            ReplayedJob(run=run), led, START + 9999, launch_status=replace(STOPPED, at=START + 5000)
         )
         assert (found.state, found.since) == ("SUSPENDED", START + 5000)
         assert (found.reason, found.fix) == (STOPPED.words, "scontrol resume 12")
     over = replace(run, stage=Ended(since=0.0, reason="", ending="SUCCEEDED"))
-    assert effective_state(over, False, START + 9999, launch_status=STOPPED).state == "SUCCEEDED"
+    assert (
+        effective_state(ReplayedJob(run=over), False, START + 9999, launch_status=STOPPED).state
+        == "SUCCEEDED"
+    )
 
 
 def test_a_held_job_has_not_failed() -> None:
     run = on_slurm()
-    assert effective_state(run, False, START + 9999).state == "FAILED"
-    found = effective_state(run, False, START + 9999, launch_status=WAITS)
+    assert effective_state(ReplayedJob(run=run), False, START + 9999).state == "FAILED"
+    found = effective_state(ReplayedJob(run=run), False, START + 9999, launch_status=WAITS)
     assert (found.state, found.reason) == ("PENDING", WAITS.words)
-    assert effective_state(run, True, START + 9999, launch_status=WAITS).state == "RUNNING"
+    assert (
+        effective_state(ReplayedJob(run=run), True, START + 9999, launch_status=WAITS).state
+        == "RUNNING"
+    )
     seen = replace(seen_of(recovered()), run=run)
     assert view(seen, leader_alive=False, now=START + 9999, launch_status=WAITS).state == "PENDING"
 
@@ -106,31 +114,58 @@ UNREACHABLE = LaunchStatus("PyTorchJob a/b", held=True, unknown="the API server 
 
 def test_if_the_scheduler_fails_the_last_known_state_is_shown_with_its_age() -> None:
     run = on_slurm()
-    found = effective_state(run, False, START + 9999, launch_status=UNREACHABLE)
+    found = effective_state(ReplayedJob(run=run), False, START + 9999, launch_status=UNREACHABLE)
     assert (found.state, found.reason) == ("RUNNING", "the API server cannot be reached")
     assert (found.since, found.as_of) == (run.stage.since, run.last_at)
     heard = replace(UNREACHABLE, at=START + 5000)
-    assert effective_state(run, False, START + 9999, launch_status=heard).as_of == START + 5000
-    assert effective_state(run, True, START + 9999, launch_status=UNREACHABLE).as_of is None
+    assert (
+        effective_state(ReplayedJob(run=run), False, START + 9999, launch_status=heard).as_of
+        == START + 5000
+    )
+    assert (
+        effective_state(ReplayedJob(run=run), True, START + 9999, launch_status=UNREACHABLE).as_of
+        is None
+    )
+
+
+def test_the_last_step_is_a_sign_of_life_also_if_the_journal_is_older() -> None:
+    run = on_slurm()
+    progress = fold_metrics(NO_PROGRESS, [metric(900, 2, at=START + 6000)])
+    taken_over = LaunchStatus("host-1 takes over", held=True, running=True)
+    for status, state in ((taken_over, "RECOVERING"), (UNREACHABLE, "RUNNING")):
+        found = effective_state(
+            ReplayedJob(run=run), False, START + 9999, launch_status=status, progress=progress
+        )
+        since = START + 6000 if state == "RECOVERING" else run.stage.since
+        assert (found.state, found.since) == (state, since)
+        assert found.as_of == (None if state == "RECOVERING" else START + 6000)
 
 
 def test_a_newer_report_of_the_leader_has_priority() -> None:
     run = on_slurm()
     told = replace(report_of(run, START + 6000), state="RECOVERING", message="rank 3 was killed")
-    found = effective_state(run, False, START + 9999, launch_status=UNREACHABLE, report=told)
+    found = effective_state(
+        ReplayedJob(run=run, report=told), False, START + 9999, launch_status=UNREACHABLE
+    )
     assert (found.state, found.as_of) == ("RECOVERING", START + 6000)
-    waits = effective_state(run, False, START + 9999, launch_status=WAITS, report=told)
+    waits = effective_state(
+        ReplayedJob(run=run, report=told), False, START + 9999, launch_status=WAITS
+    )
     assert waits.state == "PENDING", "the scheduler knows better that no leader lives"
     over = replace(told, state="SUCCEEDED", message="all steps are done")
-    found = effective_state(run, False, START + 9999, launch_status=UNREACHABLE, report=over)
+    found = effective_state(
+        ReplayedJob(run=run, report=over), False, START + 9999, launch_status=UNREACHABLE
+    )
     assert (found.state, found.reason, found.as_of) == ("SUCCEEDED", "all steps are done", None)
 
 
 def test_a_deleted_job_is_cancelled_at_once() -> None:
     gone = LaunchStatus("it was deleted", held=False, over="CANCELLED", at=START + 7000)
-    found = effective_state(on_slurm(), False, START + 9999, launch_status=gone)
+    found = effective_state(ReplayedJob(run=on_slurm()), False, START + 9999, launch_status=gone)
     assert (found.state, found.reason, found.since) == ("CANCELLED", "it was deleted", START + 7000)
-    failed = effective_state(on_slurm(), False, START + 9999, "ndctl submit", FAILED)
+    failed = effective_state(
+        ReplayedJob(run=on_slurm()), False, START + 9999, "ndctl submit", FAILED
+    )
     assert (failed.state, failed.fix) == ("FAILED", "ndctl submit")
 
 

@@ -32,7 +32,7 @@ from orchestrator.posix.crew import Crew, Task
 from orchestrator.registry.store import state_folder
 from orchestrator.seams import Clock
 
-VERSION = 3
+VERSION = 4
 """Raised when a summary of the same files would differ."""
 FILE = "summaries.json"
 MOST_BYTES = 64 << 20

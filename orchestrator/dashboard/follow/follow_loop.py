@@ -18,6 +18,7 @@ from orchestrator.dashboard.follow.logs import (
     log_files,
     read_logs,
 )
+from orchestrator.dashboard.job_view.replayed_job import ReplayedJob
 from orchestrator.dashboard.job_view.standing import effective_state
 from orchestrator.dashboard.metrics import MetricTail
 from orchestrator.dashboard.scheduler_status import Ask, SchedulerPoll
@@ -109,8 +110,8 @@ class EndDetector:
         # journal line about it.
         if self.seen is not None and self.seen.leaving:
             return None
-        now = self.clock.now()
-        return effective_state(self.run, alive, now, launch_status=self.seen).state
+        now, job = self.clock.now(), ReplayedJob(run=self.run)
+        return effective_state(job, alive, now, launch_status=self.seen).state
 
     @property
     def unknown(self) -> str:

@@ -5,7 +5,8 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from orchestrator.dashboard.metrics import Progress
+from orchestrator.dashboard.job_view.replayed_job import ReplayedJob
+from orchestrator.dashboard.metrics import NO_PROGRESS, Progress
 from orchestrator.job.reports.job_report import JobReport
 from orchestrator.job.stage import ENDED, State, Submitted
 from orchestrator.job.state import Run
@@ -41,12 +42,12 @@ def awaited_jobs(run: Run) -> str:
 
 
 def effective_state(
-    run: Run,
+    job: ReplayedJob,
     leader_alive: bool,
     now: float,
     fix: str = "",
     launch_status: LaunchStatus | None = None,
-    report: JobReport | None = None,
+    progress: Progress = NO_PROGRESS,
 ) -> Standing:
     """The state of a job, from its journal, its leader process and its scheduler.
 
@@ -56,8 +57,10 @@ def effective_state(
     Args:
         fix: the command that resubmits the job.
         launch_status: the scheduler's answer; None if there is no scheduler or it was not asked.
-        report: as in `ReplayedJob`.
+        progress: a job whose leader died has failed since its last step, which the journal may not
+            have.
     """
+    run, report = job.run, job.report
     if launch_status is not None and launch_status.resume and run.state not in ENDED:
         return Standing(
             state="SUSPENDED",
@@ -72,7 +75,10 @@ def effective_state(
         return Standing(state=run.state, reason=run.stage.reason, since=run.stage.since)
     if report is not None and report.state in ENDED:
         return Standing(state=report.state, reason=report.message, since=report.updated)
-    seen = None if launch_status is None else _scheduler_state(run, launch_status, report, now)
+    heard = min(now, heard_at(run, progress))
+    seen = None
+    if launch_status is not None:
+        seen = _scheduler_state(run, launch_status, report, heard, now)
     if seen is not None:
         return replace(seen, fix=fix) if seen.state == "FAILED" else seen
     # The job has no leader, and its scheduler does not know it.
@@ -83,18 +89,25 @@ def effective_state(
     else:
         where = f" on {run.scheduler.leader}" if run.scheduler.leader else ""
         reason = f"the leader{where} died without recording a reason, in stage: {run.stage.title}"
-    return Standing(state="FAILED", reason=reason, since=run.last_at, fix=fix)
+    # The journal has few steps, so its last line may be days older than the death of the leader.
+    since = run.last_at if isinstance(run.stage, Submitted) else heard
+    return Standing(state="FAILED", reason=reason, since=since, fix=fix)
 
 
 def _scheduler_state(
-    run: Run, launch_status: LaunchStatus, report: JobReport | None, now: float
+    run: Run, launch_status: LaunchStatus, report: JobReport | None, heard: float, now: float
 ) -> Standing | None:
-    """The state of a job without a known leader according to its scheduler, if that tells it."""
+    """The state of a job without a known leader according to its scheduler, if that tells it.
+
+    Args:
+        heard: as `heard_at` says.
+    """
     words = launch_status.words or ""
     if launch_status.unknown:
         # The scheduler is unreachable and the job may still train: show the last known state.
-        why, as_of = launch_status.unknown, max(run.last_at, launch_status.at or 0.0)
-        if report is not None and report.updated > as_of:
+        why, as_of = launch_status.unknown, max(heard, launch_status.at or 0.0)
+        # The step of a report is among the metrics, so both may have the same time.
+        if report is not None and report.updated >= as_of:
             return Standing(state=report.state, reason=why, since=as_of, as_of=report.updated)
         return Standing(state=run.state, reason=why, since=run.stage.since, as_of=as_of)
     if launch_status.over is not None:
@@ -103,7 +116,7 @@ def _scheduler_state(
         # Its processes run, so it waits for another leader and not for hosts.
         begun = launch_status.running and not isinstance(run.stage, Submitted)
         state: State = "RECOVERING" if begun else "PENDING"
-        return Standing(state=state, reason=words, since=run.last_at)
+        return Standing(state=state, reason=words, since=heard if begun else run.last_at)
     if words and isinstance(run.stage, Submitted):
         reason = f"no leader started: {words}"
         return Standing(state="FAILED", reason=reason, since=run.last_at)

@@ -9,7 +9,7 @@ from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.job_view.health import HostRow
 from orchestrator.dashboard.job_view.host_rows import host_rows, spares, stragglers
 from orchestrator.dashboard.job_view.replayed_job import CheckpointView, ReplayedJob
-from orchestrator.dashboard.job_view.standing import effective_state
+from orchestrator.dashboard.job_view.standing import effective_state, heard_at
 from orchestrator.dashboard.metrics import NO_PROGRESS, Metric, Progress
 from orchestrator.dashboard.time_spent.account import TimeSpent
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short
@@ -115,9 +115,7 @@ def view(
     run, last = seen.run, progress.last
     assert run.job is not None, "a journal begins with JobSubmitted"
     commands = commands or Commands(job=run.job.launch.job)
-    standing = effective_state(
-        run, leader_alive, now, commands.submit(), launch_status, seen.report
-    )
+    standing = effective_state(seen, leader_alive, now, commands.submit(), launch_status, progress)
     over = standing.state in ENDED
     done = last_step(run, progress)
     eta_s = None if standing.as_of else _eta(seen, standing.state, progress, now)
@@ -190,11 +188,8 @@ def last_step(run: Run, progress: Progress) -> int:
 
 
 def _ended_at(run: Run, progress: Progress) -> float:
-    if isinstance(run.stage, Ended):
-        return run.stage.since
-    # The leader died before it could record an end: take the last journal line or step.
-    written = progress.last.time if progress.last else None
-    return max(run.last_at, written or 0.0)
+    # A leader that died did not record an end.
+    return run.stage.since if isinstance(run.stage, Ended) else heard_at(run, progress)
 
 
 RESUMES: tuple[State, ...] = ("STARTING", "RECOVERING", "PENDING", "SUSPENDED")

@@ -17,7 +17,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.dashboard.job_view.replayed_job import FailedSave, ReplayedJob, fold_seen
 from orchestrator.dashboard.job_view.standing import effective_state
 from orchestrator.dashboard.job_view.view import View, view
-from orchestrator.dashboard.metrics import NO_PROGRESS
+from orchestrator.dashboard.metrics import NO_PROGRESS, fold_metrics
 from orchestrator.dashboard.status import checkpoint_text
 from orchestrator.job.state import Run
 from tests.dashboard.dashboard_story import (
@@ -29,6 +29,7 @@ from tests.dashboard.dashboard_story import (
     finished,
     journal,
     killed,
+    metric,
     metrics,
     names,
     recovered,
@@ -38,6 +39,8 @@ from tests.dashboard.dashboard_story import (
     submitted,
     view_of,
 )
+
+DAY_S = 86_400.0
 
 
 def health(shown: View) -> list[str]:
@@ -127,21 +130,35 @@ def test_a_job_without_a_leader_has_failed_and_shows_how_to_resume() -> None:
     assert shown.elapsed_s < 100
 
 
+def test_a_job_without_a_leader_has_failed_since_its_last_step() -> None:
+    """The journal has few steps: of a job that trained for days, none of those days."""
+    died = START + 8 * DAY_S
+    progress = fold_metrics(NO_PROGRESS, [metric(900, at=died)])
+    found = effective_state(seen_of(started()), False, died + 60, progress=progress)
+    assert (found.state, found.since) == ("FAILED", died)
+    # The clock of the host of rank 0 may be ahead.
+    assert effective_state(seen_of(started()), False, died - 1, progress=progress).since == died - 1
+    # Steps of the launch before tell nothing about one that did not start.
+    again = seen_of([*started(), submitted(at=START + DAY_S, resume=True)])
+    found = effective_state(again, False, died + 60, progress=progress)
+    assert (found.state, found.since) == ("FAILED", START + DAY_S)
+
+
 @pytest.mark.parametrize("alive", [True, False])
 def test_an_ended_job_needs_no_leader(alive: bool) -> None:
-    run = seen_of(finished()).run
-    assert effective_state(run, alive, START + 100).state == "SUCCEEDED"
+    job = seen_of(finished())
+    assert effective_state(job, alive, START + 100).state == "SUCCEEDED"
 
 
 def test_a_leader_is_given_time_to_start() -> None:
-    run = seen_of([submitted()]).run
-    assert effective_state(run, False, START + 5).state == "SUBMITTED"
-    late = effective_state(run, False, START + 500, "ndctl submit job.yaml --resume")
+    job = seen_of([submitted()])
+    assert effective_state(job, False, START + 5).state == "SUBMITTED"
+    late = effective_state(job, False, START + 500, "ndctl submit job.yaml --resume")
     assert (late.state, late.fix) == ("FAILED", "ndctl submit job.yaml --resume")
 
 
 def test_a_job_with_a_live_leader_is_running() -> None:
-    assert effective_state(seen_of(recovered()).run, True, START + 9999).state == "RUNNING"
+    assert effective_state(seen_of(recovered()), True, START + 9999).state == "RUNNING"
 
 
 def test_the_eta_comes_from_the_steps_of_this_attempt() -> None:
