@@ -58,8 +58,14 @@ def least_matmul_s(machine: Machine, flops: float, inner: int, kind: str) -> flo
     return flops / (machine.rates[kind] * share) + calibration.gap_s
 
 
-def attention_s(
-    machine: Machine, scores: float, width: int, head: int, seen: float, rows: float
+def attention_s(  # noqa: PLR0913 - what the kernel gets, number by number
+    machine: Machine,
+    scores: float,
+    width: int,
+    head: int,
+    seen: float,
+    rows: float,
+    kind: str = "bfloat16",
 ) -> tuple[float, float]:
     """Seconds of attention, forward and backward.
 
@@ -73,6 +79,7 @@ def attention_s(
         head: features of one head.
         seen: tokens of a sequence that one kernel call gets.
         rows: tokens of this rank.
+        kind: type of queries, keys and values.
     """
     kernel, gap = machine.kernel, machine.calibration.gap_s
     speed = seen / (seen + kernel.half)
@@ -80,7 +87,7 @@ def attention_s(
         speed *= kernel.narrow
     elif head >= WIDE:
         speed *= kernel.wide
-    forward, backward = machine.attention
+    forward, backward = machine.attention[kind]
     queries = rows * width / head
     forward *= speed * queries / (queries + kernel.few_forward)
     backward *= speed * queries / (queries + kernel.few_backward)

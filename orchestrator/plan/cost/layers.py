@@ -302,7 +302,9 @@ def attention_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[floa
     if part.document is not None and part.document < tokens:
         pairs = min(pairs, tokens * part.document / 2 * part.sequences / part.cp)
         seen = min(seen, part.document)
-    forward, backward = attention_s(machine, pairs, width, shape.head_dim, seen, part.rows)
+    forward, backward = attention_s(
+        machine, pairs, width, shape.head_dim, seen, part.rows, part.dtype
+    )
     if shape.latent:
         # One of two products forward, and two of five backward, have the width of the values.
         share = shape.value_dim / shape.head_dim

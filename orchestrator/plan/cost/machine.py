@@ -26,8 +26,9 @@ class Machine(Struct, frozen=True, eq=False):
     rates: dict[str, float]
     """Operations per second of an infinitely large matrix product, by type."""
     kernel: AttentionKernel
-    attention: tuple[float, float]
-    """Operations per second of the attention kernel on long sequences, forward and backward."""
+    attention: dict[str, tuple[float, float]]
+    """Operations per second of the attention kernel on long sequences, forward and backward, by
+    type."""
     memory_bytes_per_s: float
     fastest_tile: float
     """Speed of the fastest tile of a matrix product, relative to the first kind of tile."""
@@ -63,7 +64,6 @@ def _machine(fabric: Fabric) -> Machine:
     profile = fabric.profile
     calibration = profile.calibration
     slowed = _slowed(profile)
-    peak = profile.flops["bfloat16"]
     kernel = calibration.kernels[calibration.attention]
     if calibration.certainty == "measured" and abs(slowed - 1) > SAME_DEVICE:
         calibration = replace(calibration, certainty="derived")
@@ -84,11 +84,25 @@ def _machine(fabric: Fabric) -> Machine:
         calibration=calibration,
         rates=rates,
         kernel=kernel,
-        attention=(peak * kernel.forward * clock, peak * kernel.backward * clock),
+        attention={
+            kind: (peak * kernel.forward * clock, peak * kernel.backward * clock)
+            for kind, peak in _attention_peaks(profile).items()
+        },
         memory_bytes_per_s=profile.memory_bytes_per_s * calibration.memory,
         fastest_tile=max(tile.speed for tile in calibration.tiles),
         has_device=profile.device != "cpu",
     )
+
+
+def _attention_peaks(profile: Profile) -> dict[str, float]:
+    """The peaks of which the calibration gives attention's shares, by type."""
+    half = profile.flops["bfloat16"]
+    # The calibration of a CPU takes its shares from this one peak in any type.
+    if profile.device == "cpu":
+        return {"bfloat16": half, "float32": half}
+    # FlashAttention and cuDNN have no float32 kernel. Assumption: the memory-efficient kernel that
+    # torch takes instead reaches the same share of the lower peak.
+    return {"bfloat16": half, "float32": profile.flops["float32"]}
 
 
 def _steady(calibration: Calibration, kind: str) -> float:

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from benchmarks.published.runs import FOLDER
+from orchestrator.contract.devices import PROFILE_NAMES
 from orchestrator.inventory.profile import Fabric
 from orchestrator.inventory.profiles import load_profile
 from orchestrator.plan.cost.kernels import attention_s, matmul_s
@@ -14,7 +15,7 @@ from orchestrator.plan.cost.machine import Machine, machine_of
 from orchestrator.plan.cost.tp_cp_traffic import context_traffic
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.shape import ModelShape
-from tests.plan.cost.setups import H100, fabric
+from tests.plan.cost.setups import H100, LLAMA_8B, fabric
 
 MACHINE = machine_of(H100)
 # OpenXLA, service/gpu/model/matmul_interpolator_data.h: bfloat16 on an H100, 1e12 operations a
@@ -75,7 +76,8 @@ def test_thin_products_are_bound_by_memory() -> None:
 
 def cool(machine: Machine) -> float:
     """Rate of attention on a cool chip, relative to that in training."""
-    return machine.fabric.profile.flops["bfloat16"] * machine.kernel.forward / machine.attention[0]
+    peak = machine.fabric.profile.flops["bfloat16"]
+    return peak * machine.kernel.forward / machine.attention["bfloat16"][0]
 
 
 @pytest.mark.parametrize(
@@ -168,6 +170,23 @@ def test_narrow_and_wide_heads_are_slower() -> None:
     assert forward[1] < min(forward[0], forward[2])
 
 
+@pytest.mark.parametrize("profile", PROFILE_NAMES)
+def test_attention_in_float32_is_no_faster_than_the_peak_in_float32(profile: str) -> None:
+    """FlashAttention has no float32 kernel. A CPU has one rate in both types."""
+    machine = machine_of(fabric(profile))
+    half, single = (
+        attention_of(machine, LLAMA_8B, Slice(sequences=1, tokens=32768, dtype=dtype))
+        for dtype in ("bfloat16", "float32")
+    )
+    operations = 4 * 32768**2 / 2 * LLAMA_8B.query_size
+    peaks = machine.fabric.profile.flops
+    assert operations / single[0] < peaks["float32"]
+    if profile == "cpu":
+        assert single == half
+    else:
+        assert single[0] / half[0] == pytest.approx(peaks["bfloat16"] / peaks["float32"], rel=1e-3)
+
+
 def test_few_heads_leave_processors_idle() -> None:
     whole, part = (attention_s(MACHINE, 1e8, 128 * n, 128, 4096, 4096)[0] / n for n in (64, 2))
     assert part > 1.8 * whole
@@ -177,5 +196,5 @@ def test_less_power_slows_products_more_than_memory() -> None:
     slower = machine_of(fabric("h100-sxm-96gb-500w"))
     of_full = slower.rates["bfloat16"] / MACHINE.rates["bfloat16"]
     assert 0.75 < of_full < 0.9
-    assert of_full < slower.attention[0] / MACHINE.attention[0] < 1
+    assert of_full < slower.attention["bfloat16"][0] / MACHINE.attention["bfloat16"][0] < 1
     assert slower.calibration.certainty == "derived"
