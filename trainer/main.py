@@ -30,7 +30,7 @@ from trainer.data.open_data import open_sequences
 from trainer.evaluate import Evaluator
 from trainer.loop import Training, log_step, train
 from trainer.loss import TokenLoss
-from trainer.measure.flops import TERA, flops_per_token, job_peak
+from trainer.measure.flops import TERA, attended_tokens, flops_per_token, job_peak
 from trainer.measure.fullest import Fullest
 from trainer.measure.oom_snapshot import write_if_out_of_memory
 from trainer.measure.profiling import Profiling
@@ -324,7 +324,7 @@ def peak_tokens_per_second(
     config: TrainingConfig, stages: list[Decoder], ranks: Ranks
 ) -> float | None:
     """Tokens per second at the devices' peak FLOPS; a collective, so all ranks must call it."""
-    each = flops_per_token(stages, ranks, config.data.sequence_length)
+    each = flops_per_token(stages, ranks, attended_tokens(config.data))
     dtype = config.train.compute_dtype
     peak = job_peak(ranks, dtype, config.train.device_tflops)
     if peak is None:

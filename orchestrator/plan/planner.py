@@ -267,11 +267,12 @@ def _decided(option: Option, ranks_per_host: int) -> Plan:
 
 def _work(setup: Setup) -> ModelWork:
     shape, tokens = setup.shape, setup.tokens_of_step
+    each = flops_per_token(shape, setup.tokens, setup.lora, setup.document_tokens)
     return ModelWork(
         parameters=shape.parameters,
         dtype=setup.dtype,
         weight_bytes=shape.parameters * COMPUTE_BYTES[setup.dtype],
-        flops=flops_per_token(shape, setup.tokens, setup.lora) * tokens,
+        flops=each * tokens,
         recomputed_flops=recomputed_per_token(setup) * tokens,
     )
 

@@ -3,8 +3,9 @@
 The formula is that of PaLM (Chowdhery et al. 2022, appendix B): 6 N + 12 L H Q T per token, with N
 weights, L layers, H heads of Q features and sequences of T tokens. N excludes the embedding, which
 is a lookup, and includes the head, also if both are one matrix. The attention term is not halved
-for the causal mask. Recomputation in the backward pass does not count: these are FLOPs of the
-model, not of the hardware.
+for the causal mask, but with document masks T is the mean length of a document, if the job says it.
+Recomputation in the backward pass does not count: these are FLOPs of the model, not of the
+hardware.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from orchestrator.contract.spec.data_spec import DataSpec
 from trainer.model.decoder import Decoder
 from trainer.rank.ranks import Ranks
 
@@ -57,7 +59,15 @@ def job_peak(ranks: Ranks, dtype: str, device_tflops: float | None) -> float | N
     return None if peak is None else ranks.mesh.size() * peak
 
 
-def flops_per_token(stages: Sequence[Decoder], ranks: Ranks, sequence_length: int) -> float:
+def attended_tokens(data: DataSpec) -> int:
+    """Tokens that attention can see from a token, as if there were no causal mask. The same as in
+    the plan, so that its MFU and the measured one compare."""
+    if data.masks_documents and data.document_tokens is not None:
+        return min(data.sequence_length, data.document_tokens)
+    return data.sequence_length
+
+
+def flops_per_token(stages: Sequence[Decoder], ranks: Ranks, attended: int) -> float:
     """FLOPs of forward and backward of the whole model. All ranks must call it."""
     weights = sum(_weight_flops(stage) for stage in stages)
     total = torch.tensor(float(weights), dtype=torch.float64, device=ranks.device)
@@ -66,7 +76,7 @@ def flops_per_token(stages: Sequence[Decoder], ranks: Ranks, sequence_length: in
     config = stages[0].config
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return total.item() + 12.0 * config.num_hidden_layers * heads * head_dim * sequence_length
+    return total.item() + 12.0 * config.num_hidden_layers * heads * head_dim * attended
 
 
 def _weight_flops(stage: Decoder) -> int:

@@ -57,7 +57,8 @@ class DataSpec(Struct, frozen=True, kw_only=True):
     earlier tokens of the sequence. `auto`: true with `prompt_column`, else false."""
     document_tokens: Annotated[int, AtLeast(1)] | None = None
     """Mean tokens of a document. With document masks the plan uses it for the time of attention,
-    which falls with it. null: documents as long as a sequence. Training does not read it."""
+    which falls with it, and plan and trainer for the MFU. null: documents as long as a sequence.
+    It does not change what is trained."""
     validation: ValidationSpec | None = None
     """Held-out data for `train.eval_every`. null: none."""
 

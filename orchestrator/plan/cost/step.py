@@ -16,11 +16,12 @@ def step_time(setup: Setup, fabric: Fabric) -> StepTime:
     step_s = sum(parts.values())
     speed = setup.tokens_of_step / (step_s * setup.mesh.world_size)
     peak = fabric.profile.flops[setup.dtype]
+    flops = flops_per_token(setup.shape, setup.tokens, setup.lora, setup.document_tokens)
     found = speed_range(setup, machine.calibration, fabric.hosts)
     return StepTime(
         step_s=step_s,
         tokens_per_second_per_device=speed,
-        mfu=speed * flops_per_token(setup.shape, setup.tokens, setup.lora) / peak,
+        mfu=speed * flops / peak,
         parts=parts,
         tokens_per_second_per_device_range=(speed * found.low, speed * found.high),
         confidence=found.basis,

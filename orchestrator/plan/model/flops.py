@@ -9,21 +9,30 @@ from orchestrator.plan.setup import Setup, every
 
 
 @lru_cache(maxsize=256)
-def flops_per_token(shape: ModelShape, tokens: int, lora: LoraSpec | None = None) -> float:
+def flops_per_token(
+    shape: ModelShape, tokens: int, lora: LoraSpec | None = None, document: int | None = None
+) -> float:
     """Forward and backward: 6 N + 12 L H Q T (Chowdhery et al. 2022, appendix B). With latent
     attention 2 Q is the size of a head's keys and values together.
 
     N excludes the embedding lookup and includes the head. The causal mask is ignored, and
     recomputation does not count. Only the experts that a token uses count. A frozen weight counts 4
-    instead of 6.
+    instead of 6. T is at most the model's window and, with document masks, `document`, the mean
+    length of a document: the device computes no scores beyond them.
     """
     layers = shape.active_parameters - shape.outer_parameters
     weights = layers + shape.norm_parameters + shape.vocabulary_parameters
-    attention = 6.0 * shape.num_layers * (shape.query_size + shape.result_size) * tokens
+    seen = attended_tokens(shape, tokens, document)
+    attention = 6.0 * shape.num_layers * (shape.query_size + shape.result_size) * seen
     if lora is None:
         return 6.0 * weights + attention
     sizes = (into + out for name, into, out in shape.linear if name in lora.target_modules)
     return 4.0 * weights + 6.0 * shape.num_layers * lora.rank * sum(sizes) + attention
+
+
+def attended_tokens(shape: ModelShape, tokens: int, document: int | None) -> int:
+    """Tokens that attention can see from a token of a sequence, as if there were no causal mask."""
+    return min(tokens, shape.window or tokens, document or tokens)
 
 
 def recomputed_per_token(setup: Setup) -> float:
@@ -38,7 +47,8 @@ def recomputed_per_token(setup: Setup) -> float:
     if kind in BY_OPERATION:
         again = repeated_products(kind, names, tp=setup.mesh.tp, open_end=open_end)
         return shape.num_layers * sum(products[at] for at in again)
-    attention = 2.0 * (shape.query_size + shape.result_size) * setup.tokens
+    seen = attended_tokens(shape, setup.tokens, setup.document_tokens)
+    attention = 2.0 * (shape.query_size + shape.result_size) * seen
     layer = attention + sum(products if open_end else products[:-1])
     layers = shape.num_layers if kind == "full" else shape.num_layers // every(setup)
     return layers * layer

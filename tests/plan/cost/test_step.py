@@ -270,6 +270,12 @@ def test_attention_inside_short_documents_takes_less_time() -> None:
     assert 0.9 * alone < short < 1.1 * alone
 
 
+def test_utilisation_counts_no_scores_between_documents() -> None:
+    """The whole sequence would give twice the peak."""
+    found = step_time(setup(tokens=131_072, document_tokens=1000), H100)
+    assert 0.3 < found.mfu < 0.6
+
+
 def test_frozen_weights_need_less_work() -> None:
     lora = setup(lora=LoraSpec(rank=8), compile=True)
     assert step_time(lora, H100).step_s < 0.85 * step_time(setup(compile=True), H100).step_s

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from msgspec.structs import replace
 from torch.utils.flop_counter import FlopCounterMode
 
 from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.spec.data_spec import DataSpec
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.flops import flops_per_token, recomputed_per_token
@@ -25,6 +27,27 @@ def test_planned_flops_equal_those_that_the_trainer_reports(config: dict[str, An
     assert flops_per_token(shape_of(config), 32) == trainer_flops.flops_per_token(
         [model(config)], alone(), 32
     )
+
+
+@pytest.mark.parametrize("document", [None, 8, 32, 64])
+@pytest.mark.parametrize("masked", [True, False])
+def test_plan_and_trainer_count_attention_inside_documents_alike(
+    document: int | None, masked: bool
+) -> None:
+    data = DataSpec(files="a", sequence_length=32, document_mask=masked, document_tokens=document)
+    seen = trainer_flops.attended_tokens(data)
+    assert seen == (8 if masked and document == 8 else 32)
+    planned = flops_per_token(shape_of(LLAMA), 32, None, document if masked else None)
+    assert planned == trainer_flops.flops_per_token([model(LLAMA)], alone(), seen)
+
+
+def test_no_more_tokens_count_than_a_window_or_a_document_has() -> None:
+    windowed = replace(LLAMA_8B, window=4096)
+    assert flops_per_token(windowed, 131072) == flops_per_token(LLAMA_8B, 4096)
+    assert flops_per_token(windowed, 131072, None, 1000) == flops_per_token(LLAMA_8B, 1000)
+    assert flops_per_token(replace(LLAMA_8B, window=0), 8192) == flops_per_token(LLAMA_8B, 8192)
+    again = recomputed_per_token(setup(tokens=131072, document_tokens=1000, checkpointing="full"))
+    assert again == recomputed_per_token(setup(tokens=1000, checkpointing="full"))
 
 
 @pytest.mark.parametrize(
