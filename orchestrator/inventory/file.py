@@ -13,19 +13,17 @@ from msgspec.structs import replace
 from orchestrator.contract.codec import UNKNOWN_KEY, Invalid, Problem, fields_of
 from orchestrator.contract.devices import PROFILE_NAMES
 from orchestrator.contract.spec.limits import AtLeast, AtMost
-from orchestrator.contract.spec.types import MOST_HOSTS, Count, Devices, Hosts
+from orchestrator.contract.spec.types import Count, Devices, Hosts
 from orchestrator.errors import SpecError
 from orchestrator.inventory.generate import LEVELS, regular
 from orchestrator.inventory.hosts import Host, Inventory
 from orchestrator.inventory.profile import Profile
 from orchestrator.inventory.profiles import load_profile, unknown_profile
+from orchestrator.inventory.slurm.hostlist import expand
 from orchestrator.inventory.software import hosts_for_software, software_names, unknown_software
 from orchestrator.yaml_document import Document, decode_document, parse, read_text, spec_error
 
 T = TypeVar("T")
-RANGE = re.compile(r"\[(\d+)-(\d+)\]")
-LONGEST = 18
-"""Largest number of digits in a range of names."""
 EXAMPLE = "{profile: h100-sxm-80gb, hosts: 16, devices_per_host: 8, hosts_per_leaf: 8}"
 NUMBERS = fields_of(Profile).keys() - {"name", "device", "sources"}
 """Keys of a profile that an inventory can override."""
@@ -87,7 +85,7 @@ class AlikeHosts(Struct, frozen=True, kw_only=True):
 
 class HostEntry(Struct, frozen=True, kw_only=True):
     name: str
-    """A name, or several equal hosts: `node-[001-016]`."""
+    """A name, or several equal hosts as Slurm writes them: `node-[001-016,020]`."""
     devices: Annotated[int, AtLeast(0), AtMost(1_024)] | None = None
     profile: str | None = None
     state: Literal["free", "busy", "drained"] = "free"
@@ -97,12 +95,12 @@ class HostEntry(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_profile(self.profile)
-        found = RANGE.search(self.name)
-        # Check the length first: Python refuses to read a number of thousands of digits.
-        if found and (
-            max(map(len, found.groups())) > LONGEST or int(found[2]) - int(found[1]) >= MOST_HOSTS
-        ):
-            limit, fix = f"at most {MOST_HOSTS} names", "name only hosts that exist"
+        try:
+            names = expand(self.name)
+        except Invalid as exc:
+            raise Invalid([replace(one, path="name") for one in exc.problems]) from exc
+        if not names:
+            limit, fix = "a name, or a list of names", "for example node-[001-016]"
             raise Invalid([Problem(path="name", value=self.name, limit=limit, fix=fix)])
 
 
@@ -278,7 +276,7 @@ def _hosts(
         fix = f"add {path}.devices, or devices_per_host for all hosts"
         document.report(Problem(path=f"{path}.devices", limit="given", fix=fix))
         return
-    for name in names_of(entry.name):
+    for name in expand(entry.name):
         yield Host(
             name=name,
             devices=count,
@@ -291,29 +289,15 @@ def _hosts(
         )
 
 
-def names_of(name: str) -> Iterator[str]:
-    """`node-[08-10]` gives node-08, node-09 and node-10; any other name gives itself."""
-    found = RANGE.search(name)
-    if found is None:
-        yield name
-        return
-    first, last = found.groups()
-    for number in range(int(first), int(last) + 1):
-        yield f"{name[: found.start()]}{number:0{len(first)}}{name[found.end() :]}"
-
-
 def _check_names(document: Document, listed: ListedHosts, hosts: list[Host]) -> None:
     times = Counter(host.name for host in hosts)
     for number, entry in enumerate(listed.hosts):
         path = f"hosts[{number}].name"
-        twice = [name for name in names_of(entry.name) if times[name] > 1]
+        twice = [name for name in expand(entry.name) if times[name] > 1]
         if twice:
             fix = "give each host its own name"
             problem = Problem(path=path, value=twice[0], limit="the name of one host", fix=fix)
             document.report(problem)
-        if not entry.name or next(names_of(entry.name), None) is None:
-            limit, fix = "a name, or an ascending range", "for example node-[001-016]"
-            document.report(Problem(path=path, value=entry.name, limit=limit, fix=fix))
 
 
 def _check_blocks(

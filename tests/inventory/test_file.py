@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import SpecError
-from orchestrator.inventory.file import load_inventory, names_of, read_inventory
+from orchestrator.inventory.file import load_inventory, read_inventory
 from orchestrator.inventory.hosts import Inventory, mean_price, tree_of
 
 SHORT = "{profile: h100-sxm-80gb, hosts: 2048, devices_per_host: 8, hosts_per_leaf: 16}"
@@ -75,9 +75,20 @@ def test_a_profile_beside_the_inventory(tmp_path: Path) -> None:
     assert read_inventory(path).hosts[0].device_bytes == 1000
 
 
-def test_a_range_of_names_keeps_its_zeros() -> None:
-    assert list(names_of("n[08-11]-x")) == ["n08-x", "n09-x", "n10-x", "n11-x"]
-    assert list(names_of("n8")) == ["n8"]
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        ("n[08-11]-x", ["n08-x", "n09-x", "n10-x", "n11-x"]),
+        ("n8", ["n8"]),
+        # What sinfo prints.
+        ("node[1-4,7]", ["node1", "node2", "node3", "node4", "node7"]),
+        ("r[1-2]n[1-2]", ["r1n1", "r1n2", "r2n1", "r2n2"]),
+        ("a[1-2],b07", ["a1", "a2", "b07"]),
+    ],
+)
+def test_names_are_read_as_slurm_writes_them(name: str, names: list[str]) -> None:
+    text = f'{{profile: h100-sxm-80gb, devices_per_host: 8, hosts: [{{name: "{name}"}}]}}'
+    assert [host.name for host in read(text).hosts] == names
 
 
 @pytest.mark.parametrize(
@@ -98,7 +109,12 @@ def test_a_range_of_names_keeps_its_zeros() -> None:
         ),
         (SHORT.replace("h100-sxm-80gb", "no.yaml"), ["profile: must be a profile that can be"]),
         (LISTED.replace("node-11", "node-10"), ["name of one host, got 'node-10'"]),
-        (LISTED.replace("[08-10]", "[10-08]"), ["an ascending range", "node-[001-016]"]),
+        (LISTED.replace("[08-10]", "[10-08]"), ["hosts[0].name", "an ascending range", "n[001-"]),
+        (LISTED.replace("[08-10]", "[8"), ["hosts[0].name", "a closing bracket for each opening"]),
+        (LISTED.replace("[08-10]", "8]"), ["hosts[0].name", "matching brackets"]),
+        (LISTED.replace("[08-10]", "[a-b]"), ["hosts[0].name", "ranges of numbers in brackets"]),
+        (LISTED.replace("[08-10]", "[1-9999][1-9999]"), ["hosts[0].name", "at most 1,000,000"]),
+        (LISTED.replace("node-[08-10]", ""), ["hosts[0].name", "a name, or a list of names"]),
         (LISTED.replace("drained", "drain"), ["hosts[2].state", "did you mean drained?"]),
         (LISTED.replace("devices_per_host: 8\n", ""), ["hosts[0].devices", "devices_per_host"]),
         (

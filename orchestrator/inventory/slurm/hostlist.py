@@ -9,6 +9,8 @@ from orchestrator.inventory.hosts import natural
 
 LIMIT = 1_000_000
 """Largest number of names in a list. Slurm itself allows 64 K in one pair of brackets."""
+LONGEST = 18
+"""Largest number of digits in a range. Python refuses to read a number of thousands of digits."""
 BRACKETS = re.compile(r"\[([^][]*)\]")
 LAST_NUMBER = re.compile(r"^(.*?)(\d+)$")
 EXAMPLE = "for example n[001-128,130]"
@@ -21,7 +23,11 @@ def expand(text: str) -> tuple[str, ...]:
     """
     if text.strip() in ("", "(null)", "None"):
         return ()
-    return tuple(itertools.chain.from_iterable(_names(part) for part in _parts(text.strip())))
+    names = itertools.chain.from_iterable(_names(part) for part in _parts(text.strip()))
+    found = tuple(itertools.islice(names, LIMIT + 1))
+    if len(found) > LIMIT:
+        raise _unclear(text, f"at most {LIMIT:,} names")
+    return found
 
 
 def _parts(text: str) -> Iterator[str]:
@@ -47,9 +53,14 @@ def _names(part: str) -> Iterator[str]:
             yield part
         return
     pieces = BRACKETS.split(part)  # alternates between text and the inside of brackets
-    choices = [
-        tuple(_numbers(piece, part)) if at % 2 else (piece,) for at, piece in enumerate(pieces)
-    ]
+    choices: list[tuple[str, ...]] = []
+    number = 1
+    for at, piece in enumerate(pieces):
+        choices.append(tuple(_numbers(piece, part)) if at % 2 else (piece,))
+        number *= len(choices[-1])
+        # `product` stores what is inside each pair of brackets, so too many are refused before.
+        if number > LIMIT:
+            raise _unclear(part, f"at most {LIMIT:,} names")
     yield from map("".join, itertools.product(*choices))
 
 
@@ -57,8 +68,10 @@ def _numbers(inside: str, part: str) -> Iterator[str]:
     """`001-003,7` gives 001, 002, 003 and 7."""
     for one in inside.split(","):
         first, dash, last = one.partition("-")
-        if not (first.isdigit() and (last.isdigit() or not dash)):
+        if not (first.isdecimal() and (last.isdecimal() or not dash)):
             raise _unclear(part, f"numbers and ranges of numbers in brackets, not {one!r}")
+        if max(len(first), len(last)) > LONGEST:
+            raise _unclear(part, f"numbers of at most {LONGEST} digits in brackets, not {one!r}")
         if not dash:
             yield one
             continue

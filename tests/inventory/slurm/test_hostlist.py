@@ -31,8 +31,11 @@ def test_a_malformed_host_list_is_refused_with_its_text(text: str) -> None:
 
 
 def test_a_huge_range_is_refused_at_once() -> None:
-    with pytest.raises(Invalid, match="1,000,000"):
-        expand("n[0-99999999999]")
+    for text in ("n[0-99999999999]", "n[0-99999]-[0-99]", "n[0-999999,0-999999]"):
+        with pytest.raises(Invalid, match="1,000,000"):
+            expand(text)
+    with pytest.raises(Invalid, match="at most 18 digits"):
+        expand(f"n[0-{'9' * 5000}]")
 
 
 @pytest.mark.parametrize(
