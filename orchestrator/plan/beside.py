@@ -15,9 +15,8 @@ from orchestrator.inventory.hosts import Inventory
 from orchestrator.plan.cost.traffic import traffic_of
 from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.model.families import shape_of
-from orchestrator.plan.planner import space_of_hosts
 from orchestrator.plan.search.admitted import checkpointings, first_mesh, likely_mesh, micro_sizes
-from orchestrator.plan.search.hosts import find, with_hosts
+from orchestrator.plan.search.hosts import find, space_of_hosts, with_hosts
 from orchestrator.plan.search.rule import Hosts, Request
 from orchestrator.plan.search.rules import refusals, wished_pipelines
 from orchestrator.plan.search.search_space import Option, Space

@@ -5,15 +5,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from orchestrator.contract.devices import compute_dtype
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import ModelWork, PlacementCost, Plan, Price, Traffic
 from orchestrator.contract.spec.job_spec import JobSpec
-from orchestrator.contract.spec.parallel_spec import FsdpSpec
 from orchestrator.errors import PlanError
 from orchestrator.inventory.generate import LEVELS as SWITCHES
 from orchestrator.inventory.hosts import Inventory, mean_price, tree_of
-from orchestrator.inventory.profile import Fabric
 from orchestrator.plan.cost.traffic import traffic_of
 from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.history.correction import corrected, scaled_choice
@@ -27,7 +24,7 @@ from orchestrator.plan.search.admitted import first_mesh, likely_mesh
 from orchestrator.plan.search.alternatives import nearest_plans
 from orchestrator.plan.search.best import Found
 from orchestrator.plan.search.edits import show_value, value_at
-from orchestrator.plan.search.hosts import fabric_of, find, with_hosts
+from orchestrator.plan.search.hosts import find, space_of_hosts, with_hosts
 from orchestrator.plan.search.prices import FixedKeys, price_list
 from orchestrator.plan.search.rule import Hosts, Refusal, Request
 from orchestrator.plan.search.rules import refusals
@@ -133,57 +130,20 @@ def _space(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Space:
     return space_of_hosts(spec, inventory, shape)
 
 
-def space_of_hosts(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Space:
-    """All ways to run the job, whether rules allow them or not.
-
-    Raises:
-        PlanError: the hardware of the hosts is unknown.
-    """
-    fabric = fabric_of(spec, inventory)
-    if fabric is None:
-        raise PlanError(
-            "the hardware of the hosts is unknown: the inventory has no profile",
-            fix="name one in the inventory, for example profile: h100-sxm-80gb",
-        )
-    return Space(_on_devices(spec, fabric), shape, fabric)
-
-
-def _on_devices(spec: JobSpec, fabric: Fabric) -> JobSpec:
-    """`spec` with the keys decided that depend on the devices alone, or on the software there."""
-    profile = fabric.profile
-    fast = profile.device == "cuda" and "bfloat16" in profile.flops
-    dtype = compute_dtype(spec.train.dtype, fast_bfloat16=fast)
-    memory = spec.checkpoint.memory.on_devices(cpu=profile.device == "cpu")
-    parallel = spec.parallel
-    if profile.calibration.whole_weights:
-        parallel = replace(parallel, fsdp=_with_whole_weights(parallel.fsdp))
-    return replace(
-        spec,
-        train=replace(spec.train, dtype=dtype),
-        checkpoint=replace(spec.checkpoint, memory=memory),
-        parallel=parallel,
-    )
-
-
-def _with_whole_weights(fsdp: FsdpSpec) -> FsdpSpec:
-    """As other software runs that has no ZeRO-3, unless the user says otherwise."""
-    if fsdp.reshard_after_forward == "auto":
-        fsdp = replace(fsdp, reshard_after_forward=False)
-    if fsdp.reduce_gradients == "auto":
-        fsdp = replace(fsdp, reduce_gradients="last")
-    return fsdp
-
-
 def _refusal(
     spec: JobSpec, inventory: Inventory, shape: ModelShape, broken: tuple[Refusal, ...]
 ) -> PlanError:
-    fixes = [str(found) for found in nearest_plans(spec, inventory, shape)]
+    found = nearest_plans(spec, inventory, shape)
+    fixes = [str(one) for one in found]
     head = "the nearest plans that can run:"
-    if not fixes:
+    if found and not found[0].fits:
+        head = "these pass all rules, but need more memory than a device has:"
+    elif not fixes:
         # No value that the planner may propose helps, as with a model that cannot be trained.
         fixes = list(dict.fromkeys(one.fix for one in broken))
         head = "all of these:"
-    fix = "\n    ".join([head, *fixes]) if len(fixes) > 1 else fixes[0]
+    alone = len(fixes) == 1 and (not found or found[0].fits)
+    fix = fixes[0] if alone else "\n    ".join([head, *fixes])
     return PlanError("\n  ".join([_head(spec), *map(str, broken)]), fix=fix)
 
 

@@ -15,6 +15,7 @@ from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.contract.spec.model_presets import PRESETS
 from orchestrator.errors import PlanError, TrainingError
 from orchestrator.inventory.described import hosts_like
+from orchestrator.inventory.file import load_inventory
 from orchestrator.inventory.hosts import Host, Inventory
 from orchestrator.inventory.local import local_inventory
 from orchestrator.inventory.profiles import load_profile
@@ -30,7 +31,9 @@ from orchestrator.plan.training import trainer_config
 from trainer.model.build import check_model, read_model_config
 
 TINY = PRESETS["llama-tiny"]
+LLAMA_8B = PRESETS["llama3-8b"]
 CPU = load_profile("cpu")
+H100_HOST = load_inventory("{profile: h100-sxm-80gb, hosts: 1, devices_per_host: 8}", "a test")
 GIB = 1 << 30
 
 
@@ -520,6 +523,34 @@ def test_a_plan_fills_the_world_and_keeps_the_batch(spec: JobSpec, inventory: In
     for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
         asked = getattr(spec.parallel, axis)
         assert asked in ("auto", getattr(mesh, axis))
+
+
+def test_a_refusal_offers_no_plan_that_does_not_fit_in_memory() -> None:
+    """The rules allow tp=1 too, but DDP of 8B then needs 128 GB for its states alone."""
+    spec = job(
+        parallel__tp=3,
+        parallel__data="ddp",
+        parallel__dp_replicate="auto",
+        cluster__hosts=1,
+        cluster__gpus_per_host=4,
+    )
+    offers = nearest_plans(spec, H100_HOST, shape_of(LLAMA_8B))
+    assert [offer.edits for offer in offers] == [{"parallel.tp": 4}, {"parallel.tp": 2}]
+    for offer in offers:
+        assert plan(apply(spec, offer.edits), H100_HOST, LLAMA_8B).mesh == offer.mesh
+
+
+def test_a_refusal_says_if_what_the_rules_allow_does_not_fit_in_memory() -> None:
+    config = {**LLAMA_8B, "num_hidden_layers": 320}
+    spec = job(parallel__tp=3, cluster__hosts=1, cluster__gpus_per_host=8)
+    fix = refused(spec, config, H100_HOST).fix or ""
+    first, *offers = fix.splitlines()
+    assert first == "these pass all rules, but need more memory than a device has:"
+    assert "--set parallel.tp=4" in offers[0]
+    # A single one must not look like a fix either.
+    one = job(parallel__tp=2, cluster__hosts=1, cluster__gpus_per_host=1)
+    fix = refused(one, config, H100_HOST).fix or ""
+    assert fix.splitlines()[0] == first
 
 
 @settings(deadline=None, max_examples=30)

@@ -1,4 +1,5 @@
 """The nearest specs that have a plan, for a spec that breaks a rule, as tried `--set` values.
+They break no rule and fit in memory; if none of the nearest fits, they only break no rule.
 
 Nearest means: the fewest keys changed, by the smallest factors. A change of the global batch
 changes the training itself, so it costs more than a change of the split.
@@ -17,7 +18,9 @@ from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.inventory.hosts import Inventory
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.search.admitted import first_mesh, tensor_degrees
+from orchestrator.plan.search.best import can_fit
 from orchestrator.plan.search.edits import Edits, Value, apply, show_edits, value_at
+from orchestrator.plan.search.hosts import fabric_of, space_of_hosts
 from orchestrator.plan.search.meshes import divisors
 from orchestrator.plan.search.rule import Hosts, Request
 from orchestrator.plan.search.rule_checks import context_parts, linear_names, longest_sequence
@@ -37,11 +40,15 @@ PADDED = 128
 """The multiple to which Megatron-LM pads a vocabulary by default."""
 FARTHEST = 2
 """The largest pp or cp tried, as a multiple of the requested one."""
+MOST_SIZED = 24
+"""Alternatives whose memory is computed; of a large job each takes milliseconds."""
 
 
 class Alternative(Struct, frozen=True):
     edits: Edits
     mesh: Mesh
+    fits: bool = True
+    """In the memory of the devices."""
 
     def __str__(self) -> str:
         return f"{show_edits(self.edits)}  ({self.mesh})"
@@ -50,8 +57,9 @@ class Alternative(Struct, frozen=True):
 def nearest_plans(
     spec: JobSpec, inventory: Inventory, shape: ModelShape
 ) -> tuple[Alternative, ...]:
-    """Up to three, the nearest first."""
+    """Up to three, the nearest first. Either all fit in memory, or none of those tried does."""
     found: list[Alternative] = []
+    too_large: list[Alternative] = []
     seen = set()
     hosts: dict[int, Hosts] = {}
     tried = {tuple(sorted(e.items(), key=str)): e for e in _candidates(spec, inventory, shape)}
@@ -76,11 +84,21 @@ def nearest_plans(
         kind = (mesh, tuple((path, _grows(spec, path, value)) for path, value in edits.items()))
         # Alternatives that differ only in the size of a change are not worth a line each.
         if kind not in seen and not refusals(request, mesh):
-            found.append(Alternative(edits, mesh))
             seen.add(kind)
-        if len(found) == SHOWN:
+            fits = _may_fit(changed, inventory, padded)
+            (found if fits else too_large).append(Alternative(edits, mesh, fits))
+        if len(found) == SHOWN or len(found) + len(too_large) == MOST_SIZED:
             break
-    return tuple(found)
+    return tuple(found or too_large[:SHOWN])
+
+
+def _may_fit(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> bool:
+    # Without a profile nothing is known about the memory, and the rules alone decide.
+    if fabric_of(spec, inventory) is None:
+        return True
+    space = space_of_hosts(spec, inventory, shape)
+    # An automatic margin refuses no job that fills the memory of a device.
+    return can_fit(space.filled() if spec.cluster.memory_margin == "auto" else space)
 
 
 def _candidates(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Iterator[Edits]:

@@ -2,9 +2,13 @@
 
 from msgspec.structs import replace
 
+from orchestrator.contract.devices import compute_dtype
 from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.parallel_spec import FsdpSpec
+from orchestrator.errors import PlanError
 from orchestrator.inventory.hosts import Inventory
 from orchestrator.inventory.profile import Fabric
+from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.search.admitted import first_mesh
 from orchestrator.plan.search.best import Found, search
 from orchestrator.plan.search.search_space import Space
@@ -22,6 +26,47 @@ def fabric_of(spec: JobSpec, inventory: Inventory) -> Fabric | None:
         # All ranks run the same setup, so the smallest device limits all of them.
         profile = replace(profile, memory_bytes=min(known))
     return replace(fabric, profile=profile, hosts=spec.cluster.hosts)
+
+
+def space_of_hosts(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Space:
+    """All ways to run the job, whether rules allow them or not.
+
+    Raises:
+        PlanError: the hardware of the hosts is unknown.
+    """
+    fabric = fabric_of(spec, inventory)
+    if fabric is None:
+        raise PlanError(
+            "the hardware of the hosts is unknown: the inventory has no profile",
+            fix="name one in the inventory, for example profile: h100-sxm-80gb",
+        )
+    return Space(_on_devices(spec, fabric), shape, fabric)
+
+
+def _on_devices(spec: JobSpec, fabric: Fabric) -> JobSpec:
+    """`spec` with the keys decided that depend on the devices alone, or on the software there."""
+    profile = fabric.profile
+    fast = profile.device == "cuda" and "bfloat16" in profile.flops
+    dtype = compute_dtype(spec.train.dtype, fast_bfloat16=fast)
+    memory = spec.checkpoint.memory.on_devices(cpu=profile.device == "cpu")
+    parallel = spec.parallel
+    if profile.calibration.whole_weights:
+        parallel = replace(parallel, fsdp=_with_whole_weights(parallel.fsdp))
+    return replace(
+        spec,
+        train=replace(spec.train, dtype=dtype),
+        checkpoint=replace(spec.checkpoint, memory=memory),
+        parallel=parallel,
+    )
+
+
+def _with_whole_weights(fsdp: FsdpSpec) -> FsdpSpec:
+    """As other software runs that has no ZeRO-3, unless the user says otherwise."""
+    if fsdp.reshard_after_forward == "auto":
+        fsdp = replace(fsdp, reshard_after_forward=False)
+    if fsdp.reduce_gradients == "auto":
+        fsdp = replace(fsdp, reduce_gradients="last")
+    return fsdp
 
 
 def with_hosts(space: Space, hosts: int) -> Space:
