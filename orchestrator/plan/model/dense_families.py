@@ -204,6 +204,8 @@ DENSE: Mapping[str, Family] = {
             "layer_norms": 1,
             "partial_rotary": True,
         },
+        qk_norm="biased",
+        qk_layernorm=False,
         hidden_act="gelu_new",
         vocab_size=51200,
         hidden_size=2048,

@@ -115,6 +115,7 @@ def saved_per_token(config: dict[str, Any]) -> float:
         ("cohere", {}, 0.005),
         ("olmo", {}, 0.005),
         ("phi", {}, 0.005),
+        ("phi", {"qk_layernorm": True}, 0.01),
         ("stablelm", {}, 0.005),
         ("arcee", {"head_dim": 32}, 0.005),
         ("deepseek_v3", DEEPSEEK, 0.02),
