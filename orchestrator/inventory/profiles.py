@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.contract.devices import PROFILE_NAMES
+from orchestrator.contract.devices import CPU, PROFILE_NAMES
 
 if TYPE_CHECKING:
     from orchestrator.contract.codec import Problem
@@ -93,8 +93,11 @@ def unknown_profile(name: str) -> "Problem":
     from orchestrator.contract.codec import Problem, nearest
     from orchestrator.contract.devices import nearest_gpu
 
-    near = nearest_gpu(name) or nearest(name, PROFILE_NAMES)
-    fix = f"did you mean {near}?" if near else "use one of them, or write your own file"
+    near = nearest_gpu(name) or nearest(name, [CPU])
+    own = (
+        "name a .yaml file with a profile of your own; `ndctl calibrate --write FILE` measures one"
+    )
+    fix = f"did you mean {near}?" if near else own
     limit = f"one of {', '.join(PROFILE_NAMES)}, or the path of a .yaml file"
     return Problem(path="profile", value=name, limit=limit, fix=fix)
 

@@ -153,11 +153,17 @@ def _fsdp(value: Any) -> str | None:
 
 
 def _gpu(value: Any) -> str | None:
-    from orchestrator.contract.devices import nearest_gpu
+    from orchestrator.contract.devices import GPU_NAMES, nearest_gpu
 
-    near = nearest_gpu(value)
     # A GPU that exists may be wrong for another reason, which the problem says.
-    return f"did you mean {near}?" if near and near != value else None
+    if not isinstance(value, str) or value in GPU_NAMES:
+        return None
+    if near := nearest_gpu(value):
+        return f"did you mean {near}?"
+    return (
+        f"set cluster.gpu to one of {', '.join(GPU_NAMES)}; for another GPU leave it out, and give"
+        " --inventory a file that `ndctl calibrate --write FILE` has made there"
+    )
 
 
 def _every(value: Any) -> str | None:

@@ -132,9 +132,37 @@ def test_all_problems_of_a_profile_are_reported_at_once(tmp_path: Path) -> None:
         assert part in said
 
 
-def test_a_name_that_is_almost_right_is_corrected() -> None:
-    with pytest.raises(SpecError, match="did you mean h100-sxm-80gb"):
-        load_profile("h100-sxm-80g")
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("h100-sxm-80g", "h100-sxm-80gb"),
+        ("h10-sxm-80gb", "h100-sxm-80gb"),
+        ("h010-sxm-80gb", "h100-sxm-80gb"),
+        ("H100 SXM", "h100-sxm-80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"),
+        ("RTX 4090", "rtx4090-24gb"),
+        ("h200-sxm-80gb", "h200-sxm-141gb"),
+        ("cpus", "cpu"),
+    ],
+)
+def test_a_name_that_is_almost_right_is_corrected(name: str, meant: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_profile(name)
+    assert caught.value.fix == f"did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("v100-sxm2-32gb", "a10-24gb", "a40-48gb", "l40-48gb", "h800-sxm-80gb", "h20-96gb"),
+        *("b100-sxm-180gb", "rtx3090-24gb", "mi250x-128gb", "gh200-96gb", "gb300-288gb", "80gb"),
+    ],
+)
+def test_another_gpu_is_not_corrected_to_one_that_has_a_profile(name: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_profile(name)
+    assert "did you mean" not in (caught.value.fix or "")
+    assert "ndctl calibrate" in (caught.value.fix or "")
 
 
 def test_a_profile_has_the_rates_of_the_model() -> None:

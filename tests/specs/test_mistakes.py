@@ -100,6 +100,7 @@ MISTAKES = [
     ("cluster: {gpu: H100}", "did you mean h100-sxm-80gb?"),
     ("cluster: {gpu: A100-40GB}", "did you mean a100-sxm-40gb?"),
     ("cluster: {gpu: t4}", "set cluster.gpu to one of h100-sxm-80gb, "),
+    ("cluster: {gpu: v100-sxm2-32gb}", "set cluster.gpu to one of h100-sxm-80gb, "),
     ("cluster: {gpus: 8}", "did you mean cluster.gpus_per_host?"),
     ("parallel: {fsdp: full_shard}", "did you mean parallel.data: fsdp?"),
     ("parallel: {fsdp: 8}", "did you mean parallel.dp_shard: 8?"),
