@@ -129,6 +129,8 @@ def diagnose_job(run_dir: RunDir, attempt: int | None, now: float) -> Found:
     scene, last = HangEvidence(), HangEvidence()
     if there:
         scene, last = read_folder(folder, one_attempt=True), read_last(folder)
+    # Each rank opens its file of stacks when it starts. Only its host knows whether it was asked.
+    scene = replace(scene, facts={r: f for r, f in scene.facts.items() if f.stack or f.ended})
     begun = story.attempts.get(chosen)
     told, unfit = _reported(run_dir, chosen)
     facts = {

@@ -223,7 +223,9 @@ def describe_event(event: Event) -> str:  # noqa: C901, PLR0915 - one line for e
             dumps = format.count(event.dumps, "flight recorder dump")
             of = f"{stacks} and {dumps} of {format.count(len(ranks), 'rank')}"
             lost = f"; missing: {', '.join(sorted(event.missing))}" if event.missing else ""
-            return f"collected evidence on {host}: {of}{format.shorten(lost)}"
+            ended = "".join(f"; rank {r} had ended ({how})" for r, how in event.ended.items())
+            told = f"{format.shorten(ended)}{format.shorten(lost)}"
+            return f"collected evidence on {host}: {of}{told}"
         case HangJudged():
             who = f"culprit rank {event.ranks[0]}" if event.ranks else "no culprit"
             sure = f"confidence {event.confidence:.0%}, analysed in {format.duration(event.took_s)}"

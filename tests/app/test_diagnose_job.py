@@ -17,10 +17,12 @@ from orchestrator.contract.messages.events import (
     AgentRegistered,
     CheckpointSaved,
     Event,
+    EvidenceGathered,
     HangDetected,
     HangJudged,
     HangOver,
     HostStopped,
+    RankEvidence,
     RankExited,
     StepReached,
     StragglerFound,
@@ -299,3 +301,49 @@ def test_of_a_rank_that_was_killed_the_incident_is_told_and_no_hang_is_looked_fo
     ]
     assert told[3].startswith("ndctl did   restart as attempt 2")
     assert len(told) == 4
+
+
+ASLEEP = ("Thread 0x7f (most recent call first):", '  File "early.py", line 7 in <module>')
+
+
+def collected(host: str, ranks: tuple[int, ...], ended: dict[str, str]) -> EvidenceGathered:
+    found = tuple(
+        RankEvidence(
+            rank=rank, pid=9, process_state="S", step=3, phase="train", age_s=9.0, stack=ASLEEP
+        )
+        for rank in ranks
+    )
+    return EvidenceGathered(at=NOW + 104, attempt=1, host=host, ranks=found, ended=ended)
+
+
+@pytest.mark.parametrize("journal_knows", [True, False])
+def test_a_rank_that_had_ended_is_not_blamed_for_the_stack_that_it_could_not_give(
+    tmp_path: Path, cluster: NoCluster, journal_knows: bool
+) -> None:
+    """Rank 3 returned early. The journals of older versions do not say so, but the traces do."""
+    ended = {"3": "exit code 0"}
+    answers = (
+        collected("host-0", (0, 1), {}),
+        collected("host-1", (2,), ended if journal_knows else {}),
+    )
+    led(tmp_path, *attempt_fails(1, stood_still(1), *answers))
+    traces = RunDir(tmp_path / JOB).traces(1)
+    traces.mkdir(parents=True)
+    (traces / "rank-3.stacks").touch()  # as each rank does when it starts
+    if not journal_knows:
+        (traces / "host-host-1.jsonl").write_text(json.dumps({"ended": ended}) + "\n")
+    said = json.loads(diagnosed(tmp_path, "--json", "--attempt", "1").output)
+    assert (said["ranks"], said["hosts"]) == ([], [])
+    assert said["cause"].startswith("rank 3 had ended (exit code 0); ")
+    assert "no culprit" in diagnosed(tmp_path, "--attempt", "1").output
+
+
+def test_an_empty_file_of_stacks_alone_blames_no_rank(tmp_path: Path, cluster: NoCluster) -> None:
+    """The agent of host-1 sent no evidence, so it is not known whether rank 3 was asked."""
+    led(tmp_path, *attempt_fails(1, stood_still(1), collected("host-0", (0, 1), {})))
+    traces = RunDir(tmp_path / JOB).traces(1)
+    traces.mkdir(parents=True)
+    for rank in (2, 3):
+        (traces / f"rank-{rank}.stacks").touch()
+    said = json.loads(diagnosed(tmp_path, "--json", "--attempt", "1").output)
+    assert (said["ranks"], said["hosts"]) == ([], [])

@@ -73,6 +73,7 @@ async def gather(attempt: Attempt, timeout_s: float, probe: Probe, *, hang: bool
         withheld=dumps.withheld,
         unread=tuple(one.rank for one in ranks if not one.stack and one.rank in stackless),
         missing=_missing(ranks, stackless, dumps, found),
+        ended={str(rank): how for rank, how in ended.items()},
         findings=_problems(found),
         kernel=kernel,
         readings=readings,

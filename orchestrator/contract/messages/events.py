@@ -429,6 +429,8 @@ class EvidenceGathered(Struct, frozen=True, kw_only=True):
     """Ranks whose stack could not be read because storage did not respond."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Evidence that could not be collected -> why."""
+    ended: Mapping[str, str] = field(default_factory=dict)
+    """Rank -> how it had ended before the evidence was collected. It was not asked for anything."""
     findings: tuple[Finding, ...] = ()
     """Problems that the host's probes found."""
     kernel: tuple[str, ...] = ()

@@ -99,7 +99,11 @@ def _telling(scene: HangEvidence, diagnosis: Diagnosis) -> dict[str, tuple[str, 
 
 def facts_of(part: EvidenceGathered) -> dict[int, RankFacts]:
     """Rank -> its facts. A rank whose stack the storage did not return counts as not asked."""
-    return {
+    ended = {
+        int(rank): RankFacts(rank=int(rank), host=part.host, ended=how)
+        for rank, how in part.ended.items()
+    }
+    return ended | {
         found.rank: RankFacts(
             rank=found.rank,
             host=part.host,

@@ -30,6 +30,7 @@ from orchestrator.diagnosis.dumps.reader_client import read_dumps
 from orchestrator.diagnosis.hang.verdicts import HangEvidence, RankFacts
 from orchestrator.diagnosis.stacks.python_stacks import main_stack
 
+A_RANK = re.compile(r"[0-9]{1,9}")
 NUMBER_AT_THE_END = r"(?<!\d)(\d{1,9})(?:\.[a-z][a-z\d]*)?$"
 RANK = re.compile(rf"rank[-_]?(\d{{1,9}})(?![\da-z])|{NUMBER_AT_THE_END}", re.IGNORECASE)
 OF_TORCH = re.compile(rf"trace_rank_.*?{NUMBER_AT_THE_END}", re.IGNORECASE)
@@ -85,7 +86,8 @@ def read_folder(folder: Path, *, one_attempt: bool = False) -> HangEvidence:
     """
     files = files_of(folder)
     if files.any or not folder.is_dir():
-        return _still(files, one_attempt)
+        found = _still(files, one_attempt)
+        return with_facts(found, _ended(folder, found)) if folder.is_dir() else found
     inner, why_not = below(folder)
     found = _still(inner, one_attempt)
     hosts = _hosts([*inner.dumps, *inner.stacks])
@@ -95,6 +97,18 @@ def read_folder(folder: Path, *, one_attempt: bool = False) -> HangEvidence:
     }
     passed_over = {**files.passed_over, **found.passed_over, **why_not}
     return replace(found, facts=facts, passed_over=passed_over)
+
+
+def _ended(folder: Path, found: HangEvidence) -> dict[int, RankFacts]:
+    """Ranks that had ended before their host was asked. Each rank of an ndctl job opens its file of
+    stacks when it starts, so the empty file of such a rank does not mean that it gave no stack."""
+    ended: dict[int, RankFacts] = {}
+    for path in folder.glob("host-*.jsonl"):
+        for rank, how in _kept_by_host(path, "ended").items():
+            facts = found.facts.get(int(rank), RankFacts(rank=int(rank)))
+            if not facts.stack and int(rank) not in found.dumps:
+                ended[int(rank)] = replace(facts, asked=False, ended=str(how))
+    return ended
 
 
 def _still(files: Files, one_attempt: bool) -> HangEvidence:
@@ -149,21 +163,21 @@ def ended_by_class(folder: Path, name: str) -> frozenset[int]:
     """Ranks whose last lines, as kept by their hosts, have this failure class."""
     found = set()
     for path in folder.glob("host-*.jsonl") if folder.is_dir() else ():
-        for rank, lines in _log_tails(path).items():
-            classified = classify(FailureSigns(lines=tuple(map(str, lines))))
+        for rank, lines in _kept_by_host(path, "log_tails").items():
+            told = tuple(map(str, lines)) if isinstance(lines, list) else ()
+            classified = classify(FailureSigns(lines=told))
             if classified is not None and classified.rule.name == name:
                 found.add(int(rank))
     return frozenset(found)
 
 
-def _log_tails(path: Path) -> Mapping[str, list[Any]]:
-    """Empty if it cannot be read: the lines are useful but not essential."""
+def _kept_by_host(path: Path, name: str) -> Mapping[str, Any]:
+    """Rank -> what its host kept about it. Empty if it cannot be read: it is useful but not
+    essential."""
     try:
         text = _end_of(path, TAILS_BYTES).decode(errors="replace")
-        tails = read_json(text)["log_tails"].items()
-        return {
-            rank: lines for rank, lines in tails if rank.isdecimal() and isinstance(lines, list)
-        }
+        kept = read_json(text)[name].items()
+        return {rank: value for rank, value in kept if A_RANK.fullmatch(rank)}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
 

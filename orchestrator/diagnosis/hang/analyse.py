@@ -5,6 +5,9 @@ ranks that wait for no other rank. Process states and stacks confirm the result,
 dumps. If the evidence does not point to one rank, the verdict has no culprit and no host.
 """
 
+from collections import defaultdict
+from collections.abc import Mapping
+
 from msgspec.structs import replace
 
 from orchestrator.diagnosis.hang.evidence_index import STARVED, STATES, EvidenceIndex
@@ -52,7 +55,25 @@ def analyse(scene: HangEvidence) -> Diagnosis:
         or not_known(case)
     )
     found = _most_direct_first(case, found)
+    # A person asks first about a rank that is not there any more. It is no sign against that rank:
+    # the program may let one end before the others.
+    if ended := ended_words(case.ended):
+        signs = (*found.evidence, ended)
+        told = {"evidence": signs} if found.ranks else {"cause": f"{ended}; {found.cause}"}
+        found = replace(found, **told)
     return replace(found, num_waiting=len(case.waiters), no_dump=case.no_dump)
+
+
+def ended_words(ended: Mapping[int, str]) -> str:
+    """`rank 1 had ended (exit code 0)`; empty if no rank had.
+
+    Args:
+        ended: rank -> how it had ended.
+    """
+    alike: dict[str, list[int]] = defaultdict(list)
+    for rank, how in sorted(ended.items()):
+        alike[how].append(rank)
+    return "; ".join(f"{ranks_words(ranks)} had ended ({how})" for how, ranks in alike.items())
 
 
 def _most_direct_first(case: EvidenceIndex, found: Diagnosis) -> Diagnosis:

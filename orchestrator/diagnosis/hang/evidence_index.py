@@ -28,6 +28,8 @@ STATES = {
     "Z": "a zombie: it has ended but was not reaped (state Z)",
     "gone": "gone",
 }
+RETURNED = "exit code 0"
+"""How a rank ended whose program returned."""
 STARVED = "starved of CPU"
 THROTTLED = ", and its control group is throttled (cpu.max)"
 STARVED_SHARE = 0.5
@@ -77,6 +79,8 @@ class EvidenceIndex:
         self.mute = tuple(
             rank for rank, facts in sorted(scene.facts.items()) if facts.asked and not facts.stack
         )
+        self.ended = {rank: facts.ended for rank, facts in scene.facts.items() if facts.ended}
+        """Such a rank could give neither a dump nor a stack, so that it gave none is no sign."""
         self.withheld = {rank for rank, facts in scene.facts.items() if facts.withheld}
         self.crowds = Counter(python_stacks.place(stack) for stack in self.stacks.values())
 
@@ -161,6 +165,8 @@ class EvidenceIndex:
         # With half of the dumps missing, the culprit may be among those ranks. A process that does
         # not run is certain evidence even without dumps.
         thin = 2 * len(self.no_dump) >= len(self.ranks) and not set(ranks) & set(self.odd_states)
+        # A program that returned says nothing against its host.
+        thin = thin or any(self.ended.get(rank) == RETURNED for rank in ranks)
         sure = confidence >= SURE and len(hosts) == 1 and None not in hosts and not thin
         named = tuple(str(host) for host in hosts) if sure else ()
         return Diagnosis(

@@ -100,6 +100,8 @@ def not_known(case: EvidenceIndex) -> Diagnosis:
 
 
 def _what_would_tell(case: EvidenceIndex) -> str:
+    if case.ended:
+        return f"read the log of {ranks_words(sorted(case.ended))}: did it end too early?"
     if case.no_dump or not case.scene.dumps:
         return "set TORCH_FR_BUFFER_SIZE and collect dumps and stacks of all ranks next time"
     if len(case.stacks) < len(case.ranks):

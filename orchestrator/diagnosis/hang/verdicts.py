@@ -37,6 +37,9 @@ class RankFacts(Struct, frozen=True, kw_only=True):
     asked: bool = False
     """Was asked for its stacks, and slow storage is not the reason if it gave none."""
     stack: tuple[str, ...] = ()
+    ended: str = ""
+    """How it had ended before the evidence was collected, such as `exit code 0`; empty: it had not.
+    """
     withheld: bool = False
     """Was running and was asked for its dump, but wrote none in time."""
     step: int | None = None

@@ -68,3 +68,31 @@ def test_a_stopped_rank_is_found_even_if_its_storage_is_blocked() -> None:
 def test_a_host_with_silent_ranks_and_working_storage_is_excluded() -> None:
     found = verdict((3, 6, 7), unread=False)
     assert (found.ranks, found.hosts) == ((6, 7), ("h3",))
+
+
+def test_the_verdict_says_which_rank_had_ended_and_does_not_blame_it() -> None:
+    alive = evidence_of(0, mute=False, unread=False, state="S")
+    gone = EvidenceGathered(
+        at=9.0, attempt=1, host="h1", ranks=(), ended={"2": "exit code 0", "3": "exit code 0"}
+    )
+    found = analyse(HangEvidence(facts=facts_of(alive) | facts_of(gone), world=4))
+    assert (found.ranks, found.hosts) == ((), ())
+    assert found.cause.startswith("ranks 2-3 had ended (exit code 0); ")
+
+
+def test_the_host_of_a_rank_that_returned_is_not_excluded() -> None:
+    """All others wait for it in a recorded operation, and its dump shows that it did not call."""
+    ranks = recorders(WORLD)
+    for number in range(5):
+        for one in ranks:
+            if number < 4 or one.rank != AWAY:
+                one.call(ALL, state="completed" if number < 4 else "started")
+    facts: dict[int, RankFacts] = {}
+    for host in range(WORLD // PER_HOST):
+        facts |= facts_of(evidence_of(host, mute=False, unread=False, state="S"))
+    running = analyse(HangEvidence(dumps=dumps_of(ranks, ()), facts=facts, world=WORLD))
+    assert (running.ranks, running.hosts) == ((AWAY,), ("h1",))
+    facts[AWAY] = RankFacts(rank=AWAY, host="h1", ended="exit code 0")
+    found = analyse(HangEvidence(dumps=dumps_of(ranks, ()), facts=facts, world=WORLD))
+    assert (found.ranks, found.hosts) == ((AWAY,), ())
+    assert "rank 3 had ended (exit code 0)" in found.evidence
