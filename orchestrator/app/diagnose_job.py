@@ -23,7 +23,7 @@ from orchestrator.contract.plan import Plan
 from orchestrator.dashboard import format
 from orchestrator.dashboard.job_view.health import UNHEALTHY
 from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
-from orchestrator.dashboard.status import action_taken
+from orchestrator.dashboard.status import action_taken, progress_steps
 from orchestrator.diagnosis.cause.exits import is_mismatch
 from orchestrator.diagnosis.cause.hang_event import facts_of
 from orchestrator.diagnosis.dumps.group_names import axes_of
@@ -38,6 +38,7 @@ from orchestrator.diagnosis.hang.post_mortem import CLASS, differing
 from orchestrator.diagnosis.hang.report import SHOWN, diagnosis_text
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
 from orchestrator.errors import JobError
+from orchestrator.job.stage import ENDED
 from orchestrator.journal.journal import entries_of
 
 
@@ -101,6 +102,8 @@ class Found(Struct, frozen=True, kw_only=True):
     """Why the attempt failed, if it did not hang and its dumps do not show why; else empty."""
     in_order: str = ""
     """Says that the job is healthy or succeeded, even if this attempt failed; else empty."""
+    doubt: str = ""
+    """Why a job that trains is not called healthy, while no hang was detected; else empty."""
 
 
 def diagnose_job(run_dir: RunDir, attempt: int | None, now: float) -> Found:
@@ -118,6 +121,18 @@ def diagnose_job(run_dir: RunDir, attempt: int | None, now: float) -> Found:
         return Found(
             scene=HangEvidence(), diagnosis=verdict, attempt=story.newest, in_order=healthy
         )
+    doubt = unclear(snapshot) if snapshot and attempt in (None, story.newest) else ""
+    if snapshot and doubt and story.newest not in story.hung:
+        verdict = Diagnosis(
+            kind="not-known",
+            scope=None,
+            ranks=(),
+            hosts=(),
+            confidence=0.0,
+            cause=doubt,
+            advice=f"to see what the ranks do: {snapshot.commands.of('snapshot')}",
+        )
+        return Found(scene=HangEvidence(), diagnosis=verdict, attempt=story.newest, doubt=doubt)
     if attempt is not None and not 1 <= attempt <= story.newest:
         raise JobError(
             f"{run_dir.path.name} has no attempt {attempt}; it has {story.newest} attempts",
@@ -153,7 +168,7 @@ def diagnose_job(run_dir: RunDir, attempt: int | None, now: float) -> Found:
         diagnosis=verdict,
         attempt=chosen,
         decided=decided(snapshot, chosen),
-        other_cause=_cause_of(snapshot, chosen) if unexplained else "",
+        other_cause=_cause_of(snapshot, chosen, story.newest) if unexplained else "",
         in_order=healthy,
     )
 
@@ -162,25 +177,52 @@ def in_order(snapshot: Snapshot) -> str:
     """Says that a job is healthy, starts or succeeded; else empty. Only the leader decides how long
     a rank may be silent."""
     shown = snapshot.view
-    at = f"step {format.steps(shown.step, shown.steps)}"
+    at = progress_steps(shown)
     if shown.state == "SUCCEEDED":
         return f"{shown.name} succeeded: {at}"
     if shown.state in ("SUBMITTED", "PENDING", "STARTING"):
         return f"{shown.name} is {shown.state}: no rank trains yet, and no hang was detected"
-    silent = [health for host in shown.hosts for health in host.ranks if health in UNHEALTHY]
-    if shown.state != "RUNNING" or shown.quiet_s is None or silent:
+    if shown.state != "RUNNING" or _troubles(snapshot):
         return ""
+    if shown.quiet_s is None:
+        return f"{shown.name} is RUNNING: {at}, and no hang was detected"
     ago = format.duration(shown.quiet_s)
     return f"{shown.name} is healthy: {at}, last step {ago} ago; no late ranks"
 
 
-def _cause_of(snapshot: Snapshot | None, attempt: int) -> str:
-    """Cause and culprit of the last incident of an attempt; empty without one."""
-    incidents = snapshot.seen.run.history.incidents if snapshot else ()
-    broke = [one for one in incidents if one.attempt == attempt]
-    if not broke:
+def unclear(snapshot: Snapshot) -> str:
+    """Says why a job that trains is not called healthy; else empty."""
+    shown, troubles = snapshot.view, _troubles(snapshot)
+    if shown.state != "RUNNING" or shown.as_of is not None or not troubles:
         return ""
-    return f"{format.one_line(broke[-1].cause)}; {format.culprit_text(broke[-1].culprit)}"
+    return f"{shown.name} is RUNNING, and no hang was detected, but {'; '.join(troubles)}"
+
+
+def _troubles(snapshot: Snapshot) -> list[str]:
+    """What is not in order in a job that trains. A step that is late may be the beginning of a hang
+    that is not detected yet."""
+    shown, failed = snapshot.view, snapshot.seen.checkpoint.failed
+    bad = [host for host in shown.hosts if host.worst in UNHEALTHY]
+    found = [f"{host.name}: {format.health_text(host.worst)}" for host in bad[:SHOWN]]
+    found += [f"{len(bad) - SHOWN:,} more hosts like that"] if len(bad) > SHOWN else []
+    if shown.late_s is not None:
+        found.append(f"{progress_steps(shown)} was {format.duration(shown.late_s)} ago")
+    if failed is not None:
+        found.append(f"the save at step {failed.step:,} failed: {format.shorten(failed.why)}")
+    return found
+
+
+def _cause_of(snapshot: Snapshot | None, attempt: int, newest: int) -> str:
+    """Cause and culprit of the last incident of an attempt, or why the job has no leader; empty
+    without either."""
+    if snapshot is None:
+        return ""
+    broke = [one for one in snapshot.seen.run.history.incidents if one.attempt == attempt]
+    if broke:
+        return f"{format.one_line(broke[-1].cause)}; {format.culprit_text(broke[-1].culprit)}"
+    # A leader that was killed records no incident, and a person who cancels a job causes none.
+    ended = attempt == newest and snapshot.standing.state in ENDED
+    return format.split_fix(snapshot.standing.reason)[0] if ended else ""
 
 
 def decided(snapshot: Snapshot | None, attempt: int) -> str:
@@ -285,6 +327,8 @@ def job_text(found: Found) -> str:
     """Says first if the job is healthy, and nothing more if no attempt failed."""
     if found.diagnosis.kind == "healthy":
         return found.in_order
+    if found.doubt:
+        return f"{found.doubt}\nnext        {found.diagnosis.advice}"
     if found.other_cause:
         told = f"attempt {found.attempt} did not hang: {found.other_cause}"
         told += f"\nndctl did   {found.decided}" if found.decided else ""

@@ -79,6 +79,14 @@ class Progress(Struct, frozen=True, kw_only=True):
         (step, began), (last_step, ended) = self.recent[0], self.recent[-1]
         return (ended - began) / (last_step - step) if last_step > step else None
 
+    @property
+    def longest_pause_s(self) -> float | None:
+        """The longest time between two lines at present: a program may not report each step, and a
+        save or an evaluation comes between two steps."""
+        times = [at for _, at in self.recent]
+        pauses = [after - before for before, after in itertools.pairwise(times)]
+        return max(pauses) if pauses else self.step_s
+
 
 NO_PROGRESS = Progress()
 

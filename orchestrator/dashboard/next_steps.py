@@ -24,10 +24,8 @@ def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
     match standing.state:
         case "SUBMITTED" | "PENDING":
             return _wait(snapshot, zone)
-        case "RUNNING" if snapshot.seen.checkpoint.failed is not None:
-            return _failing_saves(snapshot, snapshot.seen.checkpoint.failed, zone)
         case "STARTING" | "RUNNING":
-            return f"no action needed; to watch: {commands.of('dashboard')}"
+            return _while_it_runs(snapshot, zone)
         case "RECOVERING":
             return f"no action needed, ndctl is recovering it; to watch: {commands.of('dashboard')}"
         case "SUCCEEDED":
@@ -38,6 +36,23 @@ def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
             return standing.fix
         case _:
             return _resume_after_failure(run, commands)
+
+
+def _while_it_runs(snapshot: Snapshot, zone: tzinfo | None) -> str:
+    failed, late_s = snapshot.seen.checkpoint.failed, snapshot.view.late_s
+    if failed is not None and snapshot.standing.state == "RUNNING":
+        return _failing_saves(snapshot, failed, zone)
+    if late_s is not None:
+        return _late_step(snapshot, late_s)
+    return f"no action needed; to watch: {snapshot.commands.of('dashboard')}"
+
+
+def _late_step(snapshot: Snapshot, late_s: float) -> str:
+    """For a job that trains and whose next step is late. A save or an evaluation may take long, and
+    a hang is detected only after its limit."""
+    shown, where = snapshot.view, snapshot.commands.of("snapshot")
+    doing = "since the last step" if 0 < shown.steps <= shown.step else "without a step"
+    return f"{format.duration(late_s)} {doing}; to see what the ranks do: {where}"
 
 
 def _after_success(snapshot: Snapshot) -> str:

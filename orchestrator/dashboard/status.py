@@ -212,6 +212,8 @@ def _progress(shown: View) -> str:
         parts.append(f"{1 / shown.step_s:.3g} steps/s")
     if shown.state == "RUNNING":
         parts += format.use(shown.peak_memory_bytes, shown.gpu_utilization)
+    if shown.late_s is not None:
+        parts.append(f"last step {format.duration(shown.late_s)} ago")
     if shown.eta_s is not None:
         later = "" if shown.state == "RUNNING" else " once it trains"
         parts.append(f"about {format.duration(shown.eta_s)} left{later}")

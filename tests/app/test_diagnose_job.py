@@ -15,6 +15,7 @@ from orchestrator.cli import cli
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import (
     AgentRegistered,
+    CheckpointFailed,
     CheckpointSaved,
     Event,
     EvidenceGathered,
@@ -269,6 +270,49 @@ def test_a_job_with_a_late_rank_is_not_called_healthy(tmp_path: Path, cluster: N
     reached(tmp_path, 8, NOW + 20)
     with leading(tmp_path):
         assert "is healthy" not in said_at(tmp_path, NOW + 24)
+
+
+def test_a_job_whose_next_step_is_late_is_not_called_healthy(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    """The ranks may hang in a save, for which ndctl waits longer than for a step."""
+    led(tmp_path, stepped(NOW + 20))
+    reached(tmp_path, 24, NOW + 20)
+    with leading(tmp_path):
+        first, second = said_at(tmp_path, NOW + 115).splitlines()
+        found = diagnose_job(RunDir(tmp_path / JOB), 1, NOW + 115)
+    doubt = "no hang was detected, but step 24 of 24 was 1 min 35 s ago"
+    assert first == f"{JOB} is RUNNING, and {doubt}"
+    assert second == f"next        to see what the ranks do: ndctl snapshot {JOB}"
+    assert (found.diagnosis.kind, found.diagnosis.ranks, found.in_order) == ("not-known", (), "")
+
+
+def test_a_job_that_cannot_save_is_not_called_healthy(tmp_path: Path, cluster: NoCluster) -> None:
+    failed = CheckpointFailed(at=NOW + 21, attempt=1, step=8, why="rank 0: No space left on device")
+    led(tmp_path, stepped(NOW + 20), failed)
+    reached(tmp_path, 8, NOW + 20)
+    with leading(tmp_path):
+        said = said_at(tmp_path, NOW + 22)
+    assert "is healthy" not in said
+    assert "the save at step 8 failed: rank 0: No space left on device" in said
+
+
+def test_a_program_that_reports_no_step_is_not_searched_for_a_hang(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    led(tmp_path, stepped(NOW + 20))
+    with leading(tmp_path):
+        said = said_at(tmp_path, NOW + 24)
+    assert said == f"{JOB} is RUNNING: step 8 of 24, and no hang was detected"
+
+
+def test_of_a_job_whose_leader_died_that_is_said(tmp_path: Path, cluster: NoCluster) -> None:
+    led(tmp_path, stepped(NOW + 20))
+    reached(tmp_path, 8, NOW + 20)
+    said = said_at(tmp_path, NOW + 24)
+    assert said.startswith("attempt 1 did not hang: the leader")
+    assert "died without recording a reason" in said
+    assert "TORCH_FR_BUFFER_SIZE" not in said
 
 
 def test_a_decision_replaces_the_advice(tmp_path: Path, cluster: NoCluster) -> None:

@@ -215,6 +215,31 @@ def test_failing_checkpoints_are_shown_with_the_risk_and_advice() -> None:
     assert said.startswith("fix the cause: saving checkpoints to ")
 
 
+def test_a_late_step_is_told_and_no_time_is_promised_after_the_last_one() -> None:
+    """All steps are done, and the ranks hang in the last save."""
+    done = metrics(50, 60)
+    just = snapshot(started(), done, now=START + 56 + 1)
+    assert "last step" not in status_text(just, UTC)
+    assert labelled("next", status_text(just, UTC)) == [
+        "no action needed; to watch: ndctl dashboard quickstart"
+    ]
+    late = snapshot(started(), done, now=START + 56 + 95)
+    (progress,) = labelled("progress", status_text(late, UTC))
+    assert progress.endswith("last step 1 min 35 s ago")
+    assert (status_json(just)["eta_s"], status_json(late)["eta_s"]) == (None, None)
+    assert labelled("next", status_text(late, UTC)) == [
+        "1 min 35 s since the last step; to see what the ranks do: ndctl snapshot quickstart"
+    ]
+
+
+def test_a_program_that_seldom_reports_a_step_is_not_late() -> None:
+    seldom = [
+        replace(one, step=100 * one.step, time=START + 30 * one.step) for one in metrics(1, 3)
+    ]
+    seen = snapshot(started(), seldom, now=START + 90 + 60)
+    assert "last step" not in status_text(seen, UTC)
+
+
 def test_an_incident_in_json_has_all_documented_keys() -> None:
     (incident,) = status_json(snapshot(recovered()))["incidents"]
     assert {

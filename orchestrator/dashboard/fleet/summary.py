@@ -152,7 +152,9 @@ def _cause(run: Run, reason: str) -> str:
 
 def eta_s(job: JobSummary, now: float) -> float | None:
     """Seconds until the last step, if the job trains."""
-    if job.state != "RUNNING" or job.as_of is not None or not job.steps or job.step_s is None:
+    if job.state != "RUNNING" or job.as_of is not None or job.step_s is None:
+        return None
+    if job.step >= job.steps:  # all are done, or their number is not known
         return None
     quiet = 0.0 if job.stepped_at is None else max(0.0, now - job.stepped_at)
     return max(0.0, (job.steps - job.step) * job.step_s - min(quiet, job.step_s))

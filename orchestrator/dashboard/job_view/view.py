@@ -9,7 +9,7 @@ from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.job_view.health import HostRow
 from orchestrator.dashboard.job_view.host_rows import host_rows, spares, stragglers
 from orchestrator.dashboard.job_view.replayed_job import CheckpointView, ReplayedJob
-from orchestrator.dashboard.job_view.standing import effective_state, heard_at
+from orchestrator.dashboard.job_view.standing import Standing, effective_state, heard_at
 from orchestrator.dashboard.metrics import NO_PROGRESS, Metric, Progress
 from orchestrator.dashboard.time_spent.account import TimeSpent
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short
@@ -43,9 +43,11 @@ class View(Struct, frozen=True, kw_only=True):
     step_s: float | None
     quiet_s: float | None
     """Seconds since the last step."""
+    late_s: float | None
+    """`quiet_s` of a job that trains, if its next step is late; else None."""
     eta_s: float | None
-    """Seconds of training until the last step. While the job does not train, counted from the step
-    from which it will resume, without the time until then."""
+    """Seconds of training until the last step; None once it is done. While the job does not train,
+    counted from the step from which it will resume, without the time until then."""
     elapsed_s: float
     """Seconds from submission to the end, or until now."""
     mesh: Mesh
@@ -136,7 +138,8 @@ def view(
         peak_memory_bytes=last.peak_memory_bytes if last else None,
         gpu_utilization=last.gpu_utilization if last else None,
         step_s=progress.step_s,
-        quiet_s=None if last is None or last.time is None else max(0.0, now - last.time),
+        quiet_s=_quiet_s(progress, now),
+        late_s=_late_s(standing, progress, now),
         eta_s=eta_s,
         elapsed_s=max(0.0, (_ended_at(run, progress) if over else now) - run.job.at),
         mesh=run.plan.mesh,
@@ -156,6 +159,26 @@ def view(
         commands=commands,
         now=now,
     )
+
+
+LATE_S = 5.0
+"""A step is not late before so much time, because short steps vary the most."""
+LATE_TIMES = 3.0
+"""A step is late after so many times the longest pause between the last steps."""
+
+
+def _quiet_s(progress: Progress, now: float) -> float | None:
+    last = progress.last
+    return None if last is None or last.time is None else max(0.0, now - last.time)
+
+
+def _late_s(standing: Standing, progress: Progress, now: float) -> float | None:
+    quiet_s = _quiet_s(progress, now)
+    # Of a state that is not current, the steps since then are unknown.
+    if standing.state != "RUNNING" or standing.as_of is not None or quiet_s is None:
+        return None
+    usual_s = progress.longest_pause_s or 0.0
+    return quiet_s if quiet_s > max(LATE_S, LATE_TIMES * usual_s) else None
 
 
 def _verdict(run: Run) -> str:
@@ -204,7 +227,8 @@ def _eta(seen: ReplayedJob, state: State, progress: Progress, now: float) -> flo
         is_new = last.attempt < run.attempt.number and seen.resumed_from is not None
         from_step = seen.resumed_from if is_new else seen.checkpoint.step
         return (run.job.steps - min(from_step or 0, last.step)) * step_s
-    if state not in (*RESUMES, "RUNNING"):
+    # After the last step the ranks still write a checkpoint, and no step tells how long that takes.
+    if state not in (*RESUMES, "RUNNING") or last.step >= run.job.steps:
         return None
     left_s = (run.job.steps - last.step) * step_s
     since = now - last.time if last.time is not None and state == "RUNNING" else 0.0

@@ -86,9 +86,8 @@ def _parts(view: View) -> Iterator[str]:
         yield format.rate(view.tokens_per_second)
     if view.step_s is not None:
         yield f"{view.step_s:.2f} s/step"
-    quiet = view.quiet_s
-    if view.state == "RUNNING" and quiet is not None and quiet > max(5.0, 3 * (view.step_s or 0)):
-        yield f"last step {format.duration(quiet)} ago"
+    if view.late_s is not None:
+        yield f"last step {format.duration(view.late_s)} ago"
     if view.last is not None:
         yield from _of_rank_0(view, view.last)
     if (pause := _last_pause(view)) is not None:

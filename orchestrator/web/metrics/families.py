@@ -156,7 +156,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         "ndctl_eta_seconds",
-        "Expected seconds to the last step; absent unless the job trains.",
+        "Expected seconds to the last step; absent unless the job trains and has steps left.",
         lambda sample: _one(sample.view.eta_s),
     ),
     Family("ndctl_loss", "Loss of the last step.", _last("loss")),
