@@ -355,7 +355,7 @@ def _step(event: StepReached) -> str:
 
 def _exited(event: RankExited) -> str:
     if event.error is not None:
-        how = f"raised {format.shorten(f'{event.error.error}: {event.error.message}')}"
+        how = f"raised {format.shorten(event.error.said)}"
     elif event.above is not None and event.signal is not None:
         # The rank died because the process above it (torchrun, agent) died.
         how = f"was killed by {signal_name(event.signal)} together with its {event.above}"

@@ -929,6 +929,12 @@ def test_a_decision_is_shown_on_the_line_of_its_event() -> None:
     )
 
 
+def test_an_exception_without_a_message_has_no_colon() -> None:
+    silent = replace(ERROR, error="MemoryError", message="")
+    line = describe_event(replace(raised(1, START), error=silent))
+    assert "raised MemoryError after step" in line
+
+
 def test_an_exit_is_described_by_its_signal_or_exception() -> None:
     assert "was killed by SIGKILL after step 24" in describe_event(killed(START))
     assert "raised ValueError: boom" in describe_event(raised(1, START))

@@ -331,6 +331,11 @@ class RankError(Struct, frozen=True, kw_only=True):
     """File with the state of the GPU's memory, after it was exhausted; or the folder with those of
     other ranks."""
 
+    @property
+    def said(self) -> str:
+        """`ValueError: boom`, as Python prints it: without a message there is no colon."""
+        return f"{self.error}: {self.message}" if self.message.strip() else self.error
+
 
 class RankExited(Struct, frozen=True, kw_only=True):
     """A rank's process ended.

@@ -203,7 +203,7 @@ def _cause(kind: str, exited: RankExited) -> tuple[str, str]:
         # The signature: a program of the user that does the same again has a bug.
         return (words, "") if kind == EARLY else (f"{words}, before the others", words)
     if exited.error is not None:
-        text = f"{exited.error.error}: {exited.error.message}"
+        text = exited.error.said
         where = f"{text} at step {exited.error.step}" if exited.error.step else text
         if _fails_alike(exited):
             return f"all ranks failed alike: {text} (rank {exited.rank} reported it first)", where

@@ -113,6 +113,12 @@ def test_a_save_that_failed_on_all_ranks_names_none() -> None:
     assert said.cause.startswith(f"all ranks failed alike: {NOT_SAVED}: {why}")
 
 
+def test_an_exception_without_a_message_has_no_colon() -> None:
+    said = verdict(raised(1, "", at=START + 50, kind="AssertionError"))
+    assert said.cause == "rank 1 raised AssertionError at step 10"
+    assert said.signature == "AssertionError at step 10"
+
+
 KILLED = exited(1, at=START + 50)
 PEERS = (
     raised(0, RESET, at=START + 49.9),  # clocks of hosts differ
