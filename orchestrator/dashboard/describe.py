@@ -8,7 +8,6 @@ from typing import Any
 
 from orchestrator.contract.codec import encode
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
-from orchestrator.contract.visible import visible
 from orchestrator.dashboard import format
 from orchestrator.dashboard.event_text import memory_use
 from orchestrator.dashboard.measured.against_plan import describe_rows
@@ -311,7 +310,7 @@ class Quoted(Row):
 def _quoted(title: str, lines: Iterable[str]) -> Iterator[Row]:
     yield Row(f"    {title}:", title, "")
     for line in lines:
-        text = visible(line).rstrip()
+        text = format.quoted(line)
         yield Quoted(f"      | {text}", "", text)
 
 

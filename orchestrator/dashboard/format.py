@@ -25,6 +25,16 @@ def shorten(text: str, most: int = 120) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
+MOST_QUOTED = 500
+"""Characters of a line of a log or a traceback that a report shows."""
+
+
+def quoted(line: str) -> str:
+    """A line of a log, a traceback or a stack, with its indentation."""
+    text = visible(line).rstrip()
+    return text if len(text) <= MOST_QUOTED else f"{text[: MOST_QUOTED - 1]}…"
+
+
 BEFORE_UNIT = re.compile(
     r"(?<=\d) (?=(?:ms|s|min|h|d|B|[kKMGT]i?B|°C|W|steps?|ranks?|hosts?|GPUs?|tokens/s)\b)"
 )

@@ -448,6 +448,16 @@ def test_an_incident_says_what_the_next_attempt_loaded_and_what_it_could_not() -
     assert labelled("skipped", text) == [f"{damaged.name}: {why}"]
 
 
+def test_long_lines_of_logs_and_tracebacks_are_cut() -> None:
+    long = replace(ERROR, message="m" * 4_000, traceback="Trace\n" + "  boom" * 2_000)
+    story = [replace(raised(1, START + 10), error=long, log_tail=("l" * 3_000,))]
+    stops = failed()[len(started()) + 1 :][:2]
+    seen = snapshot([*started(), *story, *stops], alive=False)
+    assert "traceback:" in describe_text(seen, UTC)
+    for text in (status_text(seen, UTC), describe_text(seen, UTC), summary_text(seen, UTC)):
+        assert max(map(len, text.splitlines())) < 700
+
+
 def test_describe_does_not_refer_to_itself() -> None:
     lost = AgentLost(at=START + 30, host="host-1", why="its connection closed", silent_s=2.0)
     events = [*started(max_restarts=0), lost]

@@ -28,7 +28,6 @@ from orchestrator.contract.messages.events import (
     StragglerGone,
     TrainingResumed,
 )
-from orchestrator.contract.visible import visible
 from orchestrator.dashboard import format
 from orchestrator.dashboard.console import VisibleConsole, print_report
 from orchestrator.dashboard.event_text import describe_event
@@ -285,7 +284,8 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
         and run.history.incidents
         and run.history.incidents[-1].evidence.traceback
     ):
-        lines += ["", visible(run.history.incidents[-1].evidence.traceback.rstrip()), ""]
+        traceback = run.history.incidents[-1].evidence.traceback.rstrip()
+        lines += ["", *map(format.quoted, traceback.splitlines()), ""]
     ended_well = shown.state == "SUCCEEDED"
     if not ended_well and (command := log_command(snapshot)) is not None:
         lines.append(row("see why", command))

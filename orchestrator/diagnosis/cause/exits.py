@@ -14,6 +14,8 @@ from orchestrator.diagnosis.hang.post_mortem import CLASS as MISMATCH
 
 FIX = "\n  fix: "
 """Text before the fix in the message of an `NdctlError`."""
+MOST_SAID = 400
+"""Characters of an exception that a cause has: the message of torch for a full GPU has as many."""
 DISK_FULL = "disk-full"
 """Kind and class of a trainer that refuses to start because the disk of the run directory is full.
 """
@@ -203,11 +205,12 @@ def _cause(kind: str, exited: RankExited) -> tuple[str, str]:
         # The signature: a program of the user that does the same again has a bug.
         return (words, "") if kind == EARLY else (f"{words}, before the others", words)
     if exited.error is not None:
-        text = exited.error.said
-        where = f"{text} at step {exited.error.step}" if exited.error.step else text
+        at = f" at step {exited.error.step}" if exited.error.step else ""
+        text, signature = _in_a_sentence(exited.error.said), f"{exited.error.said}{at}"
         if _fails_alike(exited):
-            return f"all ranks failed alike: {text} (rank {exited.rank} reported it first)", where
-        return f"rank {exited.rank} raised {where}", where
+            first = f"(rank {exited.rank} reported it first)"
+            return f"all ranks failed alike: {text} {first}", signature
+        return f"rank {exited.rank} raised {text}{at}", signature
     # The signal hit torchrun or the launcher above the rank, and the rank died with it.
     if exited.above is not None:
         what = f"the {exited.above} of rank {exited.rank}"
@@ -224,6 +227,16 @@ def _cause(kind: str, exited: RankExited) -> tuple[str, str]:
         first = f"(rank {exited.rank} first)"
         return f"all ranks exited with code {exit_codes.UNSTABLE} {first}", ""
     return f"rank {exited.rank} exited with code {exited.exit_code}", ""
+
+
+def _in_a_sentence(said: str) -> str:
+    """An exception without the middle of a very long message, which hides what the sentence says
+    after it. The traceback has all of it. A fix stays, because it has a row of its own."""
+    what, before_fix, fix = said.partition(FIX)
+    if len(what) > MOST_SAID:
+        half = MOST_SAID // 2
+        what = f"{what[:half]} … {what[-half:]}"
+    return f"{what}{before_fix}{fix}"
 
 
 def _last_line(exited: RankExited) -> str:

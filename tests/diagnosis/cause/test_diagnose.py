@@ -119,6 +119,17 @@ def test_an_exception_without_a_message_has_no_colon() -> None:
     assert said.signature == "AssertionError at step 10"
 
 
+def test_a_very_long_message_does_not_hide_the_end_of_the_cause() -> None:
+    said = verdict(raised(1, "a" * 2_000 + "z", at=START + 50, kind="RuntimeError"))
+    assert said.cause.startswith("rank 1 raised RuntimeError: aaa")
+    assert said.cause.endswith("aaaz at step 10")
+    assert len(said.cause) < 500
+    other = verdict(raised(1, "a" * 1_000 + "b" + "a" * 999 + "z", at=START + 50))
+    assert other.signature != said.signature, "the whole message tells two errors apart"
+    fixed = verdict(raised(1, "a" * 2_000 + "\n  fix: " + "b" * 50, at=START + 50))
+    assert "\n  fix: " + "b" * 50 in fixed.cause
+
+
 KILLED = exited(1, at=START + 50)
 PEERS = (
     raised(0, RESET, at=START + 49.9),  # clocks of hosts differ
