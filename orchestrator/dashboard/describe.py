@@ -153,7 +153,7 @@ def _training(snapshot: Snapshot) -> Iterator[str]:
         yield row("loss", f"{format.loss(first.loss)} at step {first.step:,}")
         yield row("", f"{format.loss(last.loss)} at step {last.step:,}")
     if snapshot.progress.step_s is not None:
-        rate = last.tokens_per_second
+        rate = snapshot.progress.tokens_per_second
         tokens = "" if rate is None else f", {format.rate(rate)}"
         yield row("speed", f"{format.duration(snapshot.progress.step_s)} per step{tokens}")
     yield from (row(*said) for said in describe_rows(snapshot.seen.run.plan, snapshot.steady))

@@ -80,6 +80,15 @@ class Progress(Struct, frozen=True, kw_only=True):
         return (ended - began) / (last_step - step) if last_step > step else None
 
     @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens per second at present, over the same steps as `step_s`: a single step may be much
+        faster or slower than the others. All steps have as many tokens as the last one."""
+        last, step_s = self.last, self.step_s
+        if last is None or last.tokens_per_second is None or last.step_s is None or not step_s:
+            return None if last is None else last.tokens_per_second
+        return last.tokens_per_second * last.step_s / step_s
+
+    @property
     def longest_pause_s(self) -> float | None:
         """The longest time between two lines at present: a program may not report each step, and a
         save or an evaluation comes between two steps."""

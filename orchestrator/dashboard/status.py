@@ -60,7 +60,7 @@ def status_json(snapshot: Snapshot) -> dict[str, Any]:
         "step": last_step(run, snapshot.progress),
         "steps": job.steps,
         "loss": last.loss if last else None,
-        "tokens_per_second": last.tokens_per_second if last else None,
+        "tokens_per_second": shown.tokens_per_second,
         "eta_s": shown.eta_s,
         "time": time_json(time_spent(snapshot)),
         "measured": measured_json(run.plan, snapshot.steady),

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.dashboard import metrics as module
 from orchestrator.dashboard.metrics import (
@@ -107,6 +108,17 @@ def test_the_step_time_is_that_of_the_current_attempt() -> None:
     assert before.step_s == pytest.approx(0.8)
     after = fold_metrics(before, [metric(21, 2, 5000.0), metric(22, 2, 5003.0)])
     assert after.step_s == pytest.approx(3.0)
+
+
+def test_the_rate_is_measured_over_the_same_steps_as_the_step_time() -> None:
+    """The last step was three times as fast as the usual one; each has 900 tokens."""
+    usual = [replace(one, tokens_per_second=1_500.0, step_s=0.6) for one in metrics(1, 9)]
+    fast = replace(metric(10), tokens_per_second=4_500.0, step_s=0.2)
+    progress = fold_metrics(NO_PROGRESS, [*usual, fast])
+    assert progress.step_s == pytest.approx(0.8)  # with the time between the steps
+    assert progress.tokens_per_second == pytest.approx(900 / 0.8)
+    alone = fold_metrics(NO_PROGRESS, [replace(fast, step_s=None)])
+    assert alone.tokens_per_second == 4_500.0
 
 
 def test_a_long_series_stays_bounded_and_keeps_its_end() -> None:

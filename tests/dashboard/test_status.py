@@ -458,6 +458,17 @@ def test_long_lines_of_logs_and_tracebacks_are_cut() -> None:
         assert max(map(len, text.splitlines())) < 700
 
 
+def test_all_views_show_the_speed_over_the_same_steps() -> None:
+    """The last of these steps was eight times as fast as the others, which took 0.8 s each."""
+    steps = [replace(one, tokens_per_second=1_280.0) for one in metrics(1, 9)]
+    steps.append(replace(metrics(10, 10)[0], tokens_per_second=10_240.0, step_s=0.1))
+    seen = snapshot(started(), steps, now=START + 17)
+    assert "speed       0.8 s per step, 1,280 tokens/s" in describe_text(seen, UTC)
+    assert ", 1,280 tokens/s" in labelled("progress", status_text(seen, UTC))[0]
+    assert labelled("speed", summary_text(seen, UTC)) == ["1,280 tokens/s"]
+    assert status_json(seen)["tokens_per_second"] == pytest.approx(1_280.0)
+
+
 def test_describe_does_not_refer_to_itself() -> None:
     lost = AgentLost(at=START + 30, host="host-1", why="its connection closed", silent_s=2.0)
     events = [*started(max_restarts=0), lost]

@@ -246,11 +246,11 @@ def _bar_text(printed: Printed) -> str:
     return _progress_text(last, job.steps, printed.progress)
 
 
-def _speed(last: Metric, progress: Progress) -> str:
+def _speed(progress: Progress) -> str:
     """Tokens per second, or steps per second of a program that does not count tokens."""
-    if last.tokens_per_second is None and progress.step_s:
+    if progress.tokens_per_second is None and progress.step_s:
         return f"{1 / progress.step_s:.3g} steps/s"
-    return format.rate(last.tokens_per_second)
+    return format.rate(progress.tokens_per_second)
 
 
 def in_order(entries: Iterable[Entry], metrics: Iterable[Metric]) -> Iterator[Entry | Metric]:
@@ -271,7 +271,7 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
     if first is not None and last is not None:
         if last.loss is not None:
             lines.append(row("loss", f"{format.loss(first.loss)} -> {format.loss(last.loss)}"))
-        lines.append(row("speed", _speed(last, snapshot.progress)))
+        lines.append(row("speed", _speed(snapshot.progress)))
     lines.append(row("wall time", format.duration(shown.elapsed_s)))
     lines.append(row("restarts", str(run.history.restarts)))
     if snapshot.seen.checkpoint.step:

@@ -134,7 +134,7 @@ def view(
         step=done,
         steps=run.job.steps,
         loss=last.loss if last else None,
-        tokens_per_second=last.tokens_per_second if last else None,
+        tokens_per_second=progress.tokens_per_second,
         peak_memory_bytes=last.peak_memory_bytes if last else None,
         gpu_utilization=last.gpu_utilization if last else None,
         step_s=progress.step_s,
