@@ -177,6 +177,7 @@ def logs(  # noqa: PLR0913 - click hands over one argument for each option
     from orchestrator.app.snapshots import asker
     from orchestrator.dashboard.follow.follow_loop import EndDetector, agent_lines, log_lines
     from orchestrator.dashboard.follow.log_filter import LogFilter, wanted
+    from orchestrator.dashboard.follow.logs import silence_text
     from orchestrator.system import SystemClock
 
     if agents and (follow or hosts or rank is not None or attempt is not None):
@@ -201,10 +202,15 @@ def logs(  # noqa: PLR0913 - click hands over one argument for each option
     lines = log_lines(found.run_dir, clock, ended, rank, attempt, tail, follow, hosts)
     try:
         with kept_fresh(found, logs=True) if follow else contextlib.nullcontext():
+            printed = False
             for line in wanted(lines, given):
+                printed = True
                 _say_line(line)
     except KeyboardInterrupt:
         sys.exit(130)
+    # An empty answer looks like a mistake of ndctl, most of all to a person who looks for a cause.
+    if not printed and (silence := silence_text(found.run_dir, rank, attempt, hosts)):
+        say(silence, err=True)
 
 
 def _say_line(line: "LogLine") -> None:

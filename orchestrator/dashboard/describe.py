@@ -249,7 +249,7 @@ def incident_facts(incident: Incident, snapshot: Snapshot) -> Iterator[Row]:
     for skipped in incident.skipped:
         yield row("  skipped", f"{skipped.name}: {format.one_line(skipped.why)}")
     yield from _evidence(incident)
-    if (log := incident_log_command(incident, snapshot.seen.run, snapshot.commands)) is not None:
+    if (log := incident_log_command(incident, snapshot)) is not None:
         yield row("  see why", log)
     if incident.edits:
         yield row("  to do", "resume with one of:" if len(incident.edits) > 1 else "resume:")

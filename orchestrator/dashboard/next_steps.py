@@ -4,6 +4,7 @@ from datetime import tzinfo
 
 from orchestrator.dashboard import format
 from orchestrator.dashboard.command_hints import Commands
+from orchestrator.dashboard.follow.logs import are_empty, log_files
 from orchestrator.dashboard.job_view.replayed_job import FailedSave
 from orchestrator.dashboard.job_view.standing import awaited_jobs
 from orchestrator.dashboard.snapshot import Snapshot
@@ -57,6 +58,10 @@ def _late_step(snapshot: Snapshot, late_s: float) -> str:
 
 def _after_success(snapshot: Snapshot) -> str:
     if snapshot.view.is_own and not snapshot.view.step:
+        files = log_files(snapshot.run_dir, snapshot.seen.attempt)
+        if are_empty([file.path for file in files]):
+            report = snapshot.commands.of("describe")
+            return f"it reported no step and printed nothing; for the full report: {report}"
         # A program may print why it does nothing, such as too few GPUs, and return 0.
         return f"if it should have trained, see its output: {snapshot.commands.of('logs')}"
     return f"no action needed; for the full report: {snapshot.commands.of('describe')}"
@@ -165,13 +170,19 @@ def log_command(snapshot: Snapshot) -> str | None:
     if snapshot.standing.fix:  # the leader is gone, so its agent's log has the reason
         return snapshot.commands.of("logs", "--agents", "--tail", 20)
     incidents = run.history.incidents
-    return incident_log_command(incidents[-1], run, snapshot.commands) if incidents else None
+    return incident_log_command(incidents[-1], snapshot) if incidents else None
 
 
-def incident_log_command(incident: Incident, run: Run, commands: Commands) -> str | None:
-    """The command that shows the log of the incident's culprit; None if the log was removed."""
-    rank = incident.culprit.rank
+def incident_log_command(incident: Incident, snapshot: Snapshot) -> str | None:
+    """The command that shows the log of the incident's culprit; None if the log was removed, or if
+    the rank printed nothing."""
+    rank, run = incident.culprit.rank, snapshot.seen.run
     assert run.job is not None
     if rank is None or incident.attempt <= run.attempt.number - run.job.keep_attempts:
         return None
-    return commands.of("logs", "--rank", rank, "--attempt", incident.attempt)
+    # One path and no search, because `describe` asks for each incident, and there may be thousands
+    # of hosts.
+    folder = snapshot.run_dir.attempt_logs(incident.attempt, incident.culprit.host or "")
+    if are_empty([folder / f"rank-{rank}.log"]):
+        return None
+    return snapshot.commands.of("logs", "--rank", rank, "--attempt", incident.attempt)

@@ -356,6 +356,17 @@ def test_events_are_lines_and_as_json_each_is_one_object(job: Path) -> None:
     ]
 
 
+def test_a_log_without_a_line_says_so(job: Path) -> None:
+    log = job / "logs" / "attempt-1" / "host-0" / "rank-0.log"
+    log.write_text("")
+    said = ndctl("logs", JOB, "--rank", "0", "--attempt", "1")
+    assert (said.exit_code, said.stdout) == (0, "")
+    assert said.stderr == f"rank 0 printed nothing in attempt 1 ({log})\n"
+    assert "no rank printed anything in attempt 1" in ndctl("logs", JOB).stderr
+    log.write_text("a line\n")
+    assert ndctl("logs", JOB, "--grep", "other").stderr == ""
+
+
 def test_lines_of_logs_have_host_and_rank(job: Path) -> None:
     assert ndctl("logs", JOB).output.splitlines()[-1].endswith("another line")
     assert "[host-0 rank 0] a line" in ndctl("logs", JOB, "--rank", "0", "--attempt", "1").output

@@ -458,6 +458,17 @@ def test_long_lines_of_logs_and_tracebacks_are_cut() -> None:
         assert max(map(len, text.splitlines())) < 700
 
 
+def test_no_command_refers_to_an_empty_log(tmp_path: Path) -> None:
+    seen = replace(snapshot(failed(), alive=False), run_dir=RunDir(tmp_path / "quickstart"))
+    command = "ndctl logs quickstart --rank 1 --attempt 2"
+    assert labelled("see why", status_text(seen, UTC)) == [command]
+    logs = seen.run_dir.attempt_logs(2, "host-0")
+    logs.mkdir(parents=True)
+    (logs / "rank-1.log").touch()
+    assert labelled("see why", status_text(seen, UTC)) == ["ndctl describe quickstart"]
+    assert command not in describe_text(seen, UTC)
+
+
 def test_all_views_show_the_speed_over_the_same_steps() -> None:
     """The last of these steps was eight times as fast as the others, which took 0.8 s each."""
     steps = [replace(one, tokens_per_second=1_280.0) for one in metrics(1, 9)]

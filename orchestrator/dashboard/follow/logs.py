@@ -84,6 +84,29 @@ def log_files(
     return sorted(files, key=lambda file: (file.rank is None, file.rank or 0, file.host))
 
 
+def are_empty(files: Iterable[Path]) -> bool:
+    """Whether nothing was printed. False without a file: the log may be on another machine."""
+    sizes = []
+    for path in files:
+        with contextlib.suppress(OSError):
+            sizes.append(path.stat().st_size)
+    return bool(sizes) and not any(sizes)
+
+
+def silence_text(
+    run_dir: RunDir, rank: int | None, attempt: int | None, hosts: Collection[str] = ()
+) -> str:
+    """`rank 1 printed nothing in attempt 6 (PATH)`; empty if there is a line, or no log."""
+    number = attempt or max(attempts(run_dir), default=1)
+    files = log_files(run_dir, number, rank, hosts)
+    if not are_empty([file.path for file in files]):
+        return ""
+    who = f"rank {rank}" if rank is not None else "no rank"
+    what = "printed nothing" if rank is not None else "printed anything"
+    place = files[0].path if len(files) == 1 else run_dir.logs / f"attempt-{number}"
+    return f"{who} {what} in attempt {number} ({place})"
+
+
 def agent_files(run_dir: RunDir) -> list[LogFile]:
     """Logs of the agents, which cover all attempts and the time before the first."""
     found = [(re.fullmatch(r"agent-(.+)", path.stem), path) for path in run_dir.logs.glob("*.log")]
