@@ -303,7 +303,7 @@ def _last_incident(shown: View, zone: tzinfo | None) -> Iterator[Row]:
     rest = f" ({len(shown.incidents) - 1} earlier)" if len(shown.incidents) > 1 else ""
     drill = f" [drill {last.drill}]" if last.drill else ""
     at = format.date_time(last.at, zone)
-    known = last.cause in shown.reason  # the first line already says it, as reason of the state
+    known = last.is_told_by(shown.reason)  # the first line already says it, as reason of the state
     cause = last.kind if known else f"{last.kind}: {format.one_line(last.cause)}"
     yield row("incident", f"{at} {cause}; {format.culprit_text(last.culprit)}{drill}{rest}")
     yield row(

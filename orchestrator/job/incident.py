@@ -7,7 +7,7 @@ from msgspec import Struct, field
 from ndctl.rank.phases import Phase
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.spec.failures import Remedy, Scope
-from orchestrator.diagnosis.cause.verdict import Culprit, Evidence
+from orchestrator.diagnosis.cause.verdict import Culprit, Evidence, named_cause
 from orchestrator.host_strikes import MOST_EVIDENCE
 
 PREFLIGHT = "preflight"
@@ -79,6 +79,10 @@ class Incident(Struct, frozen=True, kw_only=True):
     def decided(self) -> str:
         """What ndctl did, without the cause at its beginning, which is printed elsewhere."""
         return self.action.removeprefix(f"{self.cause}: ")
+
+    def is_told_by(self, reason: str) -> bool:
+        """The reason of the job's state has the cause, so it is not printed again."""
+        return self.cause in reason or named_cause(self.cause, self.culprit) in reason
 
     @property
     def lost_steps(self) -> int | None:

@@ -548,7 +548,50 @@ def test_four_failures_without_a_step_are_a_crash_loop() -> None:
     (end,) = fails(job, 3, "no. 3")
     assert isinstance(end, EndJob)
     assert decision(job)[2] == "crash-loop"
-    assert "python-exception, 4 times: four failures in a row without one step" in end.reason
+    assert end.reason.startswith(
+        "the job was stopped: rank 3 on host-1 raised RuntimeError: no. 3 at step 10 (class"
+        " python-exception), and 3 failures before it: four failures in a row without one step"
+    )
+
+
+def exits_six_times(*ranks: int) -> str:
+    """The reason why the job ended after these ranks, one by one, exited with code 3."""
+    job = Job(max_restarts=99).running()
+    for rank in ranks:
+        job.exits(rank, exit_code=3, signal=None)
+        *_, end = job.stops()
+        if isinstance(end, StartAttempt):
+            job.trains()
+    assert isinstance(end, EndJob)
+    return end.reason
+
+
+def test_failures_that_were_alike_are_told_with_rank_host_and_number() -> None:
+    reason = exits_six_times(3, 3, 3, 3, 3, 3)
+    assert reason.startswith(
+        "the job was stopped: rank 3 on host-1 exited with code 3, 6 times: six failures"
+    )
+
+
+def test_failures_of_several_ranks_are_not_told_as_those_of_one() -> None:
+    reason = exits_six_times(0, 3, 3, 3, 3, 3)
+    assert reason.startswith(
+        "the job was stopped: rank 3 on host-1 exited with code 3, and 5 failures before it: six"
+    )
+
+
+def test_hangs_are_told_with_their_phase_and_culprit() -> None:
+    job = Job(max_restarts=99).running()
+    for _ in range(6):
+        job.hangs()
+        job.judged(None)
+        *_, end = job.stops()
+        if isinstance(end, StartAttempt):
+            job.trains()
+    assert isinstance(end, EndJob)
+    assert end.reason.startswith(
+        "the job was stopped: hang in phase train (no culprit), 6 times: six failures"
+    )
 
 
 def test_any_number_of_failures_is_allowed_while_checkpoints_are_saved() -> None:

@@ -147,7 +147,7 @@ def _cause(run: Run, reason: str) -> str:
     """`rank 1 raised ImportError: …; `: the reason of a stopped job may have only its class."""
     last = run.history.incidents[-1] if run.history.incidents else None
     ends = last is not None and reason.startswith(last.action)
-    return f"{last.cause}; " if last is not None and ends and last.cause not in reason else ""
+    return f"{last.cause}; " if last is not None and ends and not last.is_told_by(reason) else ""
 
 
 def eta_s(job: JobSummary, now: float) -> float | None:

@@ -300,7 +300,7 @@ def _incident_rows(incident: Incident, shown: View, zone: tzinfo | None) -> Iter
     drill = f" [drill {incident.drill}]" if incident.drill else ""
     at = format.date_time(incident.at, zone)
     label = f"incident {incident.id}"
-    known = incident.cause in shown.reason  # the first line already says it
+    known = incident.is_told_by(shown.reason)  # the first line already says it
     cause = incident.kind if known else f"{incident.kind}: {format.one_line(incident.cause)}"
     yield row(label, f"{at} {cause}{drill}")
     yield row(

@@ -36,6 +36,14 @@ class Evidence(Struct, frozen=True, kw_only=True):
     """How the cause is known, and what evidence is missing."""
 
 
+def named_cause(cause: str, culprit: Culprit) -> str:
+    """The cause with the host of its rank: `rank 1 on host-1 exited with code 3`."""
+    rank = f"rank {culprit.rank} "
+    if culprit.rank is None or culprit.host is None or not cause.startswith(rank):
+        return cause
+    return f"{culprit} {cause.removeprefix(rank)}"
+
+
 class Verdict(Struct, frozen=True, kw_only=True):
     """The first cause of a failure, or what one sign would mean if it were the first cause."""
 

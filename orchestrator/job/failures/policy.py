@@ -18,7 +18,7 @@ from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.contract.spec.failures import FailureRule, Reading, Remedy, Scope
 from orchestrator.contract.spec.policy import PolicyRule
 from orchestrator.diagnosis.cause.exits import EARLY
-from orchestrator.diagnosis.cause.verdict import Verdict
+from orchestrator.diagnosis.cause.verdict import NOBODY, Verdict, named_cause
 from orchestrator.diagnosis.classes import default_rules as known_classes
 from orchestrator.job.incident import Incident
 from orchestrator.job.state import Run, coming, has_successors, switches_of, usable
@@ -32,6 +32,10 @@ ROLLBACK = "--set resilience.on_nan=rollback"
 
 ON_PROCESSORS = "cpu"
 """The profile of a machine whose devices are its processors."""
+HANG = "hang"
+"""Kind of the incident of ranks that made no progress."""
+UNKNOWN = "unknown"
+"""The class of a failure that no line explains; its name tells a person nothing."""
 BEFORE_FIX = "; fix: "
 """Separates why a job ended from what to do, in the reason of its end."""
 OOM_ON_CPU = "on-oom-cpu"
@@ -87,7 +91,7 @@ def decide(run: Run, verdict: Verdict) -> Decision:
     # A failure while the scheduler takes the job down costs no restart.
     counts = run.interruption.leaving is None
     if action == "stop":
-        reason = _why_stop(rule, verdict, times)
+        reason = _why_stop(run, rule, verdict, times)
         return Decision(action="stop", rule=rule.name, reason=reason, fix=verdict.fix)
     if counts and run.history.fruitless >= job.max_restarts:
         budget = f"{run.history.fruitless} of max_restarts {job.max_restarts}"
@@ -191,13 +195,18 @@ class _Table(Struct, frozen=True, kw_only=True):
 
 def count(rule: PolicyRule, run: Run, failure: Classified) -> int:
     """The number of failures that the rule covers, including this one."""
-    before = [
+    return 1 + len(_covered(rule, run, failure))
+
+
+def _covered(rule: PolicyRule, run: Run, failure: Classified) -> list[Incident]:
+    """The earlier failures that the rule covers."""
+    return [
         incident
         for incident in run.history.incidents[run.history.forgiven :]
         if covers(rule, incident.failure, incident.scope, incident.phase)
         and (rule.window is None or failure.verdict.at - incident.at <= rule.window)
+        and _is_same(rule, run, incident, failure)
     ]
-    return 1 + sum(_is_same(rule, run, incident, failure) for incident in before)
 
 
 def _is_same(rule: PolicyRule, run: Run, incident: Incident, failure: Classified) -> bool:
@@ -305,9 +314,9 @@ def _without(run: Run, host: str, at: float) -> str | None:
     return None if run.scheduler.allocation is None else "the job is requeued for another host"
 
 
-def _why_stop(rule: PolicyRule, verdict: Verdict, times: int) -> str:
-    """The reason without the cause, which the incident has. If the trainer refused to start, or the
-    program is at fault, the cause is the reason."""
+def _why_stop(run: Run, rule: PolicyRule, verdict: Verdict, times: int) -> str:
+    """The reason. It has the cause if the trainer refused to start, if the program is at fault, or
+    if the failure was one of several; otherwise the incident has it."""
     stopped = "the job was stopped"
     if verdict.final:
         return verdict.cause
@@ -317,9 +326,34 @@ def _why_stop(rule: PolicyRule, verdict: Verdict, times: int) -> str:
         words = {2: "twice"}.get(times, f"{times} times")
         return f"{verdict.cause}: the same error {words}, so the program has a bug"
     advice = verdict.failure.advice if verdict.failure else ""
-    often = f", {times} times: {rule.why}" if rule.times > 1 and rule.why else ""
-    name = classified(verdict).name
-    return f"{stopped}: {name}{often}" + (f"; {advice}" if advice else "")
+    what = classified(verdict).name
+    if rule.times > 1 and rule.why:
+        what = f"{_failures_text(run, rule, verdict, times)}: {rule.why}"
+    return f"{stopped}: {what}" + (f"; {advice}" if advice else "")
+
+
+def _failures_text(run: Run, rule: PolicyRule, verdict: Verdict, times: int) -> str:
+    """`rank 1 on host-1 exited with code 3, 6 times`. Failures of one class may be of several
+    ranks, so only those that were alike are counted as the same."""
+    failure = classified(verdict)
+    before = _covered(rule, run, failure)
+    if verdict.kind == HANG:
+        # Its cause has the times and the evidence, which differ each time.
+        phase = f" in phase {verdict.phase}" if verdict.phase else ""
+        who = f"culprit {verdict.culprit}" if verdict.culprit != NOBODY else "no culprit"
+        what = f"hang{phase} ({who})"
+        alike = all(
+            (one.kind, one.culprit, one.phase) == (HANG, verdict.culprit, verdict.phase)
+            for one in before
+        )
+    else:
+        named = f" (class {failure.name})" if failure.name != UNKNOWN else ""
+        what = f"{named_cause(verdict.cause, verdict.culprit)}{named}"
+        alike = all((one.cause, one.culprit) == (verdict.cause, verdict.culprit) for one in before)
+    if alike:
+        return f"{what}, {times} times"
+    earlier = "1 failure" if times == 2 else f"{times - 1} failures"
+    return f"{what}, and {earlier} before it"
 
 
 def ways_to_go_on(run: Run, incident: Incident, decision: Decision) -> tuple[str, ...]:
