@@ -1,6 +1,5 @@
 """`ndctl cancel`: ask the leader of a job to stop, or end what is left of the job."""
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -11,6 +10,7 @@ from orchestrator.app.commands import commands_for, commands_of
 from orchestrator.app.remote import Found
 from orchestrator.app.schedulers import clear, name_of, standing
 from orchestrator.app.submission.submission_lock import refuse_while_submitting
+from orchestrator.contract.files.last_metric import last_reached
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.agent_protocol import CANCEL_PATH
 from orchestrator.contract.messages.events import JobSubmitted
@@ -237,16 +237,16 @@ def _may_end(found: Found, environ: Mapping[str, str], clock: Clock) -> Callable
 def record_cancel(run_dir: RunDir, by: str, clock: Clock) -> bool:
     """Record the end in the journal of a job without a leader. Returns whether its leader had yet
     to start, as for a job that was submitted a second ago."""
-    from orchestrator.contract.messages.events import CancelRequested, LeaderStarted
+    from orchestrator.contract.messages.events import CancelRequested
     from orchestrator.journal.supervisor import Supervisor
 
     with Journal(run_dir.journal, clock) as journal:
         supervisor = Supervisor(journal)
         assert supervisor.run.job is not None
         waiting = isinstance(supervisor.run.stage, Submitted)
-        host = supervisor.run.job.launch.leader
-        supervisor.feed(LeaderStarted(at=clock.now(), host=host, pid=os.getpid()))
-        supervisor.feed(CancelRequested(at=clock.now(), by=by))
+        # The journal has few steps, and no leader tells how far the ranks came.
+        reached = last_reached(run_dir.metrics)
+        supervisor.feed(CancelRequested(at=clock.now(), by=by, led=False, reached=reached))
     return waiting
 
 

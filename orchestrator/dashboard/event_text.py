@@ -237,7 +237,9 @@ def describe_event(event: Event) -> str:  # noqa: C901, PLR0915 - one line for e
             left = f"; {format.rank_list(killed)} did not end after SIGTERM" if killed else ""
             return f"all ranks on {host} {how}{left}{f': {_torchrun_end(why)}' if why else ''}"
         case CancelRequested(by=by):
-            return f"cancel requested by {by}"
+            return (
+                f"cancel requested by {by}" if event.led else f"cancelled by {by}, without a leader"
+            )
         case LeaveAsked(cause=cause, words=said):
             # The leader asks the scheduler for the cause; until it answers the cause is empty.
             why = cause or "the cause is not known yet"

@@ -1,4 +1,5 @@
-"""A person submits the job, or a new leader starts: what stays of the state before."""
+"""A person submits the job or ends it without a leader, or a new leader starts: what stays of the
+state before."""
 
 from collections.abc import Mapping
 
@@ -7,7 +8,7 @@ from msgspec.structs import replace
 from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.launch import Allocation
 from orchestrator.contract.messages.actions import Action, EndJob, ReplaceAgent
-from orchestrator.contract.messages.events import JobSubmitted, LeaderStarted
+from orchestrator.contract.messages.events import CancelRequested, JobSubmitted, LeaderStarted
 from orchestrator.diagnosis.cause.findings import Findings
 from orchestrator.job.attempt_end import recover
 from orchestrator.job.failures import no_progress, oom_replan
@@ -204,6 +205,18 @@ def _replaced_still(run: Run, event: LeaderStarted) -> Mapping[str, str]:
         for host, found in run.hosts.replaced.items()
         if host not in event.always and event.cleared.get(host, 0.0) <= found.at
     }
+
+
+def cancelled_without_leader(run: Run, event: CancelRequested) -> Result:
+    """No leader is there to stop the attempt. Its loss is an incident, but there is no restart."""
+    if run.interruption.cancelled_by is not None:  # the leader died with the first order
+        by = f"cancelled by {run.interruption.cancelled_by}"
+        return end(with_incident_before_cancel(run), event.at, "CANCELLED", by)
+    by = f"cancelled by {event.by}"
+    findings = _left_behind(run, event.at, event.reached)
+    run = _with_incident(_as_far_as(run, event.reached), findings, by)
+    run = replace(run, interruption=replace(run.interruption, cancelled_by=event.by))
+    return end(run, event.at, "CANCELLED", by)
 
 
 def leader_after_end(run: Run, event: LeaderStarted) -> Result:

@@ -80,7 +80,12 @@ from orchestrator.job.hosts.scheduler import (
 )
 from orchestrator.job.hosts.straggler_replacement import straggler_found, straggler_gone
 from orchestrator.job.hosts.warned_hosts import host_warned
-from orchestrator.job.leader_change import job_submitted, leader_after_end, leader_started
+from orchestrator.job.leader_change import (
+    cancelled_without_leader,
+    job_submitted,
+    leader_after_end,
+    leader_started,
+)
 from orchestrator.job.leave import Result, run_dir_lost
 from orchestrator.job.stage import (
     ATTEMPT,
@@ -115,6 +120,10 @@ Stages = tuple[type[Stage], ...]
 def no_effect(run: Run, event: Event) -> Result:
     """The event may come in this stage, but it is late, or it only informs a person."""
     return run, ()
+
+
+def _cancelled(run: Run, event: CancelRequested) -> Result:
+    return cancel_requested(run, event) if event.led else cancelled_without_leader(run, event)
 
 
 STAGES: Stages = get_args(Stage)
@@ -152,7 +161,7 @@ TABLE: Mapping[type[Event], Mapping[type[Stage], Handler]] = {
     # A person, or a leader that starts, in any stage.
     JobSubmitted: _row((STAGES, job_submitted)),
     LeaderStarted: _row(((Ended,), leader_after_end), (STAGES, leader_started)),
-    CancelRequested: _row(((Ended,), no_effect), (STAGES, cancel_requested)),
+    CancelRequested: _row(((Ended,), no_effect), (STAGES, _cancelled)),
     RunDirLost: _row(((Ended,), no_effect), (STAGES, run_dir_lost)),
     # Agents and hosts.
     AgentRegistered: _from_leader(agent_registered),

@@ -16,6 +16,7 @@ from orchestrator.app.ranks.stacks import rank_stacks
 from orchestrator.app.remote import Found
 from orchestrator.app.submission import payload, submit_job
 from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.files.leader_file import Term, announce
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation, LaunchPlan
@@ -312,6 +313,18 @@ def test_cancelling_a_job_without_a_leader_ends_it_in_the_journal(
     assert "e2e: CANCELLED, cancelled by" in cancel_job.wait_until_ended(run_dir, {}, TurnedClock())
     with pytest.raises(JobError, match="already ended: CANCELLED"):
         cancel_job.cancel(run_dir, {}, TurnedClock())
+
+
+def test_the_end_of_a_job_without_a_leader_has_its_last_step(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    run_dir = submit(tmp_path).run_dir
+    lead(tmp_path)
+    run_dir.metrics.write_text('{"attempt":1,"step":93,"time":7.0}\n')
+    cancel_job.cancel(run_dir, {}, TurnedClock(), by="ann")
+    end = events(tmp_path)[-1]
+    assert isinstance(end, CancelRequested)
+    assert (end.by, end.led, end.reached) == ("ann", False, Reached(attempt=1, step=93, at=7.0))
 
 
 @pytest.mark.parametrize("starting", [True, False])

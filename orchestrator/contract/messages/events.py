@@ -497,6 +497,10 @@ class HostStopped(Struct, frozen=True, kw_only=True):
 class CancelRequested(Struct, frozen=True, kw_only=True):
     at: float
     by: str
+    led: bool = True
+    """False: the job has no leader that could be asked, so this event is its end."""
+    reached: Reached | None = None
+    """Without a leader: how far the newest attempt got, according to its metrics."""
 
 
 class LeaveAsked(Struct, frozen=True, kw_only=True):

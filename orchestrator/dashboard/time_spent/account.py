@@ -15,6 +15,7 @@ from typing import Literal, get_args
 
 from msgspec import Struct, field
 
+from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.messages.actions import (
     Action,
     EndJob,
@@ -24,6 +25,7 @@ from orchestrator.contract.messages.actions import (
 )
 from orchestrator.contract.messages.events import (
     AgentLost,
+    CancelRequested,
     Event,
     HangDetected,
     HangOver,
@@ -49,6 +51,7 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 KINDS: tuple[type[Event] | type[Action], ...] = (
     JobSubmitted,
     LeaderStarted,
+    CancelRequested,
     TrainingResumed,
     ProgramRuns,
     StepReached,
@@ -193,6 +196,10 @@ class TimeAccount:
                 self._turn_to("restart" if event.backend == "local" else "queue", event.at)
             case LeaderStarted():
                 self._leader_started(event)
+            case CancelRequested(led=False):
+                self._advance_to(event.reached, event.at)
+                if self.use == "training":
+                    self._turn_to("detection", self.at)
             case AgentLost() if event.host in self.hosts:
                 self._failed(event.at - event.silent_s)
             # Late news of an earlier attempt changes nothing.
@@ -247,11 +254,18 @@ class TimeAccount:
             case _:
                 pass
 
-    def _leader_started(self, event: LeaderStarted) -> None:
-        reached = event.reached
+    def _advance_to(self, reached: Reached | None, at: float) -> None:
+        """The attempt trained until `reached`, which its leader did not live to record.
+
+        Args:
+            at: when that was read.
+        """
         if self.use == "training" and reached is not None and reached.attempt == self.attempt:
-            self._accrue(min(reached.at, event.at))
+            self._accrue(min(reached.at, at))
             self.spans[-1].last = max(self.spans[-1].last, reached.step)
+
+    def _leader_started(self, event: LeaderStarted) -> None:
+        self._advance_to(event.reached, event.at)
         if event.former or event.allocation is None:  # the hosts stayed
             self._turn_to("detection" if self.use == "training" else "restart", self.at)
         else:  # the scheduler granted hosts

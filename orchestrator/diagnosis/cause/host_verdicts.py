@@ -105,8 +105,8 @@ def leader_lost(last_heard: float, findings: Findings) -> Verdict:
         detected_after_s=max(0.0, findings.noticed_at - last_heard),
         evidence=Evidence(
             notes=(
-                "a new leader took over from the journal; the former one was lost after its last"
-                " sign of life: a journal line, a step, or a message to the agent that leads now",
+                "it was lost after its last sign of life: a journal line, a step, or a message to"
+                " another agent",
             )
         ),
     )

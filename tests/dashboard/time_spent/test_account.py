@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.messages.events import (
+    CancelRequested,
     HangDetected,
     HangOver,
     LeaderStarted,
@@ -100,6 +102,15 @@ def test_the_time_without_a_leader_is_not_training() -> None:
     for leader, cause in ((takes_over, "detection"), (new, "queue")):
         told = spent(journal([*started(), leader]))
         assert told.lost_s[cause] == pytest.approx(92)  # type: ignore[index]
+
+
+def test_training_without_an_answering_leader_counts_until_the_cancel() -> None:
+    """The journal has the first step only. The leader was stopped by SIGSTOP, for example."""
+    reached = Reached(attempt=1, step=93, at=START + 100)
+    end = CancelRequested(at=START + 110, by="ann", led=False, reached=reached)
+    told = spent(journal([*started(), end]), START + 500)
+    assert told.lost_s["detection"] == pytest.approx(10)
+    assert told.effective_s == pytest.approx(110 - 8 - 10)
 
 
 def test_the_time_between_two_launches_does_not_count() -> None:

@@ -1,14 +1,20 @@
 """A person cancels the job, or its leader dies, in every stage."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.last_metric import Reached
-from orchestrator.contract.messages.actions import EndJob, JudgeHang, StartAttempt, StopAttempt
-from orchestrator.contract.messages.events import LeaderStarted, LeaveAsked
+from orchestrator.contract.messages.actions import (
+    Action,
+    EndJob,
+    JudgeHang,
+    StartAttempt,
+    StopAttempt,
+)
+from orchestrator.contract.messages.events import CancelRequested, LeaderStarted, LeaveAsked
 from orchestrator.contract.spec.run_spec import RunSpec
 from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.job.failures.policy import strike_weight
@@ -298,6 +304,63 @@ def test_a_leader_that_cannot_lead_ends_the_job_with_its_reason() -> None:
     unable = LeaderStarted(at=job.now(), host="host-0", pid=9, unable="no scontrol in the image")
     assert job.tell(unable) == (EndJob(state="FAILED", reason="no scontrol in the image"),)
     assert job.run.history.incidents == ()
+
+
+def without_leader(job: Job, reached: Reached | None = None) -> Sequence[Action]:
+    return job.tell(CancelRequested(at=job.now(), by="ann", led=False, reached=reached))
+
+
+def test_a_cancel_that_no_leader_took_tells_of_the_lost_leader_and_restarts_nothing() -> None:
+    job = Job().running()
+    job.saves(5)
+    at = job.at + 40
+    job.at += 60
+    (end,) = without_leader(job, Reached(attempt=1, step=9, at=at))
+    assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
+    (incident,) = job.run.history.incidents
+    assert (incident.kind, incident.at, incident.step) == ("leader-lost", at, 9)
+    assert (incident.action, incident.remedy, incident.rule) == ("cancelled by ann", None, "")
+    assert (job.run.attempt.number, job.run.history.restarts, job.run.history.fruitless) == (
+        1,
+        0,
+        0,
+    )
+    assert without_leader(job) == (), "a second cancel changes nothing"
+
+
+def test_a_failure_before_the_leader_died_stays_the_cause_of_a_cancelled_job() -> None:
+    job = Job().running()
+    job.raises(2, "shapes differ")
+    without_leader(job)
+    (incident,) = job.run.history.incidents
+    assert (incident.kind, incident.culprit.rank) == ("exception", 2)
+    assert (incident.action, job.run.history.restarts) == ("cancelled by ann", 0)
+
+
+def test_a_second_cancel_ends_a_job_whose_leader_died_with_the_first() -> None:
+    job = Job().running()
+    job.cancelled("bob")
+    (end,) = without_leader(job)
+    assert end == EndJob(state="CANCELLED", reason="cancelled by bob")
+    assert job.run.history.incidents == ()
+
+
+def _queued_job() -> Job:
+    job = Job().granted().running()
+    job.tell(LeaveAsked(at=job.now(), cause="preempted", words="SIGTERM"))
+    job.stops()
+    return job
+
+
+@pytest.mark.parametrize(
+    "make_job", [Job, _led_job, _queued_job], ids=["submitted", "waiting", "queued"]
+)
+def test_a_cancel_without_a_leader_is_no_incident_if_no_rank_ran(make_job: MakeJob) -> None:
+    job = make_job()
+    (end,) = without_leader(job)
+    assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
+    assert job.run.history.incidents == ()
+    assert job.run.history.ignored == {}
 
 
 def test_a_requeue_does_not_restart_a_cancelled_job() -> None:
