@@ -44,11 +44,20 @@ def program_of(words: Sequence[str]) -> Program | None:
             return program_in(word)
         # Not SCRIPT=train.py and --config=a.py, which are a variable and an option.
         if word.endswith(".py") and "=" not in word:
-            return Program("script", word, tuple(words[at + 1 :]))
+            args = without_separator(words[:at], words[at + 1 :])
+            return Program("script", word, tuple(args))
         long = word == "--module" and any(map(is_launcher, words[:at]))
         if (word == "-m" or long) and _is_module(words, at + 1):
-            return Program("module", words[at + 1], tuple(words[at + 2 :]))
+            args = without_separator(words[:at], words[at + 2 :])
+            return Program("module", words[at + 1], tuple(args))
     return None
+
+
+def without_separator(before: Sequence[str], args: Sequence[str]) -> Sequence[str]:
+    """The arguments of a program without the first `--`, which torchrun and others like it drop
+    behind the program, as argparse does. `before`: the words before the program."""
+    drops = any(PurePath(word).name in OF_ARGPARSE for word in before) and "--" not in before
+    return args[1:] if drops and "".join(args[:1]) == "--" else args
 
 
 def _is_module(words: Sequence[str], at: int) -> bool:
@@ -75,32 +84,6 @@ def wrapper_of(words: Sequence[str]) -> str | None:
     names = [PurePath(word).name for word in words[:end]]
     scripts = [name for name in names if name.endswith(".sh")] if found is not None else []
     return next((name for name in names if name in WRAPPERS), "".join(scripts[:1]) or None)
-
-
-def executable_of(words: Sequence[str]) -> Program | None:
-    """The executable that a launcher starts, as in `mpirun -n 2 ./solver`; None: none is seen."""
-    words = launched(words) or words
-    at, key = 0, "program"
-    while at < len(words):
-        word = words[at]
-        following = "".join(words[at + 1 : at + 2])
-        if PurePath(word).name in SHELLS and re.fullmatch(r"-[a-z]*c", following):
-            if re.search(r"[\s;&|<>]", "".join(words[at + 2 : at + 3])):
-                return Program("program", word, tuple(words[at + 1 :]))
-            at += 1  # bash -c, whose words follow
-        elif word.startswith("$(which ") or not (
-            word.startswith("-") or is_launcher(word) or word in PREFIXES
-        ):
-            return Program(key, word, tuple(words[at + 1 :]))
-        if word.lstrip("-") in ("mca", "gmca", "prtemca"):
-            at += 1  # it has two values
-        # What torchrun starts is a script, also if its name is a variable.
-        if PurePath(word).name in ("torchrun", "accelerate", "deepspeed", *LAUNCHERS):
-            key = "script"
-        elif word in ("--no-python", "--no_python"):
-            key = "program"
-        at += 2 if WITH_VALUE.fullmatch(word) or (word[0] == "-" and following.isdecimal()) else 1
-    return None
 
 
 def is_launcher(word: str) -> bool:
@@ -142,28 +125,16 @@ def settings_in(words: Sequence[str]) -> list[str]:
     found = program_of(words[start + 1 :]) if start is not None else None
     if start is None or found is None:
         return []
-    own = [one for one in words[start + 1 : len(words) - len(found.args)] if one != found.name]
+    own = [
+        one
+        for one in words[start + 1 : len(words) - len(found.args)]
+        if one not in (found.name, "--")
+    ]
     own.append("--")
     return [
         f"{one} {value}" if "=" not in one and not value.startswith("-") else one
         for one, value in pairwise(own)
         if one.startswith("--") and not OF_THE_LAUNCH.match(one.lstrip("-").replace("-", "_"))
-    ]
-
-
-def placed_by_mpi(words: Sequence[str]) -> list[str]:
-    """The options by which mpirun binds ranks to cores or places them in a way of its own."""
-    names = [PurePath(word).name for word in words]
-    start = next((at for at, one in enumerate(names) if one in ("mpirun", "mpiexec")), None)
-    if start is None:
-        return []
-    found = executable_of(words[start:])
-    behind = words[start + 1 : len(words) - len(found.args) - 1 if found is not None else None]
-    # ndctl binds ranks to no core either, so `none` loses nothing.
-    return [
-        one if "=" in one or value.startswith("-") else f"{one} {value}"
-        for one, value in pairwise([*behind, "-"])
-        if PLACES_RANKS.match(one) and "none" not in (value, one.partition("=")[2])
     ]
 
 
@@ -231,7 +202,7 @@ def run_of(text: object) -> str:
 
 COMMANDS = (
     *("torchrun", "accelerate", "deepspeed", "torchx", "srun", "mpirun", "mpiexec", "composer"),
-    *("ft_launcher", "hyperpodrun", "jsrun", "aprun", "uv"),
+    *("ft_launcher", "hyperpodrun", "jsrun", "aprun", "uv", "accelerate-launch"),
 )
 """Programs that start another one on each rank, as ndctl does itself; and uv, which starts one in
 the environment of a project."""
@@ -251,13 +222,6 @@ MODULE = re.compile(r"[A-Za-z_][\w.-]*|[\w.]*\$\{?\w+.*")
 PREFIXES = ("env", "nohup", "time", "exec")
 """What people write before a command."""
 VARIABLE = re.compile(r"[A-Za-z_]\w*=.*")
-WITH_VALUE = re.compile(
-    r"--(container-(image|mounts|name|workdir|save|env)|nodelist|exclude|partition|account|qos|output"
-    r"|error|input|chdir|job-name|jobid|time|mem|gres|gpus(-per-(node|task))?|export|constraint)"
-    r"|--?(hostfile|host|machinefile|g?mca|prtemca|np|npernode|(bind|map|rank)-(to|by))"
-    r"|--?((cpu|mem|gpu)-bind|cpu-(set|list))|-[pAwxoeiDJtGHnNc]"
-)
-"""Options of srun and mpirun whose value is the next word."""
 # Options of launchers, with hyphens for underscores. -N is the number of hosts for srun, and the
 # number of ranks on each host for mpirun.
 HOSTS = ("--nnodes", "--num-nodes", "--num-machines", "--nodes")
@@ -267,13 +231,17 @@ RANKS_OF_A_HOST = (
 )
 ALL_RANKS = ("--num-processes", "--ntasks", "-np", "-n")
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+OF_ARGPARSE = (
+    *("torchrun", "accelerate", "accelerate-launch", "deepspeed", "composer"),
+    *LAUNCHERS,
+)
+"""Launchers that read their command line with argparse, and start a script of Python."""
 ACCELERATE = ("accelerate", "accelerate-launch", "accelerate.commands.launch")
 OF_THE_LAUNCH = re.compile(
     r"num_(processes|machines|cpu)|machine_rank|main_(process|training)|rdzv|same_network|multi_gpu"
     r"|role|tee|log_dir|max_restarts|monitor_interval|gpu_ids|module|no_python|cpu$|debug|quiet"
 )
 """Options of `accelerate launch` about where and how ranks start."""
-PLACES_RANKS = re.compile(r"--?(bind-to|map-by|rank-by|cpu-(bind|set|list)|binding)\b")
 SET_IN_SCRIPT = (
     "accelerate launch hands {} to the script as variables, and ndctl does not: set them in"
     " Accelerator(…) or TrainingArguments, or as ACCELERATE_… in run.env"

@@ -4,12 +4,11 @@ import re
 from collections.abc import Sequence
 
 from orchestrator.contract.spec.slurm_spec import OURS_BEGIN, bad_variable
+from orchestrator.specs.foreign.around_program import executable_of, placed_by_mpi
 from orchestrator.specs.foreign.carried import Carried, in_a_shell, variables_of
 from orchestrator.specs.foreign.command_lines import (
     SET_IN_SCRIPT,
-    executable_of,
     is_launcher,
-    placed_by_mpi,
     program_of,
     settings_in,
     wrapper_of,

@@ -109,6 +109,11 @@ def test_a_job_spec_with_a_key_of_another_tool_is_a_job_spec() -> None:
         ("torchrun --nproc-per-node 8 t.py --lr 1", 'run: {script: t.py, args: ["--lr", "1"]}'),
         ("python -m torch.distributed.run t.py a", 'run: {script: t.py, args: ["a"]}'),
         ("python3 -m pkg.train --x", 'run: {module: pkg.train, args: ["--x"]}'),
+        ("torchrun --nproc-per-node 8 -m pkg.m -- -i x", 'run: {module: pkg.m, args: ["-i", "x"]}'),
+        ("torchrun t.py -- a -- b", 'run: {script: t.py, args: ["a", "--", "b"]}'),
+        ("torchrun -- t.py -- a", 'run: {script: t.py, args: ["--", "a"]}'),
+        ("python -m accelerate.commands.launch t.py -- a", 'run: {script: t.py, args: ["a"]}'),
+        ("srun python t.py -- a", 'run: {script: t.py, args: ["--", "a"]}'),
         ("echo it's done", None),
     ],
 )

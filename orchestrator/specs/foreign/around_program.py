@@ -1,0 +1,115 @@
+"""What a command line has before its program: launchers with their options, and other programs."""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import PurePath
+
+from orchestrator.specs.foreign.command_lines import (
+    LAUNCHERS,
+    OF_ARGPARSE,
+    PREFIXES,
+    PYTHON,
+    SHELLS,
+    VARIABLE,
+    Program,
+    is_launcher,
+    launched,
+    without_separator,
+)
+from orchestrator.specs.foreign.srun_options import of_srun
+
+
+def executable_of(words: Sequence[str]) -> Program | None:
+    """The executable that a launcher starts, as in `mpirun -n 2 ./solver`; None: none is seen."""
+    words = launched(words) or words
+    at, key = 0, "program"
+    while at < len(words):
+        name, following = PurePath(words[at]).name, "".join(words[at + 1 : at + 2])
+        behind = behind_options(words, at)
+        if name in SHELLS and re.fullmatch(r"-[a-z]*c", following):
+            if re.search(r"[\s;&|<>]", "".join(words[at + 2 : at + 3])):
+                return Program("program", words[at], tuple(words[at + 1 :]))
+        elif name in OF_ARGPARSE:
+            # What torchrun starts is a script, also if its name is a variable.
+            without_python = {"--no-python", "--no_python"} & {*words[at:behind]}
+            key = "program" if without_python else "script"
+        elif not _is_before_program(words, at):
+            args = without_separator(words[:at], words[at + 1 :])
+            return Program("program" if PYTHON.fullmatch(name) else key, words[at], tuple(args))
+        at = behind
+    return None
+
+
+def _is_before_program(words: Sequence[str], at: int) -> bool:
+    """Whether a launcher, a variable or such a word as `nohup` is here."""
+    word = words[at]
+    if is_launcher(word) or word in PREFIXES or VARIABLE.fullmatch(word):
+        return True
+    starts_launcher = "".join(words[behind_options(words, at) :][:1]) in LAUNCHERS
+    return PYTHON.fullmatch(PurePath(word).name) is not None and starts_launcher
+
+
+def behind_options(words: Sequence[str], at: int) -> int:
+    """The place behind the options, with their values, of the launcher or program that is here."""
+    name = PurePath(words[at]).name
+    if name == "srun":
+        return at + 1 + len(of_srun(words[at:]))
+    if name in ("accelerate", "uv") and "".join(words[at + 1 : at + 2]) in ("launch", "run"):
+        at += 1  # two words of one launcher
+    end = at + 1
+    while end < len(words) and words[end].startswith("-") and words[end - 1] != "--":
+        end += 1 + _values(name, words[end], "".join(words[end + 1 : end + 2]))
+        if PYTHON.fullmatch(name) and words[end - 1] == "-m":
+            break
+    return min(end, len(words))
+
+
+def _values(name: str, option: str, following: str) -> int:
+    """The number of words that are values of an option of the program `name`."""
+    if name in OF_ARGPARSE:
+        return not ("=" in option or WITHOUT_VALUE.fullmatch(option.replace("_", "-")))
+    if PYTHON.fullmatch(name):
+        return option in ("-W", "-X", "-c")
+    if name in SHELLS:
+        return 0  # the words of `bash -c` follow
+    if option.lstrip("-") in ("mca", "gmca", "prtemca", "env", "genv"):
+        return 2
+    return WITH_VALUE.fullmatch(option) is not None or following.isdecimal()
+
+
+def placed_by_mpi(words: Sequence[str]) -> list[str]:
+    """The options by which mpirun binds ranks to cores or places them in a way of its own."""
+    names = [PurePath(word).name for word in words]
+    start = next((at for at, one in enumerate(names) if one in ("mpirun", "mpiexec")), None)
+    if start is None:
+        return []
+    found = executable_of(words[start:])
+    behind = words[start + 1 : len(words) - len(found.args) - 1 if found is not None else None]
+    # ndctl binds ranks to no core either, so `none` loses nothing.
+    return [
+        one if "=" in one or value.startswith("-") else f"{one} {value}"
+        for one, value in pairwise([*behind, "-"])
+        if PLACES_RANKS.match(one) and "none" not in (value, one.partition("=")[2])
+    ]
+
+
+WITHOUT_VALUE = re.compile(
+    # torchrun and torch.distributed.launch
+    r"-h|--help|--standalone|-m|--module|--no-python|--run-path|--virtual-local-rank|--use-env|--"
+    # accelerate launch
+    r"|-q|--quiet|--cpu|--multi-gpu|--tpu|--enable-cpu-affinity|--same-network|--debug"
+    r"|--dynamo-use-(fullgraph|dynamic|regional-compilation)|--downcast-bf16"
+    r"|--use-(deepspeed|fsdp|parallelism-config|megatron-lm)|--(no-)?tpu-cluster|--tpu-use-sudo"
+    r"|--fp8-use-autocast-during-eval"
+    # deepspeed and composer
+    r"|--no-local-rank|--no-ssh(-check)?|--force-multi|--save-pid|--elastic-training"
+    r"|--bind-cores-to-rank|-v|--verbose|--module-mode|--command-mode"
+)
+"""Options of launchers of PyTorch, with hyphens for underscores, that have no value."""
+WITH_VALUE = re.compile(
+    r"--?(hostfile|host|machinefile|np|npernode|(bind|map|rank)-(to|by))"
+    r"|--?((cpu|mem|gpu)-bind|cpu-(set|list))|-[pAwxoeiDJtGHnNcu]"
+)
+"""Options of mpirun and other launchers, and of env, whose value is the next word."""
+PLACES_RANKS = re.compile(r"--?(bind-to|map-by|rank-by|cpu-(bind|set|list)|binding)\b")

@@ -1,0 +1,68 @@
+"""Launchers and other programs before the program of a command line."""
+
+import argparse
+from collections.abc import Sequence
+
+import pytest
+from accelerate.commands.launch import launch_command_parser
+from torch.distributed.run import get_args_parser, parse_args
+
+from orchestrator.specs.foreign.around_program import WITHOUT_VALUE, executable_of
+from orchestrator.specs.foreign.command_lines import program_of
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "words"),
+    [
+        ("accelerate launch $(which) --steps=1", "script", "$(which) --steps=1"),
+        ("accelerate launch --mixed_precision bf16 --multi_gpu $X", "script", "$X"),
+        ("accelerate-launch --num_processes 2 tools/fit -a", "script", "tools/fit -a"),
+        ("torchrun --nproc_per_node 2 --master_addr $A --master_port 1 $X b", "script", "$X b"),
+        ("torchrun --rdzv_id abc --rdzv_backend c10d tools/fit", "script", "tools/fit"),
+        ("torchrun --log_dir logs --no-python ./run.sh -- -a", "program", "./run.sh -a"),
+        ("torchrun --standalone -- fit -- -a", "script", "fit -- -a"),
+        ("torchrun --no_python python -u -c code", "program", "python -u -c code"),
+        ("python -u -m torch.distributed.run --role a $X", "script", "$X"),
+        ("deepspeed --hostfile h --no_ssh --launcher pdsh $X", "script", "$X"),
+        ("srun -l --kill-on-bad-exit=1 -N 2 bash -c ./run -N 3", "program", "./run -N 3"),
+        ("mpirun -np 2 --mca btl tcp -x A=1 -H a,b ./solver -n 2", "program", "./solver -n 2"),
+        ("env -u A B=1 nohup srun ./solver", "program", "./solver"),
+    ],
+)
+def test_a_value_of_a_launcher_is_no_program(line: str, key: str, words: str) -> None:
+    found = executable_of(line.split())
+    assert found is not None
+    assert (found.key, " ".join([found.name, *found.args])) == (key, words)
+
+
+def _options(parser: argparse.ArgumentParser) -> dict[str, bool]:
+    """The options of a parser, and whether each has a value."""
+    return {
+        option.replace("_", "-"): one.nargs != 0
+        for one in parser._actions
+        for option in one.option_strings
+    }
+
+
+def test_the_options_without_a_value_are_those_of_the_launchers() -> None:
+    options = _options(get_args_parser()) | _options(launch_command_parser())
+    assert len(options) > 100
+    wrong = [one for one, valued in options.items() if bool(WITHOUT_VALUE.fullmatch(one)) is valued]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-m", "pkg.m", "--", "-i", "x"),
+        ("-m", "pkg.m", "-i", "--", "x"),
+        ("t.py", "--", "a", "--", "b"),
+        ("--", "t.py", "--", "a"),
+        ("-m", "--", "pkg.m", "--", "b"),
+    ],
+)
+def test_a_separator_is_dropped_where_torchrun_drops_it(words: Sequence[str]) -> None:
+    found = program_of(["torchrun", *words]) or executable_of(["torchrun", *words])
+    assert found is not None
+    told = parse_args([*words])
+    assert (found.name, [*found.args]) == (told.training_script, told.training_script_args)
