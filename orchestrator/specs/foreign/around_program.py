@@ -1,7 +1,7 @@
 """What a command line has before its program: launchers with their options, and other programs."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import PurePath
 
@@ -50,6 +50,29 @@ def _is_before_program(words: Sequence[str], at: int) -> bool:
     return PYTHON.fullmatch(PurePath(word).name) is not None and starts_launcher
 
 
+def around(words: Sequence[str], found: Program) -> Iterator[Sequence[str]]:
+    """The words of each program around the one that was found, such as a profiler: what is no
+    launcher, no shell and not Python."""
+    end = len(words) - len(found.args) - 1
+    end -= end > 0 and words[end] == "--"
+    at = 0
+    while at < end and words[end] == found.name:  # it may be inside of a word, behind `bash -c`
+        name, behind = PurePath(words[at]).name, behind_options(words, at)
+        known = is_launcher(words[at]) or words[at] in PREFIXES or name in SHELLS
+        if name in WITH_OTHER_OPTIONS or not (
+            known or VARIABLE.fullmatch(words[at]) or IS_PYTHON.fullmatch(name)
+        ):
+            behind = next((one for one in range(at + 1, end) if _is_known(words[one])), end)
+            if name not in WITH_OTHER_OPTIONS:
+                yield words[at:behind]
+        at = behind
+
+
+def _is_known(word: str) -> bool:
+    name = PurePath(word).name
+    return is_launcher(word) or IS_PYTHON.fullmatch(name) is not None or name in SHELLS
+
+
 def behind_options(words: Sequence[str], at: int) -> int:
     """The place behind the options, with their values, of the launcher or program that is here."""
     name = PurePath(words[at]).name
@@ -94,6 +117,11 @@ def placed_by_mpi(words: Sequence[str]) -> list[str]:
     ]
 
 
+ENVIRONMENTS = ("conda", "mamba", "micromamba", "poetry", "pixi", "pipenv", "pdm", "hatch")
+"""Programs that run another one in an environment of Python."""
+WITH_OTHER_OPTIONS = ("uv", "torchx", "jsrun", "aprun")
+"""Launchers whose options are not known here."""
+IS_PYTHON = re.compile(rf"{PYTHON.pattern}|\$\{{\w*PY\w*\}}", re.IGNORECASE)
 WITHOUT_VALUE = re.compile(
     # torchrun and torch.distributed.launch
     r"-h|--help|--standalone|-m|--module|--no-python|--run-path|--virtual-local-rank|--use-env|--"
@@ -108,7 +136,7 @@ WITHOUT_VALUE = re.compile(
 )
 """Options of launchers of PyTorch, with hyphens for underscores, that have no value."""
 WITH_VALUE = re.compile(
-    r"--?(hostfile|host|machinefile|np|npernode|(bind|map|rank)-(to|by))"
+    r"--?(hostfile|host|machinefile|prefix|np|npernode|(bind|map|rank)-(to|by))"
     r"|--?((cpu|mem|gpu)-bind|cpu-(set|list))|-[pAwxoeiDJtGHnNcu]"
 )
 """Options of mpirun and other launchers, and of env, whose value is the next word."""

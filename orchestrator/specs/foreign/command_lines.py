@@ -77,15 +77,6 @@ def launched(words: Sequence[str]) -> Sequence[str]:
     return words[at:]
 
 
-def wrapper_of(words: Sequence[str]) -> str | None:
-    """The program around the launcher or around Python, such as a profiler; None: there is none."""
-    found = program_of(words)
-    end = len(words) - len(found.args) if found is not None else len(words)
-    names = [PurePath(word).name for word in words[:end]]
-    scripts = [name for name in names if name.endswith(".sh")] if found is not None else []
-    return next((name for name in names if name in WRAPPERS), "".join(scripts[:1]) or None)
-
-
 def is_launcher(word: str) -> bool:
     """Whether it starts another program on each rank."""
     return PurePath(word).name in COMMANDS or word in LAUNCHERS
@@ -232,8 +223,8 @@ RANKS_OF_A_HOST = (
 ALL_RANKS = ("--num-processes", "--ntasks", "-np", "-n")
 LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 OF_ARGPARSE = (
-    *("torchrun", "accelerate", "accelerate-launch", "deepspeed", "composer"),
-    *LAUNCHERS,
+    *("torchrun", "accelerate", "accelerate-launch", "deepspeed", "composer", "ft_launcher"),
+    *("hyperpodrun", *LAUNCHERS),
 )
 """Launchers that read their command line with argparse, and start a script of Python."""
 ACCELERATE = ("accelerate", "accelerate-launch", "accelerate.commands.launch")

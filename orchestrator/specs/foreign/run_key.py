@@ -2,16 +2,22 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import PurePath
 
 from orchestrator.contract.spec.slurm_spec import OURS_BEGIN, bad_variable
-from orchestrator.specs.foreign.around_program import executable_of, placed_by_mpi
+from orchestrator.specs.foreign.around_program import (
+    ENVIRONMENTS,
+    around,
+    executable_of,
+    placed_by_mpi,
+)
 from orchestrator.specs.foreign.carried import Carried, in_a_shell, variables_of
 from orchestrator.specs.foreign.command_lines import (
     SET_IN_SCRIPT,
+    Program,
     is_launcher,
     program_of,
     settings_in,
-    wrapper_of,
 )
 from orchestrator.specs.foreign.in_container import in_container
 from orchestrator.specs.foreign.shell_script import Shell, Start, variables
@@ -34,10 +40,6 @@ def set_program(carried: Carried, start: Start | None) -> None:
         _ask_for_unclear(carried, inside.args[: len(inside.args) - script])
         return
     found = program_of(words) or executable_of(words)
-    if (wrapper := wrapper_of(words)) is not None and start is not None:
-        carried.leave(
-            f"line {start.line}: {wrapper} around the program: ndctl starts the program itself"
-        )
     if "uv" in words[: len(words) - len(found.args if found is not None else ())]:
         carried.before.append(
             "add ndctl to the project that `uv run` uses, and type `uv run ndctl submit`"
@@ -46,6 +48,7 @@ def set_program(carried: Carried, start: Start | None) -> None:
         carried.run = {"script": "train.py", "args": []}
         carried.before.append("set run: no program was found that runs on each rank")
         return
+    _say_around(carried, start, found)
     carried.run = {found.key: found.name, "args": [*found.args]}
     if found.key == "program" and start is not None:
         carried.before.append(
@@ -64,6 +67,23 @@ def set_program(carried: Carried, start: Start | None) -> None:
         )
     if not in_a_shell(carried.run):
         _ask_for_unclear(carried, (found.name, *found.args))
+
+
+def _say_around(carried: Carried, start: Start | None, found: Program) -> None:
+    """Says the programs around the program that was found, which ndctl does not start."""
+    if start is None:
+        return
+    for one in around(start.words, found):
+        text = " ".join(one)
+        if PurePath(one[0]).name in ENVIRONMENTS:
+            carried.before.append(
+                f"install ndctl in the environment of `{text}`, and type `{text} ndctl submit`"
+            )
+        else:
+            carried.leave(
+                f"line {start.line}: {short(text)} around the program: ndctl starts the program"
+                " itself"
+            )
 
 
 def _ask_for_unclear(carried: Carried, words: Sequence[str]) -> None:

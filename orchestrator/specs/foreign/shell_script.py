@@ -246,7 +246,7 @@ def _run(shell: Shell, command: Command, depth: int) -> None:
     _export_of_mpiexec(shell, words)
     if name in ("cd", "pushd") and len(words) > 1:
         shell.folder = _folder(shell.folder, words[1])
-    elif name in PREPARES:
+    elif name in PREPARES and "run" not in words[1:2]:  # `conda run` starts the program
         shell.setup.append(" ".join(words))
     elif name in QUIET or name.startswith("[") or words[:2] == ["scontrol", "show"]:
         _written(shell, command, len(raw))

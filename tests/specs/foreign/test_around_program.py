@@ -8,6 +8,7 @@ from accelerate.commands.launch import launch_command_parser
 from torch.distributed.run import get_args_parser, parse_args
 
 from orchestrator.specs.foreign.around_program import WITHOUT_VALUE, executable_of
+from orchestrator.specs.foreign.batch_script import from_script
 from orchestrator.specs.foreign.command_lines import program_of
 
 
@@ -66,3 +67,39 @@ def test_a_separator_is_dropped_where_torchrun_drops_it(words: Sequence[str]) ->
     assert found is not None
     told = parse_args([*words])
     assert (found.name, [*found.args]) == (told.training_script, told.training_script_args)
+
+
+@pytest.mark.parametrize(
+    ("line", "around"),
+    [
+        ("box_wrapper exec python t.py --a", ["box_wrapper exec"]),
+        ("srun -N 2 mine --x 1 python -u -W ignore t.py --a", ["mine --x 1"]),
+        ("xvfb-run -a python t.py --a", ["xvfb-run -a"]),
+        ("coverage run t.py --a", ["coverage run"]),
+        ("horovodrun -np 2 -H a:2 python t.py --a", ["horovodrun -np 2 -H a:2"]),
+        ("numactl -N 0 stdbuf -oL python t.py --a", ["numactl -N 0 stdbuf -oL"]),
+        ("srun ${BOX} python t.py --a", ["${BOX}"]),
+        ("srun ${PYTHON} t.py --a", []),
+        ("ft_launcher --nnodes 1:2 --ft-x 3 t.py --a", []),
+        ("mpirun -np 2 --prefix /opt/mpi -x A -mca pml ob1 python t.py --a", []),
+        ("env -u A B=1 nohup time -p bash -c 'torchrun t.py -- --a'", []),
+        ("uv run --with numpy python t.py --a", []),
+    ],
+)
+def test_programs_around_the_program_are_said(line: str, around: list[str]) -> None:
+    carried = from_script(f"#!/bin/bash\n{line}\n", "a")
+    assert carried.run["args"] == ["--a"]
+    said = [one for one in carried.left if "around the program" in one]
+    assert said == [
+        f"line 2: {one} around the program: ndctl starts the program itself" for one in around
+    ]
+
+
+@pytest.mark.parametrize("run", ["conda run -n env", "micromamba run -n env", "poetry run"])
+def test_a_program_in_an_environment_is_the_training_and_no_setup(run: str) -> None:
+    for line in (f"{run} python t.py --a", f"srun {run} python t.py --a"):
+        carried = from_script(f"#!/bin/bash\n#SBATCH -N 2\n{line}\n", "a")
+        assert carried.run == {"script": "t.py", "args": ["--a"]}
+        assert "setup" not in carried.cluster["slurm"]
+        note = f"install ndctl in the environment of `{run}`, and type `{run} ndctl submit`"
+        assert note in carried.before

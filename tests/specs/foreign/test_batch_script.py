@@ -576,9 +576,15 @@ def test_a_program_around_the_launcher_is_said() -> None:
         "#!/bin/bash\nA=1 nsys profile -o out torchrun --nproc_per_node=2 $SCRIPT --x 1\n"
     )
     assert (carried.run["script"], carried.run["args"]) == ("${SCRIPT}", ["--x", "1"])
-    assert "line 2: nsys around the program: ndctl starts the program itself" in carried.left
+    assert (
+        "line 2: nsys profile -o out around the program: ndctl starts the program itself"
+        in carried.left
+    )
     python = taken("#!/bin/bash\nnumactl --membind=0 python a.py\n")
-    assert "line 2: numactl around the program: ndctl starts the program itself" in python.left
+    assert (
+        "line 2: numactl --membind=0 around the program: ndctl starts the program itself"
+        in python.left
+    )
 
 
 @pytest.mark.parametrize("line", ["git commit -m fix", "install -m 0755 a b", "mkdir -m 700 out"])
