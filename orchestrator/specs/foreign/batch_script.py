@@ -76,6 +76,8 @@ READS_HOSTS = re.compile(
     r"SLURM_(JOB_)?(NNODES|NUM_NODES|NODELIST)|PBS_NODEFILE|LSB_HOSTS|ds_ssh|(?i:hostfile)"
 )
 """What a script reads that runs on as many hosts as it gets."""
+IN_BRACKETS = re.compile(r"(?<=[= ])(?:\[([A-Za-z][\w .-]*)\]|(YOUR[_-]\w+))(?=\s|$)")
+"""`[budget code]` or `YOUR_ACCOUNT` as the whole value of an option. `node[1-4]` is a list."""
 RAY = re.compile(r"^[^#\n]*\bray +(?:start|job +submit)\b", re.MULTILINE)
 POSITIONAL = re.compile(r"\$(?:([1-9])|\{([1-9]))")
 """An argument of the script itself."""
@@ -237,7 +239,7 @@ def options_in(text: str) -> dict[str, str]:
     """
     words: list[str] = []
     for line in re.findall(r"^#SBATCH[ \t]+(.*)", text, re.MULTILINE):
-        line = variables_for_placeholders(line)
+        line = variables_for_placeholders(IN_BRACKETS.sub(r"<\1\2>", line))
         if line.split()[:1] in (["hetjob"], ["packjob"]):
             return {**_options(words), "hetjob": ""}
         try:
@@ -290,10 +292,7 @@ def _gpus(
     given: Mapping[str, str], hosts: Any, by_launcher: str | None
 ) -> tuple[Any, dict[str, str]]:
     """Devices of a host, and how Slurm is asked for them."""
-    tasks = number_of(given.get("ntasks_per_node"))
-    total = number_of(given.get("ntasks"))
-    if tasks is None and isinstance(total, int) and isinstance(hosts, int) and total % hosts == 0:
-        tasks = total // hosts
+    tasks = _tasks_of_a_host(given, hosts)
     for name, how in (("gpus_per_node", "per-node"), ("gres", "gres"), ("gpus", "per-node")):
         for one in given.get(name, "").split(","):
             found = GPUS.fullmatch(one if name == "gres" else f"gpu:{one}")
@@ -311,6 +310,14 @@ def _gpus(
     if by_launcher is not None:
         return number_of(by_launcher), {"gpus": "none"}
     return (tasks if tasks != 1 else None), {"gpus": "none"}
+
+
+def _tasks_of_a_host(given: Mapping[str, str], hosts: Any) -> Any:
+    """The tasks of a host, also if the script says how many all hosts have; None: unknown."""
+    tasks, total = number_of(given.get("ntasks_per_node")), number_of(given.get("ntasks"))
+    if tasks is None and isinstance(total, int) and isinstance(hosts, int) and total % hosts == 0:
+        return total // hosts
+    return tasks
 
 
 def _slurm(
@@ -380,8 +387,13 @@ def _cpus_of_step(given: Mapping[str, str], step: Mapping[str, str], hosts: Any)
 def _of_a_host(carried: Carried, given: Mapping[str, str], gpus: Any) -> dict[str, Any]:
     """CPUs and memory of the one task that ndctl starts on each host."""
     found: dict[str, Any] = {}
-    tasks, cpus = number_of(given.get("ntasks_per_node", 1)), number_of(given.get("cpus_per_task"))
-    if "ntasks_per_node" not in given and "ntasks_per_gpu" in given:
+    cpus = number_of(given.get("cpus_per_task"))
+    tasks = 1
+    if given.keys() & {"ntasks", "ntasks_per_node"}:
+        tasks = _tasks_of_a_host(given, carried.cluster["hosts"]) or 1
+        if not given.keys() & {"nodes", "ntasks_per_node"} and isinstance(gpus, int):
+            tasks = min(tasks, gpus)  # the number of hosts that share the tasks is unknown
+    elif "ntasks_per_gpu" in given:
         tasks = gpus
     if cpus is None and isinstance(gpus, int):
         cpus, tasks = number_of(given.get("cpus_per_gpu")), gpus

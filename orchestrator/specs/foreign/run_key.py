@@ -25,6 +25,9 @@ from orchestrator.specs.foreign.shell_words import OWN_ARGUMENTS, PLACEHOLDER
 
 ONLY_A_SHELL_KNOWS = re.compile(r"\$\(|`|\$\{(?:SLURM|RANDOM|HOSTNAME|[!#]|\w+(?:[\[/#%^,@]|:\d))")
 
+MAY_BE_PLACEHOLDER = re.compile(r"(?:^|=)(\{[A-Za-z]\w*\})$")
+"""`{config}`. A program may also read it, as in `--name={epoch}`."""
+
 
 def set_program(carried: Carried, start: Start | None) -> None:
     """The key `run`, for the program that a command line starts."""
@@ -92,6 +95,8 @@ def _ask_for_unclear(carried: Carried, words: Sequence[str]) -> None:
         if ONLY_A_SHELL_KNOWS.search(one):
             carried.before.append(f"replace {one} in run, which only the script's shell knows")
         carried.before += [f"replace {part[0]} in run" for part in PLACEHOLDER.finditer(one)]
+        if found := MAY_BE_PLACEHOLDER.search(one):
+            carried.before.append(f"replace {found[1]} in run, if a template has it")
 
 
 def set_variables(carried: Carried, shell: Shell) -> None:

@@ -29,7 +29,9 @@ PLACEHOLDER = re.compile(r"<[A-Za-z](?:[^<>|&;\n\"'`$]*[\w.)])?>")
 """`<PATH TO DATA>` of a template. To a shell it is a file to read and another to write."""
 
 
-OF_TEMPLATE = re.compile(r"\{\{ *(\w+) *\}\}|(?<!\$)\{ *([A-Za-z]\w*) *\}")
+IN_DOUBLE_BRACES = re.compile(r"(?<!\$)\{\{-? *([A-Za-z_]\w*(?:\.\w+)*)(?: *\|[^{}\n]*)? *-?\}\}")
+"""`{{ config }}` or `{{ a.b | filter }}` of a template, which no shell has."""
+OF_TEMPLATE = re.compile(rf"{IN_DOUBLE_BRACES.pattern}|(?<!\$)\{{ *([A-Za-z]\w*) *\}}")
 
 
 OWN_ARGUMENTS = ('"$@"', "${@}", "$@", "$*", "${*}")
@@ -138,7 +140,7 @@ def _end_of_word(text: str, at: int) -> int:
             at += 2
         elif sign in "'\"`":
             at = _end_of_quote(text, at)
-        elif sign == "<" and (placeholder := PLACEHOLDER.match(text, at)):
+        elif sign in "<{" and (placeholder := _placeholder_at(text, at)):
             at = placeholder.end()
         elif sign == "(" and text[at - 1] in "$=":
             at = _end_of_brackets(text, at)
@@ -151,6 +153,10 @@ def _end_of_word(text: str, at: int) -> int:
         else:
             at += 1
     return len(text)
+
+
+def _placeholder_at(text: str, at: int) -> re.Match[str] | None:
+    return PLACEHOLDER.match(text, at) or IN_DOUBLE_BRACES.match(text, at)
 
 
 def _end_of_quote(text: str, at: int) -> int:
@@ -229,7 +235,7 @@ def _fields(text: str) -> list[str]:
             end = _end_of_braces(text, at + 1)
         elif text[at] == "`":
             end = _end_of_quote(text, at)
-        elif placeholder := PLACEHOLDER.match(text, at):
+        elif placeholder := _placeholder_at(text, at):
             end = placeholder.end()
         if text[at].isspace():
             if not text[at - 1].isspace() or at == 0:
@@ -282,6 +288,7 @@ def _value(piece: str, values: Values, quoted: str) -> str:
     text = PLAIN.sub(lambda found: _of(found[1], values), text)
     text = re.sub(r"\$\(\((.*?)\)\)", lambda found: _sum(found[1], values) or found[0], text)
     text = re.sub(r"\$\(pwd\)|`pwd`", "${PWD}", text)
+    text = IN_DOUBLE_BRACES.sub(_variable, text)
     return re.sub(r"\\([$\"\\`\s])" if quoted else r"\\(.)", r"\1", text)[:MOST_CHARACTERS]
 
 
@@ -305,9 +312,14 @@ def _braced(found: re.Match[str], values: Values) -> str:
 def variables_for_placeholders(text: str) -> str:
     """`text` with variables for `<your account>`, `{account}` and `{{ account }}` of a template,
     which a person must replace before another tool takes it."""
-    text = OF_TEMPLATE.sub(lambda found: f"${{{found[1] or found[2]}}}", text)
+    text = OF_TEMPLATE.sub(_variable, text)
     name = re.compile(r"\W+")
     return PLACEHOLDER.sub(lambda one: f"${{{name.sub('_', one[0]).strip('_').upper()}}}", text)
+
+
+def _variable(found: re.Match[str]) -> str:
+    """The variable for a placeholder of a template."""
+    return f"${{{(found[1] or found[2]).replace('.', '_')}}}"
 
 
 def _sum(text: str, values: Values) -> str | None:

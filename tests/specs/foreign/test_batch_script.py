@@ -533,6 +533,39 @@ def test_placeholders_of_a_template_become_variables() -> None:
     assert spec_of(carried).cluster.hosts == 2
 
 
+def test_placeholders_in_a_command_become_variables_and_braces_of_a_shell_stay() -> None:
+    carried = taken(
+        "#!/bin/bash\n#SBATCH -A {{ a.b }}\nCMD='t.py --a {{ a }}'\nMORE=\"--b {{b | int}}/c\"\n"
+        "echo x | awk '{{ print $1 }}'\nsrun python t.py --c {{ c }} --d=\"{{ d.e }}\" $MORE \\\n"
+        "  --f '{{ f }}' --g '{\"x\": {{1}}}' --h {h} --i={i} --j {a,b} ${K}\n"
+    )
+    assert carried.run["args"] == [
+        *("--c", "${c}", "--d=${d_e}", "--b", "${b}/c", "--f", "{{ f }}", "--g", '{"x": {{1}}}'),
+        *("--h", "{h}", "--i={i}", "--j", "{a,b}", "${K}"),
+    ]
+    assert carried.cluster["slurm"]["account"] == "${a_b}"
+    for one in ("{h}", "{i}"):
+        assert f"replace {one} in run, if a template has it" in carried.before
+
+
+@pytest.mark.parametrize(
+    ("option", "key", "value"),
+    [
+        ("--account=[budget code]", "account", "${BUDGET_CODE}"),
+        ("-p [PARTITION]", "partition", "${PARTITION}"),
+        ("--qos=YOUR_QOS", "qos", "${YOUR_QOS}"),
+        ("--nodelist=node[1-4]", "nodelist", "node[1-4]"),
+        ("-w [a,b]c", "nodelist", "[a,b]c"),
+        ("--constraint=[rack1|rack2]", "constraint", "[rack1|rack2]"),
+    ],
+)
+def test_words_in_brackets_are_placeholders_and_lists_are_not(
+    option: str, key: str, value: str
+) -> None:
+    carried = taken(f"#!/bin/bash\n#SBATCH -N 2\n#SBATCH {option}\nsrun python t.py\n")
+    assert carried.cluster["slurm"][key] == value
+
+
 def test_a_script_that_starts_ray_says_so() -> None:
     carried = taken("#!/bin/bash\nray start --head\nray job submit -- python3 -m lab.ppo --x 1\n")
     assert any("starts a Ray cluster, and ndctl does not" in one for one in carried.before)
@@ -695,6 +728,25 @@ def test_tasks_of_each_gpu_have_its_cpus() -> None:
         "#!/bin/bash\n#SBATCH -N 2 --gpus=16 --ntasks-per-gpu=1 -c 6\nsrun python t.py\n"
     )
     assert carried.cluster["slurm"]["cpus_per_task"] == 48
+
+
+@pytest.mark.parametrize(
+    ("tasks", "cpus"),
+    [
+        ("--nodes=2 --ntasks=8", 16),
+        ("--nodes=2 --ntasks-per-node=4", 16),
+        ("--ntasks=4", 16),
+        ("--ntasks=384", 16),  # on an unknown number of hosts, with 4 GPUs each
+        ("--nodes=2", 4),
+    ],
+)
+def test_the_one_task_of_a_host_has_what_all_its_tasks_had(tasks: str, cpus: int) -> None:
+    carried = taken(
+        f"#!/bin/bash\n#SBATCH {tasks} --cpus-per-task=4 --mem-per-cpu=4G --gres=gpu:4\n"
+        "srun python t.py\n"
+    )
+    slurm = carried.cluster["slurm"]
+    assert (slurm["cpus_per_task"], slurm["mem"]) == (cpus, f"{4 * cpus}G")
 
 
 def test_what_a_loop_exports_is_asked_for() -> None:
