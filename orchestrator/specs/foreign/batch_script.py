@@ -79,8 +79,8 @@ READS_HOSTS = re.compile(
 IN_BRACKETS = re.compile(r"(?<=[= ])(?:\[([A-Za-z][\w .-]*)\]|(YOUR[_-]\w+))(?=\s|$)")
 """`[budget code]` or `YOUR_ACCOUNT` as the whole value of an option. `node[1-4]` is a list."""
 RAY = re.compile(r"^[^#\n]*\bray +(?:start|job +submit)\b", re.MULTILINE)
-POSITIONAL = re.compile(r"\$(?:([1-9])|\{([1-9]))")
-"""An argument of the script itself."""
+POSITIONAL = re.compile(r"\$(?:([1-9#])|\{([1-9]\d*|#\}))")
+"""An argument of the script itself, or their number."""
 
 
 def from_script(text: str, stem: str) -> Carried:
@@ -159,9 +159,11 @@ def _ask_for_arguments(carried: Carried) -> None:
     """Nothing replaces `$1` in a spec."""
     # `{print $2}` is of awk.
     text = re.sub(r"\{ *print[^{}]*\}", "", str(carried.run))
-    numbers = {one[0] or one[1] for one in POSITIONAL.findall(text)}
+    numbers = {one[0] or one[1].rstrip("}") for one in POSITIONAL.findall(text)}
     if numbers:
-        names = ", ".join(f"${number}" for number in sorted(numbers))
+        # In a shell `$10` is `${1}0`.
+        in_order = sorted(numbers, key=lambda one: (len(one), one))
+        names = ", ".join(f"${one}" if len(one) == 1 else f"${{{one}}}" for one in in_order)
         carried.before.append(f"replace {names} in run, which are arguments of the script")
 
 

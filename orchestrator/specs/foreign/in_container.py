@@ -38,7 +38,7 @@ def in_container(start: Start) -> Program | None:
     # The end of `exec image.sif /opt/train.py` is the program itself.
     python = next((name for name in names[end:] if PYTHON.fullmatch(name)), "python")
     flag = ["-m"] if program.key == "module" else []
-    args = [one for one in program.args if one not in OWN_ARGUMENTS]
+    args = [one for one in program.args if not OWN_ARGUMENTS.fullmatch(one)]
     line = [python, *flag, program.name, *args]
     at = start.words.index(program.name) if program.name in start.words else 0
     if at and start.words[at - 1].endswith(".sh"):  # which starts Python itself

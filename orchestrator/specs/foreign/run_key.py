@@ -62,12 +62,17 @@ def set_program(carried: Carried, start: Start | None) -> None:
         carried.before.append(SET_IN_SCRIPT.format(", ".join(settings)))
     if placed := placed_by_mpi(words):
         carried.leave(f"mpirun {' '.join(placed)}: ndctl starts one rank per GPU, bound to no core")
-    carried.run["args"] = [one for one in found.args if one not in OWN_ARGUMENTS]
+    carried.run["args"] = [one for one in found.args if not OWN_ARGUMENTS.fullmatch(one)]
     if found.key == "script" and found.args and re.fullmatch(r"[^-=]*\.py", found.args[0]):
         carried.before.append(
             f"check run: if {found.name} starts {found.args[0]} on each rank, as a launcher does,"
             f" {found.args[0]} is run.script"
         )
+    carried.before += [
+        f"replace {one} in run: a shell expands it, and ndctl does not"
+        for one in (start.patterns if start is not None else ())
+        if one in found.args
+    ]
     if not in_a_shell(carried.run):
         _ask_for_unclear(carried, (found.name, *found.args))
 
@@ -104,7 +109,10 @@ def set_variables(carried: Carried, shell: Shell) -> None:
     kept: dict[str, str] = {}
     start = shell.training()
     for name, value in variables(shell):
-        in_line = start is not None and re.search(rf"\$\{{?{name}\b", start.text)
+        # PYTHONPATH=src:$PYTHONPATH before the program uses only itself.
+        own = rf"(?<![\w-]){name}=(?:\"[^\"]*\"|'[^']*'|\S)*"
+        text = re.sub(own, "", start.text) if start is not None else ""
+        in_line = re.search(rf"\$\{{?{name}\b", text)
         if in_line and (value.lstrip().startswith("-") or ONLY_A_SHELL_KNOWS.search(value)):
             continue  # options, and what a launcher needs, such as the first host
         words = value.split()

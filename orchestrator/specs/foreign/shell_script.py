@@ -31,6 +31,7 @@ from orchestrator.specs.foreign.shell_words import (
     commands_in,
     expanded,
     joined,
+    patterns,
     redirected,
     without_documents,
 )
@@ -61,6 +62,8 @@ class Start(Struct, frozen=True):
     text: str
     before: tuple[str, ...] = ()
     """Lines before it in the same `bash -c`, if that runs in a container."""
+    patterns: tuple[str, ...] = ()
+    """Words that a shell replaces with names of files."""
 
     @property
     def rank(self) -> int:
@@ -204,6 +207,8 @@ def _assign(shell: Shell, word: str, *, exported: bool) -> None:
         before = shell.values.get(name, [])
         shell.values[name] = [*(before if adds and isinstance(before, list) else []), *items]
         return
+    if not set("'\"") & set(raw):
+        raw = re.sub(r"(^|:)~(?=[/:]|$)", r"\1${HOME}", raw)
     value = joined(raw, shell.values)
     known = shell.values.get(name, "")
     shell.values[name] = f"{known}{value}" if adds and isinstance(known, str) else value
@@ -296,7 +301,9 @@ def _start(shell: Shell, command: Command, before: list[str], words: list[str]) 
         # -x of mpirun, and -e of tmux. Containers keep their -e in the command line.
         if (flag == "-x" or (flag == "-e" and not in_box)) and ASSIGNMENT.fullmatch(word):
             _assign(shell, word, exported=True)
-    shell.starts.append(Start(command.line, tuple(words), command.text))
+    raw = redirected(list(command.words))
+    expands = tuple(one for word in raw for one in patterns(word, shell.values))
+    shell.starts.append(Start(command.line, tuple(words), command.text, patterns=expands))
 
 
 def _read_inner(shell: Shell, inner: str, outer: list[str], depth: int, line: int) -> None:

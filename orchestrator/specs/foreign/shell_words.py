@@ -34,7 +34,7 @@ IN_DOUBLE_BRACES = re.compile(r"(?<!\$)\{\{-? *([A-Za-z_]\w*(?:\.\w+)*)(?: *\|[^
 OF_TEMPLATE = re.compile(rf"{IN_DOUBLE_BRACES.pattern}|(?<!\$)\{{ *([A-Za-z]\w*) *\}}")
 
 
-OWN_ARGUMENTS = ('"$@"', "${@}", "$@", "$*", "${*}")
+OWN_ARGUMENTS = re.compile(r"\"?\$(?:[@*]|\{[@*](?::[^{}]*)?\})\"?")
 """The arguments of the script itself, which a spec does not have."""
 
 
@@ -204,6 +204,8 @@ Values = MutableMapping[str, "str | list[str]"]
 
 def expanded(word: str, values: Values) -> list[str]:
     """The words that a raw word becomes. A variable without a value stays, as `${VAR}`."""
+    # A shell does so at the start of a word and of a value, but not in `--out=~/x`.
+    word = re.sub(rf"^({NAME}=)?~(?=/|$)", r"\1${HOME}", word)
     if (array := re.fullmatch(rf'("?)\$\{{({NAME})\[([@*])\]\}}"?', word)) is not None:
         value = values.get(array[2], [])
         items = list(value) if isinstance(value, list) else [value]
@@ -222,6 +224,21 @@ def expanded(word: str, values: Values) -> list[str]:
         found += parts[1:]
         at_end = not quoted
     return [one for one in found if one or not at_end]
+
+
+def patterns(word: str, values: Values) -> list[str]:
+    """The words of a raw word that a shell would replace with names of files or with alternatives,
+    such as `data/*.json` and `{a,b}` without quotes."""
+    texts = [_value(piece, values, quoted) for piece, quoted in _pieces(word) if not quoted]
+    if not any(PATTERN.search(ONLY_A_SHELL.sub("", text)) for text in texts):
+        return []
+    found = expanded(word, values)
+    return [one for one in found if PATTERN.search(ONLY_A_SHELL.sub("", one))]
+
+
+ONLY_A_SHELL = re.compile(r"\$\{[^{}]*\}|\$\(.*\)|`.*`|\$[*@]", re.DOTALL)
+PATTERN = re.compile(r"\*\.\w|/\S*\*|\*\S*/|\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
+"""Other words with `*`, such as `--layers=[0]*3`, and with `?` or `[ab]` rarely match a file."""
 
 
 def _fields(text: str) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 from accelerate.commands.launch import launch_command_parser
-from torch.distributed.run import get_args_parser, parse_args
+from torch.distributed.run import get_args_parser
 
 from orchestrator.specs.foreign.around_program import WITHOUT_VALUE, executable_of
 from orchestrator.specs.foreign.batch_script import from_script
@@ -65,7 +65,7 @@ def test_the_options_without_a_value_are_those_of_the_launchers() -> None:
 def test_a_separator_is_dropped_where_torchrun_drops_it(words: Sequence[str]) -> None:
     found = program_of(["torchrun", *words]) or executable_of(["torchrun", *words])
     assert found is not None
-    told = parse_args([*words])
+    told = get_args_parser().parse_args([*words])
     assert (found.name, [*found.args]) == (told.training_script, told.training_script_args)
 
 

@@ -241,6 +241,34 @@ def test_a_script_that_names_nothing_of_slurm_is_for_this_machine() -> None:
     assert carried.before == ["type in the shell that submits: source venv/bin/activate"]
 
 
+def test_arguments_of_the_script_have_their_numbers() -> None:
+    carried = taken(
+        '#!/bin/bash\nPYTHONPATH="$(dirname $0)/..":$PYTHONPATH torchrun --nproc_per_node=2 t.py'
+        ' --n $# --a ${10} --b $2 --c ${3:-x} --d ${!X} ${@:3} "${@:2}" $*\n'
+    )
+    assert carried.run["args"][:6] == ["--n", "$#", "--a", "${10}", "--b", "$2"]
+    assert carried.run["args"][-2:] == ["--d", "${!X}"]
+    assert "replace $#, $2, ${10} in run, which are arguments of the script" in carried.before
+    note = "export PYTHONPATH: only the script's shell knows $(dirname $0)/..:${PYTHONPATH}"
+    assert note in carried.left
+
+
+def test_what_a_shell_expands_is_replaced_or_asked_for() -> None:
+    carried = taken(
+        "#!/bin/bash\nexport A=~/a:~/b B='~/b'\ncd ~/code\nMORE='--m out/*.pt'\n"
+        "torchrun --nproc_per_node=2 t.py ~/d --d=~/d X=~/d '~/e' a~/f d/*.json \"q/*.json\" $MORE"
+        ' {0..3}.bin --layers=[0]*3 \'{"a","b"}\'\n'
+    )
+    assert carried.run["args"] == [
+        *("${HOME}/d", "--d=~/d", "X=${HOME}/d", "~/e", "a~/f", "d/*.json", "q/*.json", "--m"),
+        *("out/*.pt", "{0..3}.bin", "--layers=[0]*3", '{"a","b"}'),
+    ]
+    assert carried.run["env"] == {"A": "${HOME}/a:${HOME}/b", "B": "~/b"}
+    assert carried.run["workdir"] == "${HOME}/code"
+    said = [one for one in carried.before if "a shell expands it" in one]
+    assert [one.split()[1] for one in said] == ["d/*.json", "out/*.pt", "{0..3}.bin"]
+
+
 def test_the_folder_of_the_script_is_asked_for() -> None:
     carried = from_script(
         'cd "$(dirname "${BASH_SOURCE[0]}")"\nsrun -N 1 --gpus-per-node 8 python train.py', "job"
