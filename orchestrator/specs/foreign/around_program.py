@@ -68,6 +68,11 @@ def around(words: Sequence[str], found: Program) -> Iterator[Sequence[str]]:
         at = behind
 
 
+def starts_ranks(words: Sequence[str]) -> bool:
+    """Whether a launcher whose options are not known here starts a program on each rank."""
+    return any(PurePath(word).name in OTHER_LAUNCHERS for word in words)
+
+
 def _is_known(word: str) -> bool:
     name = PurePath(word).name
     return is_launcher(word) or IS_PYTHON.fullmatch(name) is not None or name in SHELLS
@@ -119,6 +124,7 @@ def placed_by_mpi(words: Sequence[str]) -> list[str]:
 
 ENVIRONMENTS = ("conda", "mamba", "micromamba", "poetry", "pixi", "pipenv", "pdm", "hatch")
 """Programs that run another one in an environment of Python."""
+OTHER_LAUNCHERS = ("horovodrun", "colossalai", "fabric", "lightning", "oumi", "ray")
 WITH_OTHER_OPTIONS = ("uv", "torchx", "jsrun", "aprun")
 """Launchers whose options are not known here."""
 IS_PYTHON = re.compile(rf"{PYTHON.pattern}|\$\{{\w*PY\w*\}}", re.IGNORECASE)

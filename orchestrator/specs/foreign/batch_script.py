@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from orchestrator.contract.spec.slurm_spec import OURS
+from orchestrator.specs.foreign.around_program import starts_ranks
 from orchestrator.specs.foreign.carried import (
     Carried,
     braced,
@@ -16,6 +17,8 @@ from orchestrator.specs.foreign.carried import (
 from orchestrator.specs.foreign.command_lines import (
     ALL_RANKS,
     HOSTS,
+    is_launcher,
+    program_of,
     sizes_of,
     unclear_size,
     variable_ranks,
@@ -123,8 +126,7 @@ def from_script(text: str, stem: str) -> Carried:
         set_other_scheduler(carried, text)
         carried.before += [f"type in the shell that submits: {line}" for line in shell.setup]
     _rest(carried, shell, start)
-    _ask_for_ray(carried, text)
-    _ask_for_arguments(carried)
+    _ask_about_program(carried, text, words, typed)
     for key in ("image", "mounts", "workdir"):
         for one in _texts(carried.cluster.get("slurm", {}).get("container", {}).get(key)):
             if ONLY_A_SHELL_KNOWS.search(one):
@@ -145,6 +147,14 @@ def _export(shell: Shell, *options: Mapping[str, str]) -> None:
 
 def _texts(value: Any) -> list[str]:
     return value if isinstance(value, list) else [value] if isinstance(value, str) else []
+
+
+def _ask_about_program(
+    carried: Carried, text: str, words: Sequence[str], typed: Mapping[str, str]
+) -> None:
+    _ask_for_ranks(carried, words, typed)
+    _ask_for_ray(carried, text)
+    _ask_for_arguments(carried)
 
 
 def _ask_for_ray(carried: Carried, text: str) -> None:
@@ -199,6 +209,24 @@ def _ask_for_hosts(
     of_slurm = carried.cluster["backend"] == "slurm" and not options_in(text)
     if READS_HOSTS.search(text) or (of_slurm and carried.cluster["hosts"] == 1):
         carried.before.append("set cluster.hosts: the script does not say how many hosts")
+
+
+def _ask_for_ranks(carried: Carried, words: Sequence[str], typed: Mapping[str, str]) -> None:
+    """Asks whether a program that the script starts fewer times than a host has GPUs can be a rank
+    of each GPU. It may start a process for each GPU itself."""
+    hosts, gpus = carried.cluster["hosts"], carried.cluster["gpus_per_host"]
+    by_srun = [PurePath(word).name for word in words if is_launcher(word)] in ([], ["srun"])
+    found = program_of(words)
+    if not by_srun or found is None or "ntasks_per_gpu" in typed or starts_ranks(words):
+        return
+    tasks = (_tasks_of_a_host(typed, hosts) or 1) if any(map(is_launcher, words)) else 1
+    if isinstance(tasks, int) and isinstance(gpus, int) and tasks < gpus:
+        often = "once" if tasks == 1 else f"{tasks} times"
+        carried.before.append(
+            f"check run: the script starts {found.name} {often} per host, and ndctl starts it once"
+            f" per GPU, {gpus} times. It must take its GPU from LOCAL_RANK, and must not start"
+            " processes for the GPUs itself, as mp.spawn does"
+        )
 
 
 def _hosts_of_launcher(

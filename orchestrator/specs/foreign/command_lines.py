@@ -139,8 +139,9 @@ def _env(prefix: Sequence[str]) -> Iterator[str]:
 
 def sizes_of(words: Sequence[str], *, of_mpi: bool = False) -> Iterator[str]:
     """The options of `ndctl run` for those of a launcher."""
-    hosts = _number(words, HOSTS if of_mpi else (*HOSTS, "-N"))
-    each = _number(words, (*RANKS_OF_A_HOST, "-N") if of_mpi else RANKS_OF_A_HOST)
+    included = _included(words)
+    hosts = _number(words, HOSTS if of_mpi else (*HOSTS, "-N")) or included[0]
+    each = _number(words, (*RANKS_OF_A_HOST, "-N") if of_mpi else RANKS_OF_A_HOST) or included[1]
     # srun has a number of tasks of its own, and jsrun one of sets of resources.
     total = _number(words, ("--num-processes",))
     if total is None and "jsrun" not in words:
@@ -151,6 +152,21 @@ def sizes_of(words: Sequence[str], *, of_mpi: bool = False) -> Iterator[str]:
         hosts = total // each
     yield from () if hosts is None else ("--hosts", str(hosts))
     yield from () if each is None else ("--gpus-per-host", str(each))
+
+
+def _included(words: Sequence[str]) -> tuple[int | None, int | None]:
+    """The hosts and the GPUs of a host of `deepspeed --include a@b:0,1`. A host without numbers
+    has all its GPUs."""
+    start = next((at for at, word in enumerate(words) if PurePath(word).name == "deepspeed"), None)
+    for word, following in pairwise([*words[start:], ""] if start is not None else ()):
+        name, equals, value = word.partition("=")
+        if name in ("-i", "--include") and (given := value if equals else following):
+            hosts = given.split("@")
+            numbers = [one.partition(":")[2] for one in hosts]
+            return len(hosts), max(one.count(",") + 1 if one else 0 for one in numbers) or None
+        if word.endswith(".py"):  # what follows is for the program
+            break
+    return None, None
 
 
 def unclear_size(words: Sequence[str], names: Sequence[str]) -> str | None:

@@ -777,6 +777,45 @@ def test_the_one_task_of_a_host_has_what_all_its_tasks_had(tasks: str, cpus: int
     assert (slurm["cpus_per_task"], slurm["mem"]) == (cpus, f"{4 * cpus}G")
 
 
+@pytest.mark.parametrize(
+    ("options", "line", "often"),
+    [
+        ("-N 2 --gpus-per-node=4", "srun python t.py", "once"),
+        ("-N 2 --gpus-per-node=4", "python t.py", "once"),
+        ("-N 2 --ntasks=4 --gpus-per-node=4", "srun python t.py", "2 times"),
+        ("-N 2 --ntasks=8 --gpus-per-node=4", "srun python t.py", None),
+        ("-N 2 --gpus-per-node=4", "srun --ntasks-per-node=4 python t.py", None),
+        ("-N 2 --gpus-per-node=4 --ntasks-per-gpu=1", "srun python t.py", None),
+        ("-N 2 --gpus-per-node=4", "srun torchrun --nproc-per-node 4 t.py", None),
+        ("-N 2 --gpus-per-node=4", "mpirun -np 2 python t.py", None),
+        ("-N 2 --gpus-per-node=4", "horovodrun -np 8 python t.py", None),
+        ("-N 2 --gpus-per-node=1", "srun python t.py", None),
+    ],
+)
+def test_a_program_that_starts_fewer_times_than_there_are_gpus_is_asked_for(
+    options: str, line: str, often: str | None
+) -> None:
+    before = taken(f"#!/bin/bash\n#SBATCH {options}\n{line}\n").before
+    said = [one for one in before if one.startswith("check run: the script starts")]
+    assert [f"starts t.py {often} per host, and ndctl" in one for one in said] == (
+        [] if often is None else [True]
+    )
+
+
+@pytest.mark.parametrize(
+    ("include", "hosts", "gpus"),
+    [
+        ("localhost:0,1,2,3", 1, 4),
+        ("a@b:0,2", 2, 2),
+        ("a:1@b:0@c:5", 3, 1),
+    ],
+)
+def test_the_gpus_that_deepspeed_includes_are_counted(include: str, hosts: int, gpus: int) -> None:
+    carried = taken(f"#!/bin/bash\ndeepspeed --include {include} t.py --include d:1,2,3,4,5\n")
+    assert (carried.cluster["hosts"], carried.cluster["gpus_per_host"]) == (hosts, gpus)
+    assert carried.before == []
+
+
 def test_what_a_loop_exports_is_asked_for() -> None:
     carried = taken("#!/bin/bash\nfor m in a b; do\nexport MODEL=$m\ntorchrun t.py\ndone\n")
     assert any(one.startswith("replace ${m} in run: ") for one in carried.before)
