@@ -29,8 +29,9 @@ def should_stop() -> bool:
             break
 
     All ranks get the same answer in the same call, so call it equally often on every rank. Call it
-    once per step and keep the answer: the next call may have another one. The answer follows a signal after about a second and a step. Once it is true, it
-    stays true. A program that then ends with exit code 0 has not finished: ndctl resumes it later.
+    once per step and keep the answer: the next call may have another one. The answer follows a
+    signal after about a second and a step. Once it is true, it stays true. A program that then ends
+    with exit code 0 has not finished: ndctl resumes it later.
 
     The first call installs handlers for SIGTERM and SIGUSR1, and must be made in the main thread.
     Before `torch.distributed.init_process_group`, each rank answers for itself.
