@@ -1,8 +1,9 @@
 """Divides the time of a job among training and the causes of lost time, from its journal.
 
 The journal tells when the job waited, started, trained and stopped. How much of the training is
-lost is known when the next attempt resumes: everything after the step that it resumes from. The
-time for which saves paused training is in `metrics.jsonl` (`pauses.py`).
+lost is known when the next attempt resumes: everything after the step that it resumes from. A
+program that does not tell that step has resumed right before its first step. The time for which
+saves paused training is in `metrics.jsonl` (`pauses.py`).
 
 Each second has exactly one use, so the uses add up to the elapsed time.
 """
@@ -44,7 +45,7 @@ from orchestrator.journal.journal import Entry
 Cause = Literal["detection", "restart", "lost_work", "checkpoint", "queue", "slow"]
 """`detection`: from a failure until ndctl stops the ranks. `restart`: from there, or from the grant
 of the hosts, to the first step; of a program without steps until all its ranks run. `lost_work`:
-training after the checkpoint that the next attempt resumed from. `checkpoint`: saves that paused
+training after the step that the next attempt resumed from. `checkpoint`: saves that paused
 training. `queue`: the scheduler had no hosts for the job. `slow`: all ranks waited for a straggler.
 """
 CAUSES: tuple[Cause, ...] = get_args(Cause)
@@ -149,6 +150,12 @@ class TimeAccount:
         self.cuts: list[_Cut] = []
         self.attempt = 0
         self.stopping = False
+        self.is_own = False
+        """The ranks run the user's own program."""
+        self.resumed = False
+        """It is known from which step the attempt resumed."""
+        self.has_steps = False
+        """The job has reported a step, in any attempt."""
         self.trains_since = 0.0
         self.failed_at: float | None = None
         """When the failure happened for which the ranks will probably be stopped."""
@@ -191,6 +198,8 @@ class TimeAccount:
     def _event(self, event: Event) -> None:
         match event:
             case JobSubmitted():
+                self.is_own = event.run is not None
+                self._advance_to(event.reached, event.at)
                 # Between two launches the job does not exist, so that time does not count.
                 self.at, self.slow, self.failed_at = event.at, {}, None
                 self._turn_to("restart" if event.backend == "local" else "queue", event.at)
@@ -213,10 +222,16 @@ class TimeAccount:
     def _of_attempt(self, event: Event) -> None:
         match event:
             case TrainingResumed(step=step):
+                self.resumed = True
                 self._cut(step)
             case StepReached(step=step):
+                # A program may not tell where it resumed: it has done the steps before this one.
+                if self.is_own and not self.resumed:
+                    self._cut(max(0, step - 1))
+                self.resumed = self.has_steps = True
                 self._trains(event.at, step)
-            case ProgramRuns():
+            # A program that has reported steps will report the next one: until then, it starts.
+            case ProgramRuns() if not self.has_steps:
                 # No step will tell that its time is of use, or which of it is lost after a restart.
                 self._trains(event.at, 0)
             case RankExited(stopped=False):
@@ -241,7 +256,7 @@ class TimeAccount:
             case StartAttempt():
                 self._turn_to("restart", self.at)
                 self.attempt, self.hosts = action.attempt, frozenset(action.hosts)
-                self.stopping = False
+                self.stopping = self.resumed = False
             case StopAttempt() if action.attempt == self.attempt and self.use == "training":
                 self._turn_to("restart", self.at)
                 self.stopping = True

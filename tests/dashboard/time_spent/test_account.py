@@ -9,12 +9,15 @@ from msgspec.structs import replace
 from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.messages.events import (
     CancelRequested,
+    Event,
     HangDetected,
     HangOver,
     LeaderStarted,
     ProgramRuns,
+    RankExited,
     StepReached,
     StragglerGone,
+    TrainingResumed,
 )
 from orchestrator.dashboard.time_spent.account import KINDS, TimeAccount, TimeSpent
 from orchestrator.dashboard.time_spent.pauses import Pause, PauseTail
@@ -206,6 +209,55 @@ def test_a_program_without_steps_may_report_one_later() -> None:
     first = StepReached(at=START + 20, attempt=1, step=3, loss=None, tokens_per_second=None)
     told = spent(journal([*silent_program()[:-3], runs, first]), START + 29)
     assert told.effective_s == pytest.approx(17)
+
+
+def stepped(at: float, attempt: int, number: int) -> StepReached:
+    return StepReached(
+        at=START + at, attempt=attempt, step=number, loss=None, tokens_per_second=None
+    )
+
+
+def repeating(*more: Event) -> list[Event]:
+    """A program without a checkpoint breaks after 20 s of steps 2 to 21."""
+    before, after = silent_program()[:-3], silent_program()[-3:]
+    broken, *stopped = after
+    assert isinstance(broken, RankExited)
+    return [*before, stepped(10, 1, 1), replace(broken, step=21), *stopped, *more]
+
+
+@pytest.mark.parametrize(("first", "lost_s"), [(1, 20.0), (6, 16.0), (22, 0.0)])
+def test_the_first_step_of_a_program_tells_which_training_is_lost(
+    first: int, lost_s: float
+) -> None:
+    told = spent(journal(repeating(stepped(40, 2, first))), START + 45)
+    assert told.lost_s["lost_work"] == pytest.approx(lost_s)
+    # Later steps of the attempt repeat nothing.
+    later = journal(repeating(stepped(40, 2, first), stepped(43, 2, first + 3)))
+    assert spent(later, START + 45).lost_s == pytest.approx(told.lost_s)
+    check_law(later)
+
+
+def test_a_program_that_tells_where_it_resumed_is_believed() -> None:
+    resumed = TrainingResumed(at=START + 39, attempt=2, step=11)
+    told = spent(journal(repeating(resumed, stepped(40, 2, 1))))
+    assert told.lost_s["lost_work"] == pytest.approx(10)
+
+
+def test_a_program_with_steps_starts_until_its_next_step() -> None:
+    """It loads its checkpoint, for example."""
+    runs = ProgramRuns(at=START + 36, attempt=2)
+    told = spent(journal(repeating(runs, stepped(40, 2, 1))), START + 45)
+    assert told.lost_s["lost_work"] == pytest.approx(20)
+    assert told.lost_s["restart"] + told.lost_s["detection"] == pytest.approx(10 + 10)
+
+
+def test_training_until_the_leader_died_counts_also_after_a_new_submission() -> None:
+    """The journal has the first step only."""
+    reached = Reached(attempt=1, step=93, at=START + 100)
+    again = submitted(at=START + 1000, resume=True, reached=reached)
+    told = spent(journal([*started(), again]), START + 1005)
+    assert told.elapsed_s == pytest.approx(100 + 5)
+    assert told.effective_s == pytest.approx(100 - 8)
 
 
 def test_a_step_that_arrives_while_ranks_stop_is_no_training() -> None:

@@ -377,6 +377,26 @@ def test_nothing_is_known_of_lost_steps_of_a_program_that_resumes_from_its_own_f
     assert job.run.history.incidents[-1].lost_steps == 1
 
 
+@pytest.mark.parametrize(("first", "lost"), [(0, 7), (1, 7), (5, 3), (20, 0)])
+def test_the_first_step_of_a_program_tells_which_steps_are_repeated(first: int, lost: int) -> None:
+    """It does not tell where it resumed, as a script that only calls `ndctl.log`."""
+    job = Job(run=RunSpec(script="train.py")).starts()
+    job.steps(7)
+    job.fails_once(rank=1)
+    job.steps(first)
+    (incident,) = job.run.history.incidents
+    assert (incident.step, incident.lost_steps) == (7, lost)
+    job.steps(first + 1)
+    assert job.run.history.incidents == (incident,)
+
+
+def test_a_program_that_fails_before_its_first_step_repeats_none() -> None:
+    job = Job(run=RunSpec(script="train.py")).starts()
+    job.fails_once(rank=1)
+    job.steps(1)
+    assert job.run.history.incidents[-1].lost_steps is None
+
+
 def test_a_program_that_does_not_load_its_checkpoint_is_noticed() -> None:
     job = Job(run=RunSpec(script="train.py")).running()
     job.saves(20)
