@@ -38,7 +38,6 @@ from orchestrator.diagnosis.hang.post_mortem import CLASS, differing
 from orchestrator.diagnosis.hang.report import SHOWN, diagnosis_text
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
 from orchestrator.errors import JobError
-from orchestrator.job.stage import ENDED
 from orchestrator.journal.journal import entries_of
 
 
@@ -213,16 +212,17 @@ def _troubles(snapshot: Snapshot) -> list[str]:
 
 
 def _cause_of(snapshot: Snapshot | None, attempt: int, newest: int) -> str:
-    """Cause and culprit of the last incident of an attempt, or why the job has no leader; empty
+    """Cause and culprit of the last incident of an attempt, or why the job does not train; empty
     without either."""
     if snapshot is None:
         return ""
     broke = [one for one in snapshot.seen.run.history.incidents if one.attempt == attempt]
     if broke:
         return f"{format.one_line(broke[-1].cause)}; {format.culprit_text(broke[-1].culprit)}"
-    # A leader that was killed records no incident, and a person who cancels a job causes none.
-    ended = attempt == newest and snapshot.standing.state in ENDED
-    return format.split_fix(snapshot.standing.reason)[0] if ended else ""
+    # A leader that was killed records no incident, a person who cancels a job causes none, and the
+    # incident of a rank that has just ended is recorded once all others have.
+    over = attempt == newest and snapshot.standing.state != "RUNNING"
+    return format.split_fix(snapshot.standing.reason)[0] if over else ""
 
 
 def decided(snapshot: Snapshot | None, attempt: int) -> str:

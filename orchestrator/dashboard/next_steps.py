@@ -1,7 +1,9 @@
 """The command that the user should type next, and the command that shows why a job failed."""
 
+import shutil
 from datetime import tzinfo
 
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.dashboard import format
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.follow.logs import are_empty, log_files
@@ -12,6 +14,7 @@ from orchestrator.diagnosis.cause.exits import DISK_FULL
 from orchestrator.job.failures.policy import BUDGET
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short
 from orchestrator.job.incident import PREFLIGHT, Incident
+from orchestrator.job.stage import Ended
 from orchestrator.job.state import Run, usable
 
 
@@ -20,6 +23,8 @@ def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
     run, standing, commands = snapshot.seen.run, snapshot.standing, snapshot.commands
     if standing.as_of is not None:
         return _retry_status(snapshot)
+    if snapshot.leader_alive and not isinstance(run.stage, Ended) and is_full(snapshot.run_dir):
+        return _full_disk(snapshot)
     if snapshot.leader_alive and is_short(run):
         return _short(run, commands, snapshot.now, zone)
     match standing.state:
@@ -37,6 +42,28 @@ def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
             return standing.fix
         case _:
             return _resume_after_failure(run, commands)
+
+
+MIN_FREE = 1 << 16
+"""Bytes that a leader needs for the next lines of its journal."""
+
+
+def is_full(run_dir: RunDir) -> bool:
+    """The disk of the run directory has no room for a line of the journal."""
+    try:
+        return shutil.disk_usage(run_dir.path).free < MIN_FREE
+    except OSError:
+        return False
+
+
+def _full_disk(snapshot: Snapshot) -> str:
+    """For a job whose leader writes an event before it acts, and waits until it can."""
+    failed = snapshot.seen.checkpoint.failed
+    advice = failed.advice if failed is not None and failed.advice else "free disk space"
+    return (
+        f"{advice}: the disk of {snapshot.run_dir.path} is full, so the leader cannot write its"
+        " journal and decides nothing until it can; the state above may be old"
+    )
 
 
 def _while_it_runs(snapshot: Snapshot, zone: tzinfo | None) -> str:

@@ -315,6 +315,14 @@ def test_of_a_job_whose_leader_died_that_is_said(tmp_path: Path, cluster: NoClus
     assert "TORCH_FR_BUFFER_SIZE" not in said
 
 
+def test_of_a_job_that_recovers_the_reason_is_said(tmp_path: Path, cluster: NoCluster) -> None:
+    """The other ranks have not stopped yet, so there is no incident."""
+    led(tmp_path, stepped(NOW + 20), exits(1))
+    with leading(tmp_path):
+        said = said_at(tmp_path, NOW + 124)
+    assert said == "attempt 1 did not hang: rank 0 on host-0 exited"
+
+
 def test_a_decision_replaces_the_advice(tmp_path: Path, cluster: NoCluster) -> None:
     """The verdict names a host to exclude, but the rules kept it."""
     led(tmp_path, *attempt_fails(1, stood_still(1), judged(1)))

@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -238,6 +239,23 @@ def test_a_program_that_seldom_reports_a_step_is_not_late() -> None:
     ]
     seen = snapshot(started(), seldom, now=START + 90 + 60)
     assert "last step" not in status_text(seen, UTC)
+
+
+def test_a_full_disk_is_told_because_its_leader_can_record_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    for events in (started(), broken()):
+        (said,) = labelled("next", status_text(snapshot(events), UTC))
+        assert said.startswith(
+            "free disk space: the disk of /runs/quickstart is full, so the leader"
+        )
+    (said,) = labelled("next", status_text(snapshot([*started(), SAVE_FAILED]), UTC))
+    assert SAVE_FAILED.reading is not None
+    assert said.startswith(SAVE_FAILED.reading.advice)
+    (said,) = labelled("next", status_text(snapshot(finished()), UTC))
+    assert "disk" not in said
 
 
 def test_an_incident_in_json_has_all_documented_keys() -> None:
