@@ -68,6 +68,23 @@ def around(words: Sequence[str], found: Program) -> Iterator[Sequence[str]]:
         at = behind
 
 
+def options_left_out(words: Sequence[str], found: Program) -> Iterator[tuple[str, str]]:
+    """Options of Python and of torchrun that ranks of ndctl do not have, and what to do instead."""
+    end = len(words) - len(found.args)
+    for at in range(end):
+        name = PurePath(words[at]).name
+        if not (PYTHON.fullmatch(name) or name in OF_ARGPARSE):
+            continue
+        known = OF_PYTHON if PYTHON.fullmatch(name) else OF_TORCHRUN
+        options = words[at + 1 : min(behind_options(words, at), end)]
+        for option, following in pairwise([*options, "-"]):
+            plain = option.partition("=")[0].replace("_", "-")
+            instead = next((known[one] for one in known if plain.startswith(one)), None)
+            if instead is not None:
+                value = "" if following.startswith("-") else f" {following}"
+                yield f"{name} {option}{value}", instead
+
+
 def starts_ranks(words: Sequence[str]) -> bool:
     """Whether a launcher whose options are not known here starts a program on each rank."""
     return any(PurePath(word).name in OTHER_LAUNCHERS for word in words)
@@ -124,6 +141,15 @@ def placed_by_mpi(words: Sequence[str]) -> list[str]:
 
 ENVIRONMENTS = ("conda", "mamba", "micromamba", "poetry", "pixi", "pipenv", "pdm", "hatch")
 """Programs that run another one in an environment of Python."""
+OF_PYTHON = {
+    "-W": "set PYTHONWARNINGS in run.env",
+    "-O": "set PYTHONOPTIMIZE in run.env",
+    "-X": "set PYTHONDEVMODE and the like in run.env",
+}
+OF_TORCHRUN = {
+    "--max-restarts": "resilience.max_restarts is the number of restarts",
+    "--local-ranks-filter": "ndctl keeps the output of each rank (`ndctl logs --rank`)",
+}
 OTHER_LAUNCHERS = ("horovodrun", "colossalai", "fabric", "lightning", "oumi", "ray")
 WITH_OTHER_OPTIONS = ("uv", "torchx", "jsrun", "aprun")
 """Launchers whose options are not known here."""
@@ -142,8 +168,8 @@ WITHOUT_VALUE = re.compile(
 )
 """Options of launchers of PyTorch, with hyphens for underscores, that have no value."""
 WITH_VALUE = re.compile(
-    r"--?(hostfile|host|machinefile|prefix|np|npernode|(bind|map|rank)-(to|by))"
-    r"|--?((cpu|mem|gpu)-bind|cpu-(set|list))|-[pAwxoeiDJtGHnNcu]"
+    r"--?(hostfile|hosts?|machinefile|prefix|ppn|perhost|np|npernode|(bind|map|rank)-(to|by))"
+    r"|--?((cpu|mem|gpu)-bind|cpu-(set|list))|-[pAwxoeiDJtGHnNcuf]"
 )
 """Options of mpirun and other launchers, and of env, whose value is the next word."""
 PLACES_RANKS = re.compile(r"--?(bind-to|map-by|rank-by|cpu-(bind|set|list)|binding)\b")

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from orchestrator.contract.spec.slurm_spec import OURS
-from orchestrator.specs.foreign.around_program import starts_ranks
+from orchestrator.specs.foreign.around_program import executable_of, starts_ranks
 from orchestrator.specs.foreign.carried import (
     Carried,
     braced,
@@ -101,6 +101,7 @@ def from_script(text: str, stem: str) -> Carried:
     carried.name = job_name(given.get("job_name") or stem)
     _export(shell, given, typed)
     _run(carried, shell, start, given)
+    words = _before_arguments(words)
     sizes = dict(zip(*[iter(sizes_of(words))] * 2, strict=True))
     each, how = _gpus(typed, hosts, variable_ranks(words) or sizes.get("--gpus-per-host"))
     asked = "nodes" in given and options_in(text) != {}
@@ -135,6 +136,12 @@ def from_script(text: str, stem: str) -> Carried:
                     " knows"
                 )
     return carried
+
+
+def _before_arguments(words: list[str]) -> list[str]:
+    """A command line without the arguments of its program, which are no sizes of a job."""
+    found = program_of(words) or executable_of(words)
+    return words[: len(words) - len(found.args)] if found is not None else words
 
 
 def _export(shell: Shell, *options: Mapping[str, str]) -> None:
@@ -336,10 +343,12 @@ def _gpus(
     if (each := number_of(count)) is not None:
         several = isinstance(each, int) and isinstance(tasks, int)
         return each * tasks if several else each, {"gpu_type": kind} if kind else {}
-    # Some sites give whole hosts with all their GPUs, and refuse requests for GPUs.
+    # Some sites give whole hosts with all their GPUs, and refuse requests for GPUs. A script
+    # without options gets them on the command line of sbatch, so how it asks is unknown.
+    alone: dict[str, str] = {"gpus": "none"} if given else {}
     if by_launcher is not None:
-        return number_of(by_launcher), {"gpus": "none"}
-    return (tasks if tasks != 1 else None), {"gpus": "none"}
+        return number_of(by_launcher), alone
+    return (tasks if tasks != 1 else None), alone
 
 
 def _tasks_of_a_host(given: Mapping[str, str], hosts: Any) -> Any:

@@ -9,6 +9,7 @@ from orchestrator.specs.foreign.around_program import (
     ENVIRONMENTS,
     around,
     executable_of,
+    options_left_out,
     placed_by_mpi,
 )
 from orchestrator.specs.foreign.carried import Carried, in_a_shell, variables_of
@@ -81,6 +82,8 @@ def _say_around(carried: Carried, start: Start | None, found: Program) -> None:
     """Says the programs around the program that was found, which ndctl does not start."""
     if start is None:
         return
+    for option, instead in options_left_out(start.words, found):
+        carried.leave(f"line {start.line}: {option}: {instead}")
     for one in around(start.words, found):
         text = " ".join(one)
         if PurePath(one[0]).name in ENVIRONMENTS:

@@ -91,6 +91,12 @@ class Branches:
         """Whether the command that was given last runs."""
         return not self._skips and set(self._entered) <= {"yes"}
 
+    def runs_condition(self, first: str) -> bool:
+        """Whether the command behind `if` or `elif`, which follows, runs."""
+        around = self._entered[:-1] if first == "elif" else self._entered
+        last = self._entered[-1:] if first == "elif" else []
+        return set(around) <= {"yes"} and last in ([], ["no"])
+
     def _open(self, first: str) -> None:
         if first == "if":
             self._entered.append("no")

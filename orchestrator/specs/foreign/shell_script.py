@@ -41,7 +41,7 @@ MOST_DEPTH = 4
 QUIET = frozenset(
     (
         *("echo", "set", "printf", "true", ":", "date", "hostname", "sleep", "wait", "exit"),
-        *("clear", "ulimit", "shift", "local", "unset", "nvidia-smi", "rocm-smi", "cd"),
+        *("clear", "shift", "local", "nvidia-smi", "rocm-smi", "cd"),
         *("pushd", "popd", "export", "declare", "typeset", "readonly", "exec"),
         *("return", "break", "continue", "ifconfig", "tee", "head", "tail", "awk", "grep"),
         *("cut", "tr", "sort", "wc", "cat", "alias"),
@@ -82,6 +82,8 @@ class Shell(Struct, kw_only=True):
     """Lines that prepare the environment, such as `module load` and `conda activate`, in the order
     of the script."""
     functions: dict[str, str] = field(default_factory=dict)
+    exports_all: bool = False
+    """Whether `set -a` exports each variable that is set."""
     shifted: int = 0
     """Arguments of the script that `shift` removed so far."""
     calls: int = 0
@@ -114,6 +116,10 @@ def _read(shell: Shell, text: str, depth: int, at_line: int | None) -> None:
     shell.others += files
     for command in commands_in(text):
         words = list(command.words)
+        if words[0] in ("if", "elif") and branches.runs_condition(words[0]):
+            tested = words[2:] if words[1:2] == ["!"] else words[1:]
+            if _launches(tested) and program_of(tested) is not None:
+                _command(shell, Command(command.line, tuple(tested)), depth)
         if (inner := branches.commands(words, command.after)) is None:
             continue
         while inner and inner[0] in OPEN:
@@ -182,6 +188,8 @@ def _command(shell: Shell, command: Command, depth: int) -> None:
         exports = first == "export" or "-x" in words
         for word in words[1:]:
             _assign(shell, word, exported=exports)
+            if exports and word.strip('"').startswith(("$(", "`")):  # $(cat .env | xargs)
+                shell.others.append((command.line, command.text))
     elif first == ":":  # : "${VAR:=default}"
         [joined(word, shell.values) for word in words[1:]]
     elif all(ASSIGNMENT.fullmatch(word) for word in words):
@@ -212,7 +220,7 @@ def _assign(shell: Shell, word: str, *, exported: bool) -> None:
     value = joined(raw, shell.values)
     known = shell.values.get(name, "")
     shell.values[name] = f"{known}{value}" if adds and isinstance(known, str) else value
-    if exported or name in shell.exported:
+    if exported or shell.exports_all or name in shell.exported:
         shell.exported[name] = value
 
 
@@ -241,18 +249,16 @@ def _unshifted(shell: Shell, word: str) -> str:
 def _run(shell: Shell, command: Command, depth: int) -> None:
     _shift(shell, command, depth)
     raw = [_unshifted(shell, word) for word in redirected(list(command.words))]
-    words = [one for word in raw for one in expanded(word, shell.values)]
+    words = _expanded(shell, raw)
     before = []
     while words and ASSIGNMENT.fullmatch(words[0]):
         before.append(words.pop(0))
-    name = PurePath(words[0]).name if words else ""
-    if not name:
+    if not words or not words[0]:
         return
+    name = PurePath(words[0]).name or words[0]  # `.` has no name
     _export_of_mpiexec(shell, words)
-    if name in ("cd", "pushd") and len(words) > 1:
-        shell.folder = _folder(shell.folder, words[1])
-    elif name in PREPARES and "run" not in words[1:2]:  # `conda run` starts the program
-        shell.setup.append(" ".join(words))
+    if _changes_environment(shell, name, words):
+        pass
     elif name in QUIET or name.startswith("[") or words[:2] == ["scontrol", "show"]:
         _written(shell, command, len(raw))
     elif name == "eval" and depth < MOST_DEPTH and shell.calls < MOST_PARTS:
@@ -269,6 +275,54 @@ def _run(shell: Shell, command: Command, depth: int) -> None:
         _start(shell, command, before, words)
     else:
         shell.others.append((command.line, command.text))
+
+
+def _expanded(shell: Shell, raw: list[str]) -> list[str]:
+    """The words of a command. In the script of `bash -c` an opaque variable stays one."""
+    found = [expanded(word, shell.values) for word in raw]
+    words = [one for each in found for one in each]
+    if (inner := _inner(words)) is None:
+        return words
+    plain = {name: value for name, value in shell.values.items() if not _is_opaque(value)}
+    return [
+        one
+        for word, each in zip(raw, found, strict=True)
+        for one in (expanded(word, plain) if inner in each else each)
+    ]
+
+
+def _changes_environment(shell: Shell, name: str, words: list[str]) -> bool:
+    """Whether a command is one that changes the folder, the variables or the environment."""
+    args = words[1:]
+    if name in ("cd", "pushd") and args:
+        shell.folder = _folder(shell.folder, args[0])
+    elif name in PREPARES and args[:1] != ["run"]:  # `conda run` starts the program
+        line = " ".join(words)
+        shell.setup.append(f"set -a; {line}; set +a" if shell.exports_all else line)
+    elif name == "set":
+        on = args in (["-a"], ["-o", "allexport"])
+        shell.exports_all = on or (shell.exports_all and args not in (["+a"], ["+o", "allexport"]))
+    else:
+        return name == "unset" and (shell.starts != [] or _unset(shell, args))
+    return True
+
+
+def _unset(shell: Shell, names: list[str]) -> bool:
+    """Forgets variables of the script. False: it has none of these, so a job may inherit one."""
+    known = [name for name in names if name in shell.values or name in shell.exported]
+    for name in known:
+        shell.values.pop(name, None)
+        shell.exported.pop(name, None)
+    return known == [name for name in names if not name.startswith("-")]
+
+
+def _is_opaque(value: str | list[str]) -> bool:
+    """Whether a value is one `$( … )` with quotes. They would end the quotes around the variable in
+    the script of `bash -c`, so the variable stays one until that script is read."""
+    return isinstance(value, str) and QUOTES_INSIDE.fullmatch(value) is not None
+
+
+QUOTES_INSIDE = re.compile(r"[^\s'\"]*\$\([^'\"]*['\"].*\)[^\s'\"]*", re.DOTALL)
 
 
 def _export_of_mpiexec(shell: Shell, words: list[str]) -> None:

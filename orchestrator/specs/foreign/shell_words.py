@@ -269,6 +269,8 @@ def joined(word: str, values: Values) -> str:
 
 
 SINGLE, DOUBLE = "'", '"'
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
+"""Of `$'a\\tb'`."""
 
 
 def _pieces(word: str) -> Iterator[tuple[str, str]]:
@@ -278,15 +280,23 @@ def _pieces(word: str) -> Iterator[tuple[str, str]]:
         if word[at] in "'\"":
             end = _end_of_quote(word, at)
             yield word[at + 1 : end - 1], word[at]
+        elif word.startswith("$'", at):
+            end = _end_of_quote(word, at + 1)
+            text = word[at + 2 : end - 1]
+            yield re.sub(r"\\(.)", lambda found: ESCAPES.get(found[1], found[0]), text), SINGLE
         elif placeholder := PLACEHOLDER.match(word, at):
             end = placeholder.end()
             yield word[at:end], SINGLE  # its spaces do not part it
         else:
             end = at
-            while end < len(word) and word[end] not in "'\"" and not PLACEHOLDER.match(word, end):
+            while end < len(word) and not _ends_piece(word, end):
                 end = _end_of_sign(word, end)
             yield word[at:end], ""
         at = max(end, at + 1)
+
+
+def _ends_piece(word: str, at: int) -> bool:
+    return word[at] in "'\"" or word.startswith("$'", at) or PLACEHOLDER.match(word, at) is not None
 
 
 def _end_of_sign(word: str, at: int) -> int:

@@ -816,6 +816,68 @@ def test_the_gpus_that_deepspeed_includes_are_counted(include: str, hosts: int, 
     assert carried.before == []
 
 
+def test_a_value_with_quotes_is_one_word_in_the_script_of_a_shell() -> None:
+    carried = taken(
+        "#!/bin/bash\nPORT=$(python -c 'import socket; print(socket.socket())')\n"
+        "srun bash -c \"python t.py --url 'tcp://h:$PORT' --b \\'nccl\\' --c $PORT 3\"\n"
+    )
+    value = "$(python -c 'import socket; print(socket.socket())')"
+    assert carried.run["args"] == ["--url", "tcp://h:${PORT}", "--b", "'nccl'", "--c", value, "3"]
+    assert carried.left == []
+
+
+def test_what_changes_the_variables_of_a_job_is_kept_or_said() -> None:
+    carried = taken(
+        "#!/bin/bash\n#SBATCH -N 2\nulimit -n 65536\nunset LD_PRELOAD\nexport $(cat .env | xargs)\n"
+        "export A=1 B=2 F=$'x\\ty'\nunset A\nset -a\n. ./more\nC=3\nset +a\nD=4\nsrun python t.py\n"
+        "unset B\n"
+    )
+    assert carried.run["env"] == {"B": "2", "F": "x\ty", "C": "3"}
+    assert carried.cluster["slurm"]["setup"] == ["set -a; . ./more; set +a"]
+    assert carried.left[:3] == [
+        "line 3: ulimit -n 65536",
+        "line 4: unset LD_PRELOAD",
+        "line 5: export $(cat .env | xargs)",
+    ]
+    assert len(carried.left) == 4
+
+
+def test_options_of_python_and_torchrun_that_ranks_do_not_have_are_said() -> None:
+    carried = taken(
+        "#!/bin/bash\npython -u -W ignore -X dev -m torch.distributed.run --nproc_per_node=2"
+        " --max_restarts=3 --local-ranks-filter 0 t.py -O --max_restarts 4\n"
+    )
+    said = [one.split(": ")[1] for one in carried.left]
+    assert said == [
+        *("python -W ignore", "python -X dev", "torch.distributed.run --max_restarts=3"),
+        "torch.distributed.run --local-ranks-filter 0",
+    ]
+
+
+def test_a_training_behind_if_is_the_training() -> None:
+    for word in ("if", "if !"):
+        carried = taken(
+            f"#!/bin/bash\n{word} torchrun --nproc_per_node 2 t.py --a; then exit 1; fi\n"
+        )
+        assert carried.run == {"script": "t.py", "args": ["--a"]}
+    other = taken(
+        "#!/bin/bash\nif [ 1 = 2 ]; then\nif torchrun t.py; then exit; fi\n"
+        "elif torchrun --nproc_per_node 4 u.py; then exit; fi\n"
+    )
+    assert other.run["script"] == "u.py"
+
+
+def test_a_number_of_the_program_is_no_size_of_the_job() -> None:
+    carried = taken("#!/bin/bash\nmpirun -np 4 mdtest -n 10000\ntorchrun $X --nproc_per_node 3\n")
+    assert carried.cluster["gpus_per_host"] == 1
+
+
+def test_a_script_without_options_asks_for_its_gpus() -> None:
+    carried = taken("#!/bin/bash\nsrun python t.py\n")
+    assert carried.cluster["backend"] == "slurm"
+    assert "gpus" not in carried.cluster["slurm"]
+
+
 def test_what_a_loop_exports_is_asked_for() -> None:
     carried = taken("#!/bin/bash\nfor m in a b; do\nexport MODEL=$m\ntorchrun t.py\ndone\n")
     assert any(one.startswith("replace ${m} in run: ") for one in carried.before)

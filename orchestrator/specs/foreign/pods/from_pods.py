@@ -13,7 +13,7 @@ from orchestrator.specs.foreign.pods.manifests import Pods, at
 from orchestrator.specs.foreign.pods.volumes import own_container, set_volumes
 from orchestrator.specs.foreign.run_key import set_program, set_variables
 from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell
-from orchestrator.specs.foreign.shell_words import variables_for_placeholders
+from orchestrator.specs.foreign.shell_words import PLACEHOLDER, variables_for_placeholders
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 OF_TOOLS = re.compile(r"(trainer\.kubeflow\.org|training\.kubeflow\.org|jobset\.sigs\.k8s\.io)/.*")
@@ -337,7 +337,8 @@ def _other_fields(
     if template:
         given = kubernetes.setdefault("pod_template", {"spec": {}})
         given["spec"] = {**template, **given["spec"]}
-    if names := dict.fromkeys(IN_TEMPLATE.findall(str(kubernetes.get("pod_template", "")))):
+    text = str(kubernetes.get("pod_template", ""))
+    if names := dict.fromkeys([*IN_TEMPLATE.findall(text), *PLACEHOLDER.findall(text)]):
         carried.before.append(
             f"check {', '.join(names)} in pod_template, where ndctl replaces no variables"
         )
