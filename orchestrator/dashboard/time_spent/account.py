@@ -225,11 +225,7 @@ class TimeAccount:
                 self.resumed = True
                 self._cut(step)
             case StepReached(step=step):
-                # A program may not tell where it resumed: it has done the steps before this one.
-                if self.is_own and not self.resumed:
-                    self._cut(max(0, step - 1))
-                self.resumed = self.has_steps = True
-                self._trains(event.at, step)
+                self._step_reached(event.at, step)
             # A program that has reported steps will report the next one: until then, it starts.
             case ProgramRuns() if not self.has_steps:
                 # No step will tell that its time is of use, or which of it is lost after a restart.
@@ -237,6 +233,7 @@ class TimeAccount:
             case RankExited(stopped=False):
                 self._rank_exited(event)
             case HangDetected():
+                self._stepped(event.step)
                 self._failed(event.at - event.stalled_s)
             case HangOver():
                 self._accrue(event.at)
@@ -277,7 +274,7 @@ class TimeAccount:
         """
         if self.use == "training" and reached is not None and reached.attempt == self.attempt:
             self._accrue(min(reached.at, at))
-            self.spans[-1].last = max(self.spans[-1].last, reached.step)
+            self._stepped(reached.step)
 
     def _leader_started(self, event: LeaderStarted) -> None:
         self._advance_to(event.reached, event.at)
@@ -287,9 +284,25 @@ class TimeAccount:
             self._turn_to("queue", self.at)
         self._turn_to("restart", event.at)
 
-    def _rank_exited(self, event: RankExited) -> None:
+    def _stepped(self, step: int) -> None:
         if self.use == "training":
-            self.spans[-1].last = max(self.spans[-1].last, event.step)
+            self.spans[-1].last = max(self.spans[-1].last, step)
+
+    def _step_reached(self, at: float, step: int) -> None:
+        # A program may not tell where it resumed: it has done the steps before this one.
+        if self.is_own and not self.resumed:
+            self._cut(max(0, step - 1))
+        # Without a step the program seemed to train, but it started until now. One whose first
+        # report is of step 10 trained before.
+        if not self.has_steps and step == 1 and self.use == "training":
+            self._accrue(at)
+            self.lost["restart"] += self.spans[-1].seconds
+            self.spans[-1].seconds, self.trains_since = 0.0, at
+        self.resumed = self.has_steps = True
+        self._trains(at, step)
+
+    def _rank_exited(self, event: RankExited) -> None:
+        self._stepped(event.step)
         # A program may let a rank end while the others go on: that is no failure.
         if event.exit_code != 0:
             self._failed(event.at)

@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from orchestrator.contract.files.last_metric import Reached
+from orchestrator.contract.messages.actions import StartAttempt
 from orchestrator.contract.messages.events import (
     CancelRequested,
     Event,
@@ -80,6 +81,18 @@ def test_the_time_of_a_hang_counts_from_the_last_progress() -> None:
     told = spent(journal([*started(), hang, over]), START + 80)
     assert told.lost_s["detection"] == pytest.approx(13)
     assert told.effective_s == pytest.approx(80 - 8 - 13)
+
+
+def test_the_steps_before_a_hang_are_lost_to_a_restart_from_an_earlier_one() -> None:
+    hang = HangDetected(
+        at=START + 60, attempt=1, phase="train", step=43, stalled_s=10, limit_s=9, behind=()
+    )
+    resumed = TrainingResumed(at=START + 70, attempt=2, step=22)
+    start = StartAttempt(attempt=2, hosts=("host-0", "host-1"), plan=1, drills=(), reason="")
+    *before, hangs, resumes = journal([*started(), hang, resumed])
+    told = spent([*before, replace(hangs, actions=(start,)), resumes])
+    # It trained from 8 to 50, half of it after step 22.
+    assert told.lost_s["lost_work"] == pytest.approx(21)
 
 
 def test_a_straggler_costs_its_share_of_each_step() -> None:
@@ -209,6 +222,14 @@ def test_a_program_without_steps_may_report_one_later() -> None:
     first = StepReached(at=START + 20, attempt=1, step=3, loss=None, tokens_per_second=None)
     told = spent(journal([*silent_program()[:-3], runs, first]), START + 29)
     assert told.effective_s == pytest.approx(17)
+
+
+def test_until_its_first_step_a_program_starts() -> None:
+    """It loads a model, for example, and its ranks count as running after 10 s."""
+    runs = ProgramRuns(at=START + 12, attempt=1)
+    told = spent(journal([*silent_program()[:-3], runs, stepped(27, 1, 1)]), START + 29)
+    assert told.lost_s["restart"] == pytest.approx(27)
+    assert told.effective_s == pytest.approx(2)
 
 
 def stepped(at: float, attempt: int, number: int) -> StepReached:
