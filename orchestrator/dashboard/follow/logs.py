@@ -88,7 +88,8 @@ def are_empty(files: Iterable[Path]) -> bool:
     """Whether nothing was printed. False without a file: the log may be on another machine."""
     sizes = []
     for path in files:
-        with contextlib.suppress(OSError):
+        # ValueError: a damaged journal may name a host with a null byte.
+        with contextlib.suppress(OSError, ValueError):
             sizes.append(path.stat().st_size)
     return bool(sizes) and not any(sizes)
 
