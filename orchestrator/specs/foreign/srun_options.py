@@ -31,8 +31,8 @@ OF_TASKS = re.compile(r"map_|mask_|\bmap:|\bmask:|rank|single|closest|per_task|s
 
 def of_srun(words: Sequence[str]) -> list[str]:
     """The options of srun itself, without the program behind them."""
-    names = [PurePath(word).name for word in words]
-    at = names.index("srun") + 1 if "srun" in names else len(words)
+    places = (at for at, word in enumerate(words) if PurePath(word).name == "srun")
+    at = next(places, len(words) - 1) + 1
     first = at
     while at < len(words) and words[at].startswith("-"):
         alone = (
