@@ -160,7 +160,7 @@ def _entry(line: bytes, number: int | None, path: Path | None = None) -> Entry:
         raise JobError(
             f"{where}{which} cannot be read: {exc}",
             fix="read it with the ndctl that wrote it; if the file was damaged, restore it, or"
-            " start the job anew with `ndctl submit SPEC --new`",
+            " start the job from the beginning with `ndctl submit SPEC --new`",
         ) from exc
 
 

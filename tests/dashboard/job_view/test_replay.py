@@ -107,9 +107,9 @@ def test_only_lines_of_the_current_attempt_are_read(
     read: list[int | None] = []
     entry_of = log._entry
 
-    def counted(line: bytes, number: int | None) -> Entry:
+    def counted(line: bytes, number: int | None, path: Path | None = None) -> Entry:
         read.append(number)
-        return entry_of(line, number)
+        return entry_of(line, number, path)
 
     monkeypatch.setattr(log, "_entry", counted)
     read_state(run_dir)
