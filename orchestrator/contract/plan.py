@@ -52,7 +52,7 @@ class Traffic(Struct, frozen=True, kw_only=True):
     what: str
     """`weights`, `gradients`, `activations`, `keys and values`, …"""
     bytes_per_step: int
-    """Bytes that the rank with the most traffic sends."""
+    """Bytes that the slowest rank sends."""
     messages: int
     """Calls of the collective per step."""
     level: str

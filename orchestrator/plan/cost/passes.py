@@ -62,6 +62,8 @@ class Stage(Struct, frozen=True, kw_only=True):
     """Exposed tp and cp traffic."""
     host: float
     """Seconds that the device waits for the host to start operations."""
+    axes: tuple[tuple[AxisTraffic, Times], ...]
+    """tp and cp traffic of all layers together."""
 
     @property
     def seconds(self) -> float:
@@ -72,8 +74,7 @@ class MicroBatch(Struct, frozen=True, kw_only=True):
     stages: tuple[tuple[Stage, int], ...]
     """Each kind of rank, and the number of ranks of this kind."""
     slowest: Stage
-    traffic: tuple[tuple[AxisTraffic, Times], ...]
-    """tp and cp traffic of the slowest rank, all layers together."""
+    """The one whose passes take longest. With data-parallel traffic another one may be slower."""
     window: Windows
     """Computation only, without tp traffic."""
     tp_exposed: tuple[float, float]
@@ -115,7 +116,6 @@ def micro_batch(
     return MicroBatch(
         stages=stages,
         slowest=slowest,
-        traffic=tuple((one, _total(layer, one, slowest.rank)) for one in layer.traffic),
         window=Windows(
             forward=layer.passes.forward,
             backward=layer.passes.backward + recompute,
@@ -191,7 +191,8 @@ def _stage(
         # The trainer then keeps no gradient of the head from the forward pass (`HeadLoss`).
         if options.pp > 1 and options.pipeline.schedule == "gpipe":
             recompute += logits_again_s(machine, shape, part)
-    traffic = sum(_total(layer, one, rank).exposed for one in layer.traffic)
+    axes = tuple((one, _total(layer, one, rank)) for one in layer.traffic)
+    traffic = sum(times.exposed for _, times in axes)
     if part.tp > 1:
         traffic += 2 * len(ends) * outer_traffic(machine, shape, part).exposed
     calibration = machine.calibration
@@ -204,6 +205,7 @@ def _stage(
         recompute=recompute,
         traffic=traffic,
         host=max(0.0, host - compute - recompute - traffic) if machine.has_device else 0.0,
+        axes=axes,
     )
 
 

@@ -8,7 +8,7 @@ from orchestrator.plan.cost.collective import Flow
 from orchestrator.plan.cost.dp_traffic import Windows, data_traffic, hidden_along_pp
 from orchestrator.plan.cost.layers import Slice
 from orchestrator.plan.cost.machine import Machine
-from orchestrator.plan.cost.passes import MicroBatch, PassOptions, micro_batch
+from orchestrator.plan.cost.passes import MicroBatch, PassOptions, Stage, micro_batch
 from orchestrator.plan.cost.tp_cp_traffic import outer_traffic
 from orchestrator.plan.cost.units import Units, units_of
 from orchestrator.plan.model.shape import ModelShape
@@ -33,27 +33,49 @@ class Timeline(NamedTuple):
 
 
 def timeline(setup: Setup, machine: Machine) -> Timeline:
+    """Of the rank along pp that needs longest, with its data-parallel traffic: the one whose passes
+    take longest may have fewer weights than another."""
     part = slice_of(setup)
     batch = micro_batch(machine, setup.shape, part, _options(setup))
-    slowest, micro = batch.slowest, setup.micro_batches
-    units = units_of(setup.shape, setup.mesh.tp, slowest.rank, _sizes(setup), setup.lora)
-    data = data_traffic(setup, machine, slowest.rank, units, _windows(setup, machine, batch))
-    sends_s, pipe_flows = _pipeline_sends(setup, machine, part)
+    sends = _pipeline_sends(setup, machine, part)
+    found = _on_stage(setup, machine, batch, batch.slowest, sends)
+    if setup.mesh.pp == 1:
+        return found
+    most = _units(setup, batch.slowest).gathered
+    for stage, _ in batch.stages:
+        # A stage with shorter passes and no more weights is not slower.
+        if _units(setup, stage).gathered > most:
+            other = _on_stage(setup, machine, batch, stage, sends)
+            found = max(found, other, key=lambda one: sum(one.parts.values()))
+    return found
+
+
+def _units(setup: Setup, stage: Stage) -> Units:
+    return units_of(setup.shape, setup.mesh.tp, stage.rank, _sizes(setup), setup.lora)
+
+
+def _on_stage(
+    setup: Setup, machine: Machine, batch: MicroBatch, stage: Stage, sends: tuple[float, list[Flow]]
+) -> Timeline:
+    micro, part = setup.micro_batches, slice_of(setup)
+    units, windows = _units(setup, stage), _windows(setup, machine, batch, stage)
+    data = data_traffic(setup, machine, stage.rank, units, windows)
+    sends_s, pipe_flows = sends
     tied = _tied(setup, machine)
     parts = {
-        "compute": micro * slowest.compute,
-        "recompute": micro * slowest.recompute,
-        "communication": micro * (slowest.traffic + sends_s)
+        "compute": micro * stage.compute,
+        "recompute": micro * stage.recompute,
+        "communication": micro * (stage.traffic + sends_s)
         + data.exposed
         + sum(flow.exposed for flow in tied),
         "contention": data.contention,
         "copies": data.copied / machine.memory_bytes_per_s,
-        "host": micro * slowest.host,
-        "bubble": _bubble(setup, batch, sends_s),
+        "host": micro * stage.host,
+        "bubble": _bubble(setup, batch, stage, sends_s),
         "optimizer": _optimizer(setup, machine, units),
-        "stragglers": _stragglers(setup, machine, micro * (slowest.compute + slowest.recompute)),
+        "stragglers": _stragglers(setup, machine, micro * (stage.compute + stage.recompute)),
     }
-    flows = [*data.flows, *pipe_flows, *tied, *_axis_flows(setup, machine, batch, part)]
+    flows = [*data.flows, *pipe_flows, *tied, *_axis_flows(setup, machine, part, stage)]
     return Timeline({name: seconds for name, seconds in parts.items() if seconds > 0}, flows)
 
 
@@ -64,7 +86,7 @@ def passes_s(setup: Setup, machine: Machine) -> float:
     batch = micro_batch(machine, setup.shape, part, _options(setup))
     sends_s, _ = _pipeline_sends(setup, machine, part)
     one = batch.slowest.seconds + sends_s
-    return setup.micro_batches * one + _bubble(setup, batch, sends_s)
+    return setup.micro_batches * one + _bubble(setup, batch, batch.slowest, sends_s)
 
 
 def slice_of(setup: Setup) -> Slice:
@@ -106,11 +128,11 @@ def _sizes(setup: Setup) -> tuple[float, int, int]:
     return layer, size, reduce_size
 
 
-def _windows(setup: Setup, machine: Machine, batch: MicroBatch) -> Windows:
+def _windows(setup: Setup, machine: Machine, batch: MicroBatch, stage: Stage) -> Windows:
     """Seconds that data-parallel collectives can overlap with: the computation of layers, tp
     traffic on other links, and the time that the device waits for the host."""
-    mesh, window, slowest = setup.mesh, batch.window, batch.slowest
-    host_wait = slowest.host / slowest.rank.layers
+    mesh, window = setup.mesh, batch.window
+    host_wait = stage.host / stage.rank.layers
     # The backward pass has twice the operations of the forward pass.
     forward, backward = host_wait / 3, host_wait * 2 / 3
     if mesh.tp > 1 and machine.wire(mesh.dp_shard * mesh.cp, mesh.tp).group.level != "host":
@@ -160,22 +182,22 @@ def stage_output_bytes(shape: ModelShape, part: Slice) -> float:
     return part.rows * shape.hidden_size / part.tp * COMPUTE_BYTES[part.dtype]
 
 
-def _bubble(setup: Setup, batch: MicroBatch, sends_s: float) -> float:
+def _bubble(setup: Setup, batch: MicroBatch, stage: Stage, sends_s: float) -> float:
     """Idle seconds while the first micro batch reaches the last stage and the last one returns.
 
     This is the time of all other ranks for one micro batch: a share (pp - 1) / (m + pp - 1) of the
     step with equal ranks, and 1/v of that with v stages per rank (Narayanan et al. 2021, section
     2.2).
     """
-    pp, spec, slowest = setup.mesh.pp, setup.pipeline, batch.slowest
+    pp, spec = setup.mesh.pp, setup.pipeline
     if pp == 1:
         return 0.0
     if spec.schedule == SPLITS_BACKWARD:
         # F + B - 2 W: the gaps that weight gradients do not fill (Qi et al. 2023, table 1). A stage
         # is half of a rank's layers.
-        rest = slowest.seconds - 3 * slowest.weights
+        rest = stage.seconds - 3 * stage.weights
         return (pp - 1) * (max(0.0, rest) + sends_s) / spec.stages
-    others = sum(stage.seconds * count for stage, count in batch.stages) - slowest.seconds
+    others = sum(one.seconds * count for one, count in batch.stages) - stage.seconds
     return (others + (pp - 1) * sends_s) / spec.stages
 
 
@@ -198,12 +220,12 @@ def _stragglers(setup: Setup, machine: Machine, computing_s: float) -> float:
     return computing_s * machine.calibration.spread * math.sqrt(2 * math.log(hosts))
 
 
-def _axis_flows(setup: Setup, machine: Machine, batch: MicroBatch, part: Slice) -> list[Flow]:
-    micro, rank = setup.micro_batches, batch.slowest.rank
+def _axis_flows(setup: Setup, machine: Machine, part: Slice, stage: Stage) -> list[Flow]:
+    micro, rank = setup.micro_batches, stage.rank
     ends = rank.is_first + rank.is_last
     outer = outer_traffic(machine, setup.shape, part)
     flows = []
-    for traffic, times in batch.traffic:
+    for traffic, times in stage.axes:
         sent, calls, seconds, exposed = times.sent, times.calls, times.seconds, times.exposed
         if traffic.axis == "tp":
             # Embedding and head each add one all-gather and one reduce-scatter per micro batch.

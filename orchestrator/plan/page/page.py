@@ -192,7 +192,7 @@ def _ranks(plan: Plan) -> Iterator[Markup]:
         ]
         for one in plan.communication
     ]
-    yield element("h3", "What the busiest rank sends in a step")
+    yield element("h3", "What the slowest rank sends in a step")
     yield grid_table(head, rows, left=4)
 
 

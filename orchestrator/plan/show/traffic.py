@@ -1,4 +1,4 @@
-"""What the busiest rank sends in a step."""
+"""What the slowest rank sends in a step."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def describe_traffic(plan: Plan) -> list[str]:
     return [
         *labelled(
             "traffic",
-            "sent per step by the busiest rank; ideal: at the links' nominal rate; exposed: not"
+            "sent per step by the slowest rank; ideal: at the links' nominal rate; exposed: not"
             " hidden by compute",
         ),
         *table(head, rows, left=4),

@@ -215,6 +215,17 @@ def test_a_pipeline_whose_last_stage_also_has_the_head_is_slower() -> None:
     assert 1.15 * balanced < even < 1.4 * balanced
 
 
+def test_a_pipeline_waits_for_the_stage_with_the_longest_step_with_its_traffic() -> None:
+    """Of Llama 3 8B the first of two stages has the embedding and 17 layers. The last one computes
+    longer, because it has the head, but on slow links the weights of the first one take longer."""
+    one = setup(mesh=Mesh(pp=2, dp_shard=16), micro_batches=4, tokens=2048)
+    rows = traffic_of(one, fabric("l40s-48gb", hosts=4))
+    sent = sum(row.bytes_per_step for row in rows if row.what == "gradients")
+    layer = (LLAMA_8B.parameters - LLAMA_8B.outer_parameters) / LLAMA_8B.num_layers
+    weights = 17 * layer + LLAMA_8B.vocabulary_parameters
+    assert sent == pytest.approx(4 * weights * 15 / 16, rel=1e-3)
+
+
 @pytest.mark.parametrize("stages", [1, 8])
 def test_only_an_interleaved_pipeline_hides_its_sends_and_reductions(stages: int) -> None:
     spec = PipelineSpec(

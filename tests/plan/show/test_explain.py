@@ -81,7 +81,7 @@ memory        about 30 GiB of 60 GiB on the fullest rank
   every rank [PPPPPPPPPPAAAAAAAAAAAAAAAAAAAA..............................] 30 GiB of 60 GiB
   A activations 20 GiB, P parameters 10 GiB
 
-traffic       sent per step by the busiest rank; ideal: at the links' nominal rate; exposed: not
+traffic       sent per step by the slowest rank; ideal: at the links' nominal rate; exposed: not
               hidden by compute
   axis  collective  of           crosses  per step  calls    ideal     time  exposed
   tp    all-gather  activations  host      1.50 GB     64  3.00 ms  10.0 ms   hidden
