@@ -68,7 +68,7 @@ def _numbers(inside: str, part: str) -> Iterator[str]:
     """`001-003,7` gives 001, 002, 003 and 7."""
     for one in inside.split(","):
         first, dash, last = one.partition("-")
-        if not (first.isdecimal() and (last.isdecimal() or not dash)):
+        if not (one.isascii() and first.isdigit() and (last.isdigit() or not dash)):
             raise _unclear(part, f"numbers and ranges of numbers in brackets, not {one!r}")
         if max(len(first), len(last)) > LONGEST:
             raise _unclear(part, f"numbers of at most {LONGEST} digits in brackets, not {one!r}")

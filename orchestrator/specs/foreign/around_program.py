@@ -104,9 +104,9 @@ def behind_options(words: Sequence[str], at: int) -> int:
         at += 1  # two words of one launcher
     end = at + 1
     while end < len(words) and words[end].startswith("-") and words[end - 1] != "--":
+        if PYTHON.fullmatch(name) and words[end] == "-m":
+            return end + 1
         end += 1 + _values(name, words[end], "".join(words[end + 1 : end + 2]))
-        if PYTHON.fullmatch(name) and words[end - 1] == "-m":
-            break
     return min(end, len(words))
 
 

@@ -38,7 +38,8 @@ def of_srun(words: Sequence[str]) -> list[str]:
         alone = (
             FLAGS.fullmatch(words[at]) or "=" in words[at] or re.match(r"-[A-Za-z]\S", words[at])
         )
-        at += 1 if alone or words[at + 1 : at + 2] == [] or words[at + 1].startswith("-") else 2
+        has_value = at + 1 < len(words) and not words[at + 1].startswith("-")
+        at += 2 if has_value and not alone else 1
     return [*words[first:at]]
 
 

@@ -23,7 +23,9 @@ def test_expands(text: str, names: list[str]) -> None:
     assert list(expand(text)) == names
 
 
-@pytest.mark.parametrize("text", ["n[1-", "n]1[", "n[3-1]", "n[a-b]", "n[1,,2]", "n[[1]]", "n[]"])
+@pytest.mark.parametrize(
+    "text", ["n[1-", "n]1[", "n[3-1]", "n[a-b]", "n[1,,2]", "n[[1]]", "n[]", "n[٣-٤]"]
+)
 def test_a_malformed_host_list_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(Invalid) as caught:
         expand(text)

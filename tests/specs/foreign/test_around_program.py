@@ -36,6 +36,16 @@ def test_a_value_of_a_launcher_is_no_program(line: str, key: str, words: str) ->
     assert (found.key, " ".join([found.name, *found.args])) == (key, words)
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["srun", "srun -n", "torchrun --rdzv_id", "mpirun --mca a", "env -u", "torchrun -m"],
+)
+def test_a_line_that_ends_behind_an_option_has_no_program(line: str) -> None:
+    # A manifest gives its words as a tuple.
+    assert executable_of(tuple(line.split())) is None
+    from_script(f"#!/bin/bash\n{line}\n", "job")
+
+
 def _options(parser: argparse.ArgumentParser) -> dict[str, bool]:
     """The options of a parser, and whether each has a value."""
     return {
