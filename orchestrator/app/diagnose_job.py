@@ -114,24 +114,11 @@ def diagnose_job(run_dir: RunDir, attempt: int | None, now: float) -> Found:
     story, snapshot = story_of(run_dir), read_snapshot(run_dir, now)
     healthy = in_order(snapshot) if snapshot and attempt is None else ""
     if healthy and not story.hung and not _has_last_dumps(run_dir, story):
-        verdict = Diagnosis(
-            kind="healthy", scope=None, ranks=(), hosts=(), confidence=1.0, cause=healthy
-        )
-        return Found(
-            scene=HangEvidence(), diagnosis=verdict, attempt=story.newest, in_order=healthy
-        )
+        return _by_its_state(story, in_order=healthy)
     doubt = unclear(snapshot) if snapshot and attempt in (None, story.newest) else ""
     if snapshot and doubt and story.newest not in story.hung:
-        verdict = Diagnosis(
-            kind="not-known",
-            scope=None,
-            ranks=(),
-            hosts=(),
-            confidence=0.0,
-            cause=doubt,
-            advice=f"to see what the ranks do: {snapshot.commands.of('snapshot')}",
-        )
-        return Found(scene=HangEvidence(), diagnosis=verdict, attempt=story.newest, doubt=doubt)
+        advice = f"to see what the ranks do: {snapshot.commands.of('snapshot')}"
+        return _by_its_state(story, doubt=doubt, advice=advice)
     if attempt is not None and not 1 <= attempt <= story.newest:
         raise JobError(
             f"{run_dir.path.name} has no attempt {attempt}; it has {story.newest} attempts",
@@ -169,6 +156,28 @@ def diagnose_job(run_dir: RunDir, attempt: int | None, now: float) -> Found:
         decided=decided(snapshot, chosen),
         other_cause=_cause_of(snapshot, chosen, story.newest) if unexplained else "",
         in_order=healthy,
+    )
+
+
+def _by_its_state(
+    story: "Story", *, in_order: str = "", doubt: str = "", advice: str = ""
+) -> Found:
+    """What the state of the job tells; no attempt is analysed. One of the texts is given."""
+    verdict = Diagnosis(
+        kind="healthy" if in_order else "not-known",
+        scope=None,
+        ranks=(),
+        hosts=(),
+        confidence=1.0 if in_order else 0.0,
+        cause=in_order or doubt,
+        advice=advice,
+    )
+    return Found(
+        scene=HangEvidence(),
+        diagnosis=verdict,
+        attempt=story.newest,
+        in_order=in_order,
+        doubt=doubt,
     )
 
 

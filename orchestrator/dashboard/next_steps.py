@@ -1,9 +1,7 @@
 """The command that the user should type next, and the command that shows why a job failed."""
 
-import shutil
 from datetime import tzinfo
 
-from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.dashboard import format
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.follow.logs import are_empty, log_files
@@ -23,7 +21,7 @@ def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
     run, standing, commands = snapshot.seen.run, snapshot.standing, snapshot.commands
     if standing.as_of is not None:
         return _retry_status(snapshot)
-    if snapshot.leader_alive and not isinstance(run.stage, Ended) and is_full(snapshot.run_dir):
+    if snapshot.leader_alive and snapshot.disk_is_full and not isinstance(run.stage, Ended):
         return _full_disk(snapshot)
     if snapshot.leader_alive and is_short(run):
         return _short(run, commands, snapshot.now, zone)
@@ -42,18 +40,6 @@ def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
             return standing.fix
         case _:
             return _resume_after_failure(run, commands)
-
-
-MIN_FREE = 1 << 16
-"""Bytes that a leader needs for the next lines of its journal."""
-
-
-def is_full(run_dir: RunDir) -> bool:
-    """The disk of the run directory has no room for a line of the journal."""
-    try:
-        return shutil.disk_usage(run_dir.path).free < MIN_FREE
-    except OSError:
-        return False
 
 
 def _full_disk(snapshot: Snapshot) -> str:

@@ -1,5 +1,6 @@
 """All data about one job at one time, for every view except the live dashboard."""
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,8 +16,12 @@ from orchestrator.dashboard.job_view.view import View, view
 from orchestrator.dashboard.measured.steady import Steady
 from orchestrator.dashboard.metrics import Progress, read_ends
 from orchestrator.job.reports.job_report import read_report
+from orchestrator.job.state import Run
 from orchestrator.journal import journal
 from orchestrator.seams import LaunchStatus
+
+MIN_FREE = 1 << 16
+"""Bytes that a leader needs for the next lines of its journal."""
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
@@ -25,6 +30,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     progress: Progress
     leader_alive: bool
     now: float
+    disk_is_full: bool = False
+    """The disk of the run directory has no room for a line of the journal."""
     launch_status: LaunchStatus | None = None
     """The scheduler's name of the job and, while the job has no leader, its state there."""
     excluded: Mapping[str, str] = field(default_factory=dict)
@@ -94,5 +101,17 @@ def read_snapshot(run_dir: RunDir, now: float, commands: Commands | None = None)
         progress=progress,
         leader_alive=alive,
         now=now,
+        disk_is_full=is_full(run_dir, seen.run),
         known_by=commands,
     )
+
+
+def is_full(run_dir: RunDir, run: Run) -> bool:
+    """`Snapshot.disk_is_full`."""
+    # On Kubernetes `run_dir` may be a copy, on another disk than that of the leader.
+    if run.job is None or run.job.backend == "kubernetes":
+        return False
+    try:
+        return shutil.disk_usage(run_dir.path).free < MIN_FREE
+    except OSError:
+        return False

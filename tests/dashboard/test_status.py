@@ -80,7 +80,7 @@ from orchestrator.dashboard.follow.follow import summary_text
 from orchestrator.dashboard.format import date_time
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
 from orchestrator.dashboard.screen.screen import draw
-from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
+from orchestrator.dashboard.snapshot import Snapshot, is_full, read_snapshot
 from orchestrator.dashboard.status import stale_reasons, status_json, status_text
 from orchestrator.diagnosis.classes import default_rules
 from orchestrator.job.failures.incident_records import left_out
@@ -241,21 +241,31 @@ def test_a_program_that_seldom_reports_a_step_is_not_late() -> None:
     assert "last step" not in status_text(seen, UTC)
 
 
-def test_a_full_disk_is_told_because_its_leader_can_record_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+def test_a_full_disk_is_told_because_its_leader_can_record_nothing() -> None:
+    def on_full_disk(events: Iterable[Event]) -> Snapshot:
+        return replace(snapshot(events), disk_is_full=True)
+
     for events in (started(), broken()):
-        (said,) = labelled("next", status_text(snapshot(events), UTC))
+        (said,) = labelled("next", status_text(on_full_disk(events), UTC))
         assert said.startswith(
             "free disk space: the disk of /runs/quickstart is full, so the leader"
         )
-    (said,) = labelled("next", status_text(snapshot([*started(), SAVE_FAILED]), UTC))
+    (said,) = labelled("next", status_text(on_full_disk([*started(), SAVE_FAILED]), UTC))
     assert SAVE_FAILED.reading is not None
     assert said.startswith(SAVE_FAILED.reading.advice)
-    (said,) = labelled("next", status_text(snapshot(finished()), UTC))
+    (said,) = labelled("next", status_text(on_full_disk(finished()), UTC))
     assert "disk" not in said
+
+
+@pytest.mark.parametrize(("backend", "full"), [("slurm", True), ("kubernetes", False)])
+def test_only_the_disk_of_the_leader_counts(
+    backend: str, full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run directory of a job on Kubernetes may be a copy on this machine."""
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    job = seen_of([submitted(backend=backend)]).run
+    assert is_full(RunDir(tmp_path), job) is full
 
 
 def test_an_incident_in_json_has_all_documented_keys() -> None:

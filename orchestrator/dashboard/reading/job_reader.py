@@ -13,7 +13,7 @@ from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.job_view.replay import read_snapshot_state
 from orchestrator.dashboard.job_view.replayed_job import fold_seen
 from orchestrator.dashboard.metrics import NO_PROGRESS, Metric, MetricTail, fold_metrics
-from orchestrator.dashboard.snapshot import Snapshot
+from orchestrator.dashboard.snapshot import Snapshot, is_full
 from orchestrator.dashboard.time_spent.account import KINDS, Counted, TimeAccount, TimeSpent
 from orchestrator.dashboard.time_spent.pauses import Pause, pause_of
 from orchestrator.dashboard.time_spent.read import counted_until
@@ -108,6 +108,7 @@ class JobReader:
             progress=progress,
             leader_alive=alive,
             now=now,
+            disk_is_full=is_full(self.run_dir, seen.run),
             known_by=self.commands,
         )
         job = ReadJob(
