@@ -8,12 +8,10 @@ import pytest
 from orchestrator.posix.locks import is_free, is_held_alone, share, try_lock
 from tests.nfs_locks.byte_ranges import flock
 
-pytestmark = pytest.mark.parametrize("storage", ["local", "nfs"])
 
-
-@pytest.fixture
-def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str) -> Path:
-    if storage == "nfs":
+@pytest.fixture(params=["local", "nfs"])
+def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    if request.param == "nfs":
         monkeypatch.setattr(fcntl, "flock", flock)
     path = tmp_path / "lock"
     path.touch()
@@ -56,3 +54,21 @@ def test_a_shared_lock_is_held_until_the_last_child_has_ended(lock: Path) -> Non
     assert not is_free(lock)
     os.close(second)
     assert is_free(lock)
+
+
+def test_locks_on_storage_that_became_read_only_are_seen(tmp_path: Path) -> None:
+    mount = ["mount", "-t", "tmpfs", "none", str(tmp_path)]
+    tried = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {tried.stderr.strip()}")
+    try:
+        held, free = tmp_path / "held", tmp_path / "free"
+        free.touch()
+        fd = share(held)
+        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
+        assert is_free(free)
+        assert not is_free(held)
+        os.close(fd)
+        assert is_free(held)
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)

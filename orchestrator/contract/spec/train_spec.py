@@ -200,7 +200,8 @@ class TrainSpec(Struct, frozen=True, kw_only=True):
     compile: bool | Auto = False
     """torch.compile each decoder layer. `auto`: the planner compiles on a GPU if that is faster;
     without a planner layers are compiled only for `float8: true`. It is off by default, as in
-    torchtitan: each start and each new shape compile for minutes, and results round differently."""
+    torchtitan: each start and each new shape compile for minutes, and results round differently.
+    Recomputation by operation needs `parallel.fsdp.wrap: auto` with it."""
     float8: bool | Auto = False
     """Linear layers compute in float8 (torchao), on Hopper GPUs and newer. It needs `compile`:
     without it, scaling each value takes longer than the faster products save. `auto` lets the
