@@ -33,8 +33,8 @@ from orchestrator.diagnosis.logs.readings import (
     read_kernel,
 )
 
-MOST_S = 0.010
-"""Limit of CPU time in seconds to classify one exit with 8 kB of any text."""
+SIZE = 8000
+"""Size in bytes of the texts that are timed."""
 WORDS = sorted(
     {
         word
@@ -94,15 +94,23 @@ def test_a_stage_that_failed_because_of_a_lost_peer_is_no_cause() -> None:
     assert reading.failure.name == "python-exception"
 
 
-def cpu_seconds(end: End) -> float:
+def cpu_seconds(end: End, rules: tuple[FailureRule, ...] = ()) -> float:
     """The minimum of three tries, because the CPU is shared and the first try may build tables."""
     read = read_exit.__wrapped__
     taken = []
     for _ in range(3):
         begun = time.thread_time()
-        read(end)
+        read(end, rules)
         taken.append(time.thread_time() - begun)
     return min(taken)
+
+
+def times_ordinary(text: str) -> float:
+    """CPU time to classify exits with this text, in times of that for a real traceback of the same
+    size (5 to 9 ms). A limit in seconds would test the machine: one CPU takes twice as long at
+    times."""
+    ordinary = (IN_A_STAGE * (SIZE // len(IN_A_STAGE) + 1))[:SIZE]
+    return max(map(cpu_seconds, ends(text))) / max(map(cpu_seconds, ends(ordinary)))
 
 
 READ_BEFORE = read_exit(End(exit_code=1, signal=None, lines=("Traceback (most recent",)))
@@ -136,8 +144,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_no_8_kb_of_text_takes_longer_than_10_ms(name: str) -> None:
-    assert max(map(cpu_seconds, ends(HOSTILE[name]))) < MOST_S
+def test_no_text_takes_longer_than_three_times_an_ordinary_one(name: str) -> None:
+    assert times_ordinary(HOSTILE[name]) < 3
 
 
 @settings(max_examples=60, deadline=None)
@@ -145,14 +153,14 @@ def test_no_8_kb_of_text_takes_longer_than_10_ms(name: str) -> None:
     st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=12)), min_size=1, max_size=30),
     st.sampled_from(["", " ", "_", "\n"]),
 )
-def test_no_text_built_from_the_patterns_takes_longer_than_30_ms(
+def test_no_text_built_from_the_patterns_takes_longer_than_ten_times_an_ordinary_one(
     words: list[str], between: str
 ) -> None:
     """Random words defeat the caches of the regex engine, which takes a constant factor longer. A
     pattern that backtracks would take seconds."""
     piece = between.join(words) or "x"
-    text = (piece * (8000 // len(piece) + 1)).encode(errors="replace")[:8000]
-    assert max(map(cpu_seconds, ends(text.decode(errors="replace")))) < 3 * MOST_S
+    text = (piece * (SIZE // len(piece) + 1)).encode(errors="replace")[:SIZE]
+    assert times_ordinary(text.decode(errors="replace")) < 10
 
 
 @settings(max_examples=100, deadline=None)
@@ -199,10 +207,8 @@ def test_a_pattern_that_the_engine_does_not_support_is_refused_with_a_fix(
 def test_patterns_that_backtrack_in_re_are_fast_here() -> None:
     assert problem_of("(a+)+$") is None
     rule = FailureRule(name="ours", scope="user", action="stop", patterns=("(a+)+$",))
-    lines = ("a" * 8000 + "!",)
-    begun = time.thread_time()
-    read_exit(End(exit_code=1, signal=None, lines=lines), (rule,))
-    assert time.thread_time() - begun < 10 * MOST_S
+    end = End(exit_code=1, signal=None, lines=("a" * SIZE + "!",))
+    assert cpu_seconds(end, (rule,)) < 1, "re would take longer than anyone waits"
     assert LARGEST <= 1000
 
 
