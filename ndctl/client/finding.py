@@ -49,14 +49,11 @@ def jobs(
 
     The arguments are those of `ndctl.job`. Submissions that did not finish are left out.
     """
-    from fnmatch import fnmatchcase
-
     from orchestrator.app import remote
     from orchestrator.journal.snapshot import replay
 
     place, clock = _place(context, namespace), SystemClock()
-    known = remote.every(_root(run_root), place, os.environ, clock)
-    matching = [one for one in known if fnmatchcase(one.run_dir.path.name, pattern)]
+    matching = remote.every(_root(run_root), pattern, place, os.environ, clock)
     remote.refresh_all(matching)
     found = [Job(one.run_dir.path) for one in matching if replay(one.run_dir).job is not None]
     return sorted(found, key=lambda one: one.name)

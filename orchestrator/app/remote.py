@@ -116,25 +116,28 @@ def _of(copy: JobCopy) -> Found:
 
 
 def every(
-    run_root: Path, place: Place | None, environ: Mapping[str, str], clock: Clock
+    run_root: Path, pattern: str, place: Place | None, environ: Mapping[str, str], clock: Clock
 ) -> list[Found]:
-    """All jobs in the run root and all known jobs in clusters; with `place`, the jobs there."""
+    """The jobs in the run root and the known jobs in clusters whose names match a shell pattern
+    such as `sweep-*`; with `place`, the jobs there. Copies of other jobs are not opened: one may be
+    damaged."""
     here = [] if place is not None else [Found(run_dir) for run_dir in jobs(run_root)]
-    return here + copies(run_root, place, environ, clock)
+    named = [one for one in here if fnmatchcase(one.run_dir.path.name, pattern)]
+    return named + copies(run_root, pattern, place, environ, clock)
 
 
 def copies(
-    run_root: Path, place: Place | None, environ: Mapping[str, str], clock: Clock
+    run_root: Path, pattern: str, place: Place | None, environ: Mapping[str, str], clock: Clock
 ) -> list[Found]:
-    """All known jobs in clusters; with `place`, those there."""
+    """The known jobs in clusters whose names match a pattern; with `place`, those there."""
     from orchestrator.backends.kubernetes.mirror.mirror_paths import known_mirrors
 
     if place is not None:
         from orchestrator.backends.kubernetes.mirror.find_mirrors import mirrors_at
 
         found = mirrors_at(run_root, place.context, place.namespace, environ, clock)
-        return [_of(one) for one in found]
-    known = known_mirrors(run_root)
+        return [_of(one) for one in found if fnmatchcase(one.run_dir.path.name, pattern)]
+    known = [path for path in known_mirrors(run_root) if fnmatchcase(path.name, pattern)]
     if not known:
         return []
     from orchestrator.backends.kubernetes.mirror.find_mirrors import open_mirror
@@ -146,15 +149,25 @@ def matching(
     run_root: Path, pattern: str, place: Place | None, environ: Mapping[str, str], clock: Clock
 ) -> list[Found]:
     """Jobs whose names match a shell pattern such as `sweep-*`. Raises JobError if none do."""
-    there = every(run_root, place, environ, clock)
-    found = [one for one in there if fnmatchcase(one.run_dir.path.name, pattern)]
+    found = every(run_root, pattern, place, environ, clock)
     if not found:
-        names = some_of(one.run_dir.path.name for one in there)
+        names = _names(run_root, place, environ, clock)
         raise JobError(
-            f"no job matches {pattern!r} in {run_root.absolute()}; jobs: {names}",
+            f"no job matches {pattern!r} in {run_root.absolute()}; jobs: {some_of(names)}",
             fix="check the pattern, and --run-root or NDCTL_RUN_ROOT",
         )
     return found
+
+
+def _names(
+    run_root: Path, place: Place | None, environ: Mapping[str, str], clock: Clock
+) -> list[str]:
+    from orchestrator.backends.kubernetes.mirror.mirror_paths import known_mirrors
+
+    if place is not None:
+        return [one.run_dir.path.name for one in copies(run_root, "*", place, environ, clock)]
+    here = [run_dir.path.name for run_dir in jobs(run_root)]
+    return here + [path.name for path in known_mirrors(run_root)]
 
 
 def refresh(found: Found) -> None:

@@ -161,6 +161,11 @@ def _too_large(space: Space, limit: int, inventory: Inventory, found: Found) -> 
     fix = "the smallest changes that fit:\n    " + "\n    ".join(map(str, fixes))
     if not fixes:
         fix = "use a smaller model, or devices with more memory"
+    if space.fabric.profile.name == "cpu":
+        fix += (
+            "\n    --inventory FILE or --set cluster.gpu=h100-sxm-80gb  (for GPUs; without either,"
+            " ranks are CPU processes)"
+        )
     return PlanError("\n  ".join([_head(space.spec), reason, *families]), fix=fix)
 
 

@@ -112,7 +112,7 @@ def _at_the_root(
 ) -> list[KnownJob]:
     """The jobs in the run root, and the copies of jobs in clusters that are there."""
     if scope.place is not None:
-        return [_copied(one) for one in remote.copies(root, scope.place, environ, clock)]
+        return [_copied(one) for one in remote.copies(root, "*", scope.place, environ, clock)]
     told: list[tuple[list[Path], list[KnownJob]] | OSError] = []
 
     def list_both() -> None:

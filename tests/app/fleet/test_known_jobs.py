@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import ndctl as ndctl_package
 from orchestrator.app.fleet import known_jobs as known_jobs_module
 from orchestrator.app.fleet.known_jobs import HANGS, ROOT_HANGS, Scope, known_jobs
 from orchestrator.app.fleet.summaries import Reader
@@ -158,6 +159,13 @@ def test_a_damaged_copy_of_a_job_in_a_cluster_does_not_hide_the_others(elsewhere
     assert rows[JOB]["state"] == "SUBMITTED"
     assert rows["far"]["state"] == "UNKNOWN"
     assert f"remove the copy with `rm -r {copy}`" in rows["far"]["reason"]
+
+    at = ("--run-root", str(elsewhere))
+    assert f"{JOB}: SUBMITTED" in ndctl("status", f"{JOB[:-1]}*", *at).output
+    said = ndctl("status", "x-*", *at).output
+    assert "no job matches 'x-*'" in said
+    assert f"jobs: {JOB}, far" in said
+    assert [job.name for job in ndctl_package.jobs(f"{JOB[:-1]}*", run_root=elsewhere)] == [JOB]
 
 
 def test_a_run_directory_without_its_journal_is_not_called_removed(elsewhere: Path) -> None:
