@@ -556,7 +556,7 @@ def test_a_refusal_says_if_what_the_rules_allow_does_not_fit_in_memory() -> None
 def test_a_model_too_large_for_cpus_is_told_how_to_plan_for_gpus() -> None:
     spec = job(cluster__hosts=1, cluster__gpus_per_host=1)
     for hosts, told in ((local_inventory(spec.cluster), True), (H100_HOST, False)):
-        refusal = refused(spec, {**LLAMA_8B, "num_hidden_layers": 320}, hosts)
+        refusal = refused(spec, LLAMA_8B, hosts)
         assert ("--set cluster.gpu=h100-sxm-80gb" in (refusal.fix or "")) is told
 
 
