@@ -64,7 +64,7 @@ def cancel(
         return _end_what_is_left(run, run_dir, environ, clock)
     if found is not None and found.copy is not None:
         return _cancel_there(found.here(run), found.copy, environ, clock, by)
-    led = has_writer(run_dir.journal)
+    led, asked_at = has_writer(run_dir.journal), clock.now()
     if led and _ask_to_cancel(run_dir, run.job.launch.launch, environ, by):
         return f"cancelling {name}: {_what_ranks_do(run.job)}"
     refuse_while_submitting(run_dir)
@@ -79,7 +79,7 @@ def cancel(
             f"{name} has ended: its leader could not be reached from here, so its processes were"
             " told to end"
         )
-    if record_cancel(run_dir, by, clock):
+    if record_cancel(run_dir, by, clock, asked_at):
         return f"{name} was cancelled {NOT_BEGUN}"
     return f"{name} was cancelled: its leader could not be reached, so its processes were ended"
 
@@ -234,9 +234,13 @@ def _may_end(found: Found, environ: Mapping[str, str], clock: Clock) -> Callable
     return may_end
 
 
-def record_cancel(run_dir: RunDir, by: str, clock: Clock) -> bool:
+def record_cancel(run_dir: RunDir, by: str, clock: Clock, asked_at: float | None = None) -> bool:
     """Record the end in the journal of a job without a leader. Returns whether its leader had yet
-    to start, as for a job that was submitted a second ago."""
+    to start, as for a job that was submitted a second ago.
+
+    Args:
+        asked_at: when a leader was asked that had the journal and whose processes were then ended.
+    """
     from orchestrator.contract.messages.events import CancelRequested
     from orchestrator.journal.supervisor import Supervisor
 
@@ -246,7 +250,9 @@ def record_cancel(run_dir: RunDir, by: str, clock: Clock) -> bool:
         waiting = isinstance(supervisor.run.stage, Submitted)
         # The journal has few steps, and no leader tells how far the ranks came.
         reached = last_reached(run_dir.metrics)
-        supervisor.feed(CancelRequested(at=clock.now(), by=by, led=False, reached=reached))
+        supervisor.feed(
+            CancelRequested(at=clock.now(), by=by, led=False, reached=reached, asked_at=asked_at)
+        )
     return waiting
 
 

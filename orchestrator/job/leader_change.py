@@ -208,12 +208,17 @@ def _replaced_still(run: Run, event: LeaderStarted) -> Mapping[str, str]:
 
 
 def cancelled_without_leader(run: Run, event: CancelRequested) -> Result:
-    """No leader is there to stop the attempt. Its loss is an incident, but there is no restart."""
+    """No leader is there to stop the attempt. Its loss is an incident, but there is no restart. If
+    the cancellation itself ended the leader, only a failure before it is an incident."""
     if run.interruption.cancelled_by is not None:  # the leader died with the first order
         by = f"cancelled by {run.interruption.cancelled_by}"
         return end(with_incident_before_cancel(run), event.at, "CANCELLED", by)
     by = f"cancelled by {event.by}"
     findings = _left_behind(run, event.at, event.reached)
+    if event.asked_at is not None:
+        # This leader was not lost. What failed since it was asked may have been ended with it.
+        found = run.interruption.findings
+        findings = found if found is not None and found.opened_at < event.asked_at else None
     run = _with_incident(_as_far_as(run, event.reached), findings, by)
     run = replace(run, interruption=replace(run.interruption, cancelled_by=event.by))
     return end(run, event.at, "CANCELLED", by)

@@ -340,6 +340,9 @@ def test_a_job_that_has_not_started_is_cancelled_without_a_lost_leader(
         said = cancel_job.cancel(run_dir, {}, TurnedClock())
     assert said.startswith("e2e was cancelled before its leader started")
     assert [launch.launch for launch in cluster.cleared] == [1]
+    end = events(tmp_path)[-1]
+    assert isinstance(end, CancelRequested)
+    assert (end.asked_at is not None) is starting
     assert fold(events(tmp_path)).state == "CANCELLED"
 
 

@@ -499,6 +499,10 @@ class CancelRequested(Struct, frozen=True, kw_only=True):
     by: str
     led: bool = True
     """False: the job has no leader that could be asked, so this event is its end."""
+    asked_at: float | None = None
+    """Not `led`: when a leader that had the journal was asked. It did not answer, as it was
+    suspended or not reachable, so its processes were ended. Only a failure before that is an
+    incident. None: no leader had the journal."""
     reached: Reached | None = None
     """Without a leader: how far the newest attempt got, according to its metrics."""
 

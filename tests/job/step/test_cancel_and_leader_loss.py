@@ -328,6 +328,28 @@ def test_a_cancel_that_no_leader_took_tells_of_the_lost_leader_and_restarts_noth
     assert without_leader(job) == (), "a second cancel changes nothing"
 
 
+def test_a_leader_that_the_cancellation_ended_is_no_lost_leader() -> None:
+    """Slurm had suspended the job, so the leader lived and could not answer."""
+    job = Job().granted().running()
+    asked_at = job.at + 10
+    job.at += 20
+    unanswered = CancelRequested(at=job.now(), by="ann", led=False, asked_at=asked_at)
+    assert job.tell(unanswered) == (EndJob(state="CANCELLED", reason="cancelled by ann"),)
+    assert job.run.history.incidents == ()
+
+
+@pytest.mark.parametrize(("later_s", "kinds"), [(5.0, ["exception"]), (-5.0, [])])
+def test_only_what_failed_before_the_leader_was_asked_is_an_incident(
+    later_s: float, kinds: list[str]
+) -> None:
+    job = Job().granted().running()
+    job.raises(2, "shapes differ")
+    asked_at = job.at + later_s
+    job.at += 20
+    job.tell(CancelRequested(at=job.now(), by="ann", led=False, asked_at=asked_at))
+    assert [one.kind for one in job.run.history.incidents] == kinds
+
+
 def test_a_failure_before_the_leader_died_stays_the_cause_of_a_cancelled_job() -> None:
     job = Job().running()
     job.raises(2, "shapes differ")
