@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
+from pathlib import Path
 
 from orchestrator.app.ask_leader import Request, ask_leader
 from orchestrator.app.commands import commands_for, commands_of
@@ -93,11 +94,14 @@ def _end_what_is_left(run: Run, run_dir: RunDir, environ: Mapping[str, str], clo
     name = run_dir.path.name
     try:
         left = standing(run, environ, clock)
-        if left is None:
-            raise _has_ended(name, run)
-        clear(run, environ, clock)
+        if left is not None:
+            clear(run, environ, clock)
     except BackendError as exc:
         raise _not_reached(run, run_dir, exc, environ, clock) from exc
+    with suppress(OSError):
+        _unconfirmed(run, run_dir).unlink(missing_ok=True)
+    if left is None:
+        raise _has_ended(name, run)
     return f"{name} had already ended: {run.state}; ended what its scheduler still had: {left}"
 
 
@@ -126,7 +130,11 @@ def _cancel_without_leader(
 def _not_reached(
     run: Run, run_dir: RunDir, exc: BackendError, environ: Mapping[str, str], clock: Clock
 ) -> BackendError:
-    """The error that the end is recorded while the scheduler may still have the job."""
+    """The error that the end is recorded while the scheduler may still have the job, which is noted
+    for later commands. Of a job in a cluster the end is recorded there, by its last pod."""
+    if run.job is not None and run.job.backend != "kubernetes":
+        with suppress(OSError):
+            _unconfirmed(run, run_dir).touch()
     called = name_of(run, environ, clock) or "a part of it"
     again = commands_of(run_dir, environ).of("cancel")
     return type(exc)(
@@ -135,6 +143,11 @@ def _not_reached(
         fix=f"when the scheduler is reachable, run `{again}` to end what is left; if the job starts"
         " before that, it exits at once",
     )
+
+
+def _unconfirmed(run: Run, run_dir: RunDir) -> Path:
+    assert run.job is not None
+    return run_dir.end_unconfirmed(run.job.launch.launch)
 
 
 def _cancel_there(

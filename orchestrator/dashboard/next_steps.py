@@ -25,6 +25,8 @@ def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
         return _full_disk(snapshot)
     if snapshot.leader_alive and is_short(run):
         return _short(run, commands, snapshot.now, zone)
+    if snapshot.end_unconfirmed:
+        return f"to end what its scheduler may still have of it: {commands.of('cancel')}"
     match standing.state:
         case "SUBMITTED" | "PENDING":
             return _wait(snapshot, zone)
@@ -36,10 +38,8 @@ def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
             return _after_success(snapshot)
         case "CANCELLED":
             return f"to {_newest(snapshot)}: {commands.submit()}"
-        case _ if standing.fix:
-            return standing.fix
         case _:
-            return _resume_after_failure(run, commands)
+            return standing.fix or _resume_after_failure(run, commands)
 
 
 def _full_disk(snapshot: Snapshot) -> str:

@@ -23,6 +23,8 @@ from orchestrator.seams import LaunchStatus
 MIN_FREE = 1 << 16
 """Bytes that a leader needs for the next lines of its journal."""
 
+UNCONFIRMED = ", whose end is not confirmed: the scheduler was not reached to end it"
+
 
 class Snapshot(Struct, frozen=True, kw_only=True):
     run_dir: RunDir
@@ -32,6 +34,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     now: float
     disk_is_full: bool = False
     """The disk of the run directory has no room for a line of the journal."""
+    end_unconfirmed: bool = False
+    """The job has ended, and its scheduler was not reached to end what it may still have of it."""
     launch_status: LaunchStatus | None = None
     """The scheduler's name of the job and, while the job has no leader, its state there."""
     excluded: Mapping[str, str] = field(default_factory=dict)
@@ -74,7 +78,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     @property
     def scheduler(self) -> str | None:
         """The scheduler's name of the job, or what it says about it."""
-        return self.launch_status.words if self.launch_status is not None else None
+        words = self.launch_status.words if self.launch_status is not None else None
+        return f"{words}{UNCONFIRMED}" if words and self.end_unconfirmed else words
 
     @property
     def heard_at(self) -> float:
@@ -102,6 +107,7 @@ def read_snapshot(run_dir: RunDir, now: float, commands: Commands | None = None)
         leader_alive=alive,
         now=now,
         disk_is_full=is_full(run_dir, seen.run),
+        end_unconfirmed=_is_unconfirmed(run_dir, seen.run),
         known_by=commands,
     )
 
@@ -115,3 +121,9 @@ def is_full(run_dir: RunDir, run: Run) -> bool:
         return shutil.disk_usage(run_dir.path).free < MIN_FREE
     except OSError:
         return False
+
+
+def _is_unconfirmed(run_dir: RunDir, run: Run) -> bool:
+    if run.job is None or run.ending is None:
+        return False
+    return run_dir.end_unconfirmed(run.job.launch.launch).exists()

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from orchestrator.app import cancel_job, schedulers
 from orchestrator.app.ranks.profiles import rank_profiles
 from orchestrator.app.ranks.stacks import rank_stacks
 from orchestrator.app.remote import Found
+from orchestrator.app.snapshots import snapshots_of
 from orchestrator.app.submission import payload, submit_job
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.last_metric import Reached
@@ -29,6 +31,7 @@ from orchestrator.contract.messages.agent_protocol import (
 from orchestrator.contract.messages.events import CancelRequested, JobSubmitted, LeaderStarted
 from orchestrator.contract.spec.job_spec import INIT_TIMEOUT_S
 from orchestrator.contract.submission_payload import Handover
+from orchestrator.dashboard.status import status_text
 from orchestrator.errors import BackendError, DrillError, JobError, PlanError, Unanswered
 from orchestrator.job.stage import Ended
 from orchestrator.job.state import Run
@@ -46,6 +49,11 @@ CLOCK = TurnedClock()
 
 def submit(run_root: Path, *overrides: str, **more: object) -> submit_job.Submitted:
     return submit_job.submit(submission(run_root, *overrides, **more), {}, TurnedClock())
+
+
+def status_of(run_dir: RunDir) -> str:
+    (snapshot,) = snapshots_of([(Found(run_dir), True)], {}, TurnedClock())
+    return status_text(snapshot, UTC)
 
 
 @contextmanager
@@ -376,6 +384,10 @@ def test_the_end_of_a_job_is_written_even_if_its_scheduler_is_unreachable(
 
     with pytest.raises(Unanswered, match="may still have Slurm job 12"):
         cancel_job.cancel(run_dir, {}, TurnedClock())
+    status = status_of(run_dir)
+    assert "Slurm job 12, whose end is not confirmed" in status
+    again = f"ndctl cancel e2e --run-root {tmp_path}"
+    assert f"next        to end what its scheduler may still have of it: {again}" in status
     monkeypatch.setattr("orchestrator.backends.by_name.implementation_named", lambda *_: cluster)
     cluster.held = "Slurm job 12 is PENDING"
     said = cancel_job.cancel(run_dir, {}, TurnedClock())
@@ -384,6 +396,7 @@ def test_the_end_of_a_job_is_written_even_if_its_scheduler_is_unreachable(
         " Slurm job 12 is PENDING"
     )
     assert len(cluster.cleared) == 1
+    assert "not confirmed" not in status_of(run_dir)
 
 
 def test_a_leader_that_starts_during_a_cancellation_is_ended(

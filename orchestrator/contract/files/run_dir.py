@@ -128,6 +128,11 @@ class RunDir(Struct, frozen=True):
     def fence(self) -> Path:
         return self.path / "fence.json"
 
+    def end_unconfirmed(self, launch: int) -> Path:
+        """Exists while the job has ended and its scheduler, which may still have the launch, was
+        not reached to end that."""
+        return self.path / f"end-unconfirmed-{launch}"
+
     @property
     def trainer_lock(self) -> Path:
         """Held by rank 0 under plain torchrun, where no fence stops a second job."""
