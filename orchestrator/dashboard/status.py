@@ -64,7 +64,7 @@ def status_json(snapshot: Snapshot) -> dict[str, Any]:
         "eta_s": shown.eta_s,
         "time": time_json(time_spent(snapshot)),
         "measured": measured_json(run.plan, snapshot.steady),
-        "hosts": list(run.attempt.placement or run.plan.hosts),
+        "hosts": list(snapshot.seen.hosts),
         "world_size": run.plan.world_size,
         "mesh": dict(zip(AXES, run.plan.mesh.degrees, strict=True)),
         "stragglers": [encode(found) for found in shown.stragglers],
@@ -234,7 +234,7 @@ def _effective(time: TimeSpent, shown: View) -> Iterator[Row]:
 def where(snapshot: Snapshot) -> str:
     run, job = snapshot.seen.run, snapshot.seen.run.job
     assert job is not None
-    names = run.attempt.placement or run.plan.hosts
+    names = snapshot.seen.hosts
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
     ranks, hosts = format.count(run.plan.world_size, "rank"), format.count(len(names), "host")
     return f"{ranks} on {hosts} ({shown}), {run.plan.split}, backend {job.backend}"

@@ -72,7 +72,7 @@ def summary_of(snapshot: Snapshot, spent: TimeSpent | None = None) -> JobSummary
     standing = snapshot.standing
     spent = time_spent(snapshot) if spent is None else spent
     over = standing.state in ENDED
-    names = run.attempt.placement or run.plan.hosts
+    names = snapshot.seen.hosts
     done = last_step(run, snapshot.progress)
     # Ranks of the user's own program were alive, but nothing shows that they trained.
     trained = bool(done) or standing.state != "FAILED"

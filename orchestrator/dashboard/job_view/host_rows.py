@@ -12,8 +12,10 @@ from orchestrator.job.state import Run
 def host_rows(seen: ReplayedJob, state: State) -> Iterable[HostRow]:
     run, each = seen.run, seen.run.plan.ranks_per_host
     slow = set() if state in ENDED else {found.rank for found in run.attempt.stragglers.values()}
-    blamed = set() if state == "SUCCEEDED" else set(_culprit_ranks(run))
-    names = run.attempt.placement or run.plan.hosts
+    # The ranks of an incident ran on hosts of an earlier allocation.
+    over = state == "SUCCEEDED" or seen.granted
+    blamed = set() if over else set(_culprit_ranks(run))
+    names = seen.hosts
     lost = {node for node, host in enumerate(names) if host in seen.lost}
     exited = any(word == "dead" and rank // each not in lost for rank, word in seen.health.items())
     for node, host in enumerate(names):
@@ -82,11 +84,12 @@ def stragglers(seen: ReplayedJob, state: State) -> tuple[StragglerFound, ...]:
     return tuple(sorted(present, key=lambda one: one.peers_s - one.own_s))
 
 
-def spares(run: Run) -> tuple[str, ...]:
+def spares(seen: ReplayedJob) -> tuple[str, ...]:
     """Registered hosts without ranks. Before the first attempt there are none."""
+    run = seen.run
     if not run.attempt.placement or run.state in ENDED:
         return ()
-    placed = frozenset(run.attempt.placement)
+    placed = frozenset(seen.hosts)
     return tuple(
         host.name for host in run.hosts.by_name.values() if host.alive and host.name not in placed
     )

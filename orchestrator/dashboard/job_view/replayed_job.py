@@ -17,6 +17,7 @@ from orchestrator.contract.messages.events import (
     CheckpointSaved,
     HealthChanged,
     JobSubmitted,
+    LeaderStarted,
     RankExited,
     StepReached,
     TrainingResumed,
@@ -70,6 +71,9 @@ class ReplayedJob(Struct, frozen=True, kw_only=True):
     """Last reported health of ranks of the current attempt."""
     lost: frozenset[str] = frozenset()
     """Hosts that the current attempt lost."""
+    granted: tuple[str, ...] = ()
+    """Hosts of an allocation in which no attempt has started yet; empty: the attempt's hosts are
+    the present ones."""
     checkpoint: CheckpointView = field(default_factory=CheckpointView)
     report: JobReport | None = None
     """The leader's last report to its cluster, if it is newer than the local journal."""
@@ -78,6 +82,16 @@ class ReplayedJob(Struct, frozen=True, kw_only=True):
     def attempt(self) -> int:
         """Number of the newest known attempt."""
         return max(self.run.attempt.number, self.report.attempt if self.report is not None else 0)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts of the ranks, in node-rank order; before a start, those that they will likely be on
+        or, without an allocation, the planned names."""
+        run = self.run
+        if not self.granted:
+            return run.attempt.placement or run.plan.hosts
+        fit_first = sorted(self.granted, key=lambda host: host in run.hosts.exclude)
+        return tuple(fit_first[: len(run.plan.hosts)])
 
 
 def fold_seen(seen: ReplayedJob, entries: Iterable[Entry]) -> ReplayedJob:
@@ -142,6 +156,12 @@ def _apply_event(seen: ReplayedJob, entry: Entry, health: dict[int, Health]) -> 
             _set_health(health, (rank,), "stopped" if stopped else "dead")
         case AgentLost(host=host):
             return replace(seen, lost=seen.lost | {host})
+        case LeaderStarted(former="", allocation=given):
+            # The ranks of the attempt ended with their allocation, and hosts of this one may have
+            # been their neighbours. After a takeover the hosts are the same.
+            health.clear()
+            stays = given is None or given.successor_s is not None
+            return replace(seen, lost=frozenset(), granted=() if stays else given.hosts)
         case StepReached():
             return replace(seen, started=True)
         case CheckpointSaved() | CheckpointFailed():

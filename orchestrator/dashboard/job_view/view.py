@@ -147,7 +147,7 @@ def view(
         unused=run.progress.unused,
         split=run.plan.split,
         hosts=tuple(host_rows(seen, standing.state)),
-        spares=spares(run),
+        spares=spares(seen),
         gives_back_at=gives_back_at(run) if leader_alive and is_short(run) else None,
         stragglers=stragglers(seen, standing.state),
         warnings=() if over else run.hosts.warned,

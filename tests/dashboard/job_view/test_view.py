@@ -4,6 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
+from orchestrator.contract.launch import Allocation
 from orchestrator.contract.messages.events import (
     AgentLost,
     CheckpointFailed,
@@ -65,6 +66,26 @@ def test_health_is_that_of_the_last_report() -> None:
 def test_a_rank_that_exited_stays_dead_despite_later_reports() -> None:
     events = [*broken(), changed(1, "silent")]
     assert health(view_of(events)) == ["ok", "dead", "ok", "ok"]
+
+
+def test_hosts_of_a_new_allocation_are_not_marked_with_what_happened_in_the_one_before() -> None:
+    """Slurm lost host-0, and the requeued job got host-1 again."""
+    lost = AgentLost(at=START + 20, host="host-0", why="it is down", silent_s=5.0)
+    leader = LeaderStarted(
+        at=START + 30,
+        host="host-1",
+        pid=7,
+        allocation=Allocation(id="12", restarts=1, hosts=("host-1", "host-2", "host-3")),
+    )
+    shown = view_of(
+        [*broken(), changed(3, "dead"), lost, leader, *arrivals(("host-3",), START + 31)]
+    )
+    assert [host.name for host in shown.hosts] == ["host-1", "host-2"]
+    assert health(shown) == ["stopped"] * 4
+    assert shown.spares == ("host-3",)
+    again = view_of([*broken(), changed(3, "dead"), replace(leader, former="it ended")])
+    assert [host.name for host in again.hosts] == ["host-0", "host-1"], "after a takeover"
+    assert health(again)[1:] == ["culprit", "stopped", "dead"]
 
 
 def test_a_rank_that_was_told_to_stop_is_not_dead() -> None:
