@@ -31,6 +31,7 @@ from orchestrator.diagnosis.stacks.python_stacks import main_stack, main_thread,
 from orchestrator.job.hosts.straggler_replacement import why_slow
 from orchestrator.job.hosts.warned_hosts import outlook
 from orchestrator.job.incident import Incident
+from orchestrator.job.stage import ENDED, OUTSIDE
 from orchestrator.job.state import Run
 from orchestrator.plan.show.explain import plan_json
 
@@ -176,8 +177,11 @@ def _checkpoints(
         yield row("", format.one_line(found.failed.why))
     for passed in passed_over:
         yield row("skipped", f"{passed.name}: {passed.why}")
-    if (memory := snapshot.seen.run.attempt.memory) is not None:
-        yield row("in memory", memory_use(memory))
+    run = snapshot.seen.run
+    # That memory ends with the agents.
+    gone = run.attempt.memory_lost or isinstance(run.stage, OUTSIDE)
+    if run.attempt.memory is not None and not gone and snapshot.standing.state not in ENDED:
+        yield row("in memory", memory_use(run.attempt.memory))
 
 
 def _stragglers(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:

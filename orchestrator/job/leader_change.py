@@ -36,7 +36,15 @@ def job_submitted(run: Run, event: JobSubmitted) -> Result:
         job=event,
         stage=Submitted(since=event.at, reason=reason),
         # The ids of this submission's `--drill` options count from 1 again.
-        attempt=replace(kept.attempt, placement=(), done={}, killed=(), drills=(), memory=None),
+        attempt=replace(
+            kept.attempt,
+            placement=(),
+            done={},
+            killed=(),
+            drills=(),
+            memory=None,
+            memory_lost=True,
+        ),
         progress=replace(kept.progress, rollbacks=(), save_every=None, drills=()),
         hosts=Hosts(
             settle_until=kept.hosts.settle_until,
@@ -270,9 +278,12 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
         replaced={host: run.hosts.replaced[host] for host in kept},
         cleared=event.cleared,
     )
+    # Where each host is replaced alone, the agents of the others stay.
+    stays = same or (event.allocation is not None and event.allocation.successor_s is not None)
     waiting = replace(
         wait(run, event.at, "waiting for agents"),
         hosts=hosts,
+        attempt=replace(run.attempt, memory_lost=run.attempt.memory_lost or not stays),
         scheduler=replace(
             run.scheduler,
             leader=event.host,

@@ -31,6 +31,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """Rank that keeps its peers waiting -> when and by how much."""
     memory: MemoryCheckpointsSet | None = None
     """What its ranks keep in the memory of their hosts; None: they have not said yet."""
+    memory_lost: bool = False
+    """Between two attempts: all its agents have ended, and with them what was kept in memory."""
 
 
 class Progress(Struct, frozen=True, kw_only=True):

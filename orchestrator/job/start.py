@@ -98,7 +98,7 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
         crossing = cost.crossing
     attempt = run.attempt.number + 1
     origin = f"checkpoint step-{run.progress.saved}" if run.progress.saved else "the beginning"
-    if attempt > 1 and run.copies_in_memory is not None:
+    if run.copies_in_memory is not None:
         origin = f"the newest step in its hosts' memory, else {origin}"
     hosts = "1 host" if len(placement) == 1 else f"{len(placement)} hosts"
     reason = f"attempt {attempt} on {hosts}"

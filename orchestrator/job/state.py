@@ -107,7 +107,7 @@ class Run(Struct, frozen=True, kw_only=True):
         """Copies of each checkpoint in memory on other hosts, as far as is known; None: nothing is
         kept in memory."""
         job, said = self.job, self.attempt.memory
-        if job is None or not job.in_memory:
+        if job is None or not job.in_memory or self.attempt.memory_lost:
             return None
         if said is not None:
             return said.copies

@@ -939,6 +939,8 @@ def test_the_use_of_memory_and_its_reason_are_told() -> None:
     assert memory_use(off) == "none: they need 6.0 GiB on h"
     described = describe_text(snapshot([*started(), off]), UTC)
     assert "in memory   none: they need 6.0 GiB on h" in described
+    ended = CancelRequested(at=START + 50, by="ann", led=False)
+    assert "in memory" not in describe_text(snapshot([*started(), said, ended]), UTC)
 
 
 def test_events_are_ordered_by_time_and_a_stopped_rank_ends_at_its_stop() -> None:

@@ -4,10 +4,10 @@ from msgspec.structs import replace
 
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.messages.actions import Action, StartAttempt
-from orchestrator.contract.messages.events import MemoryCheckpointsSet, TrainingResumed
+from orchestrator.contract.messages.events import LeaveAsked, MemoryCheckpointsSet, TrainingResumed
 from orchestrator.contract.spec.run_spec import RunSpec
 from orchestrator.job.state import pace_of
-from tests.job.job_driver import Job
+from tests.job.job_driver import Job, submitted
 
 
 def remembers(job: Job, step: int) -> None:
@@ -105,6 +105,22 @@ def test_nothing_is_expected_of_memory_once_ranks_keep_nothing_there() -> None:
     reason = started(job.fails_once()).reason
     assert "memory" not in reason + job.run.history.incidents[0].action
     assert job.run.copies_in_memory == 2, "the next attempt decides again"
+
+
+def test_a_job_that_is_submitted_again_or_requeued_expects_nothing_of_memory() -> None:
+    """Its agents have ended, and the memory of the new ones is empty."""
+    job = Job(in_memory=True, copies=1).granted().running()
+    job.saves(20)
+    job.tell(LeaveAsked(at=job.now(), cause="preempted", words="SIGTERM"))
+    job.stops()
+    reason = job.granted(restarts=1).starts().run.stage.reason
+    assert reason == "attempt 2 on 2 hosts from checkpoint step-20"
+    job.cancelled()
+    job.stops()
+    job.tell(submitted(at=job.now(), resume=True, in_memory=True, copies=1))
+    job.starts()
+    assert job.run.stage.reason == "attempt 3 on 2 hosts from checkpoint step-20"
+    assert "from the newest step in its hosts' memory" in started(job.fails_once()).reason
 
 
 def test_a_program_of_the_user_keeps_nothing_in_memory_until_it_says_so() -> None:
