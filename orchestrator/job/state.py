@@ -146,8 +146,14 @@ def with_leaving(run: Run, leaving: Leaving | None) -> Run:
 
 
 def with_incident(run: Run, incident: Incident) -> Run:
+    """Adds an incident of the present attempt. Its ranks may have reported a later step than the
+    journal, which has few of them."""
     incidents = (*run.history.incidents, incident)
-    return replace(run, history=replace(run.history, incidents=incidents))
+    return replace(
+        run,
+        attempt=replace(run.attempt, step=max(run.attempt.step, incident.step)),
+        history=replace(run.history, incidents=incidents),
+    )
 
 
 def with_deadline(run: Run, deadline: float) -> Run:

@@ -179,6 +179,9 @@ def test_a_message_says_what_where_since_when_what_was_done_and_what_to_type() -
     assert rows["since"].rpartition(" ")[2].isalpha()  # the time zone
     assert rows["where"] == "4 ranks on 2 hosts, backend local"
     assert rows["type"] == "ndctl describe quickstart"
+    # The journal has step 1 of this attempt. Its rank reported this step when it was killed.
+    assert rows["progress"] == "step 24 of 60, checkpoint 20"
+    assert told.body["step"] == 24
     assert told.body["event"] == "incident"
     assert told.body["state"] == "RECOVERING"  # for programs, without the reason
     json.dumps(told.body)
