@@ -13,6 +13,8 @@ from orchestrator.host_strikes import MOST_EVIDENCE
 PREFLIGHT = "preflight"
 """Kind of the incident of a host that failed a check before ranks started on it."""
 
+STOPPED = "stopped the job"
+
 WARNED = "host-warned"
 """Kind of the incident of a host that was replaced because it warned of its own failure."""
 
@@ -79,7 +81,13 @@ class Incident(Struct, frozen=True, kw_only=True):
     @property
     def decided(self) -> str:
         """What ndctl did, without the cause at its beginning, which is printed elsewhere."""
-        return self.action.removeprefix(f"{self.cause}: ")
+        if self.action == self.cause and self.remedy == "stop":
+            return STOPPED
+        action = self.action.removeprefix(f"{self.cause}: ")
+        if self.remedy != "stop":
+            return action
+        why = action.removeprefix("the job was stopped").removeprefix(": ")
+        return f"{STOPPED}: {why}" if why else STOPPED
 
     def is_told_by(self, reason: str) -> bool:
         """The reason of the job's state has the cause, so it is not printed again."""

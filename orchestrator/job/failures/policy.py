@@ -94,9 +94,11 @@ def decide(run: Run, verdict: Verdict) -> Decision:
         reason = _why_stop(run, rule, verdict, times)
         return Decision(action="stop", rule=rule.name, reason=reason, fix=verdict.fix)
     if counts and run.history.fruitless >= job.max_restarts:
-        budget = f"{run.history.fruitless} of max_restarts {job.max_restarts}"
+        many = "1 restart" if job.max_restarts == 1 else f"{run.history.fruitless} restarts"
         spent = (
-            f"no new checkpoint in {budget} restarts" if job.max_restarts else "max_restarts is 0"
+            f"{many} without a new checkpoint, the most that max_restarts allows"
+            if job.max_restarts
+            else "max_restarts is 0"
         )
         reason = f"{spent}; last cause: {verdict.cause}"
         return Decision(action="stop", rule=BUDGET, reason=reason)

@@ -88,7 +88,10 @@ def test_a_cause_that_ends_the_job_is_told_once_before_the_end() -> None:
     decided = lines[told + 1]
     assert "boom" in lines[told]
     assert "boom" not in decided
-    assert "; the same error twice, so the program has a bug (rule repeated-error)" in decided
+    assert (
+        "; stopped the job: the same error twice, so the program has a bug (rule repeated-error)"
+        in decided
+    )
 
 
 def test_a_program_without_steps_has_recovered_when_its_ranks_run_again() -> None:

@@ -122,8 +122,8 @@ def test_agents_that_die_before_every_start_spend_the_budget() -> None:
     (end,) = actions
     assert isinstance(end, EndJob)
     assert end.reason == (
-        "no new checkpoint in 2 of max_restarts 2 restarts; last cause: the agent of host-0 is"
-        " gone: it said nothing (rule max-restarts)"
+        "2 restarts without a new checkpoint, the most that max_restarts allows; last cause: the"
+        " agent of host-0 is gone: it said nothing (rule max-restarts)"
     )
     last = job.run.history.incidents[-1]
     assert (last.kind, last.failure, last.rule) == ("host-lost", "host-lost", "max-restarts")

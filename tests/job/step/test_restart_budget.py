@@ -17,10 +17,14 @@ def test_restarts_without_a_checkpoint_spend_the_budget() -> None:
     (end,) = job.fails_once()
     assert end == EndJob(
         state="FAILED",
-        reason="no new checkpoint in 2 of max_restarts 2 restarts; last cause: rank 1 was killed"
-        " by SIGKILL (rule max-restarts)",
+        reason="2 restarts without a new checkpoint, the most that max_restarts allows; last cause:"
+        " rank 1 was killed by SIGKILL (rule max-restarts)",
     )
     assert (job.run.history.restarts, len(job.run.history.incidents)) == (2, 3)
+    assert job.run.history.incidents[-1].decided == (
+        "stopped the job: 2 restarts without a new checkpoint, the most that max_restarts allows;"
+        " last cause: rank 1 was killed by SIGKILL"
+    )
 
 
 def test_without_a_budget_the_first_failure_ends_the_job() -> None:
