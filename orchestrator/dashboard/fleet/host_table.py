@@ -46,10 +46,13 @@ def host_uses(records: Mapping[str, Sequence[Record]], rows: Iterable[JobRow]) -
     """Every host that has a record, that a job uses, or that an incident names.
 
     A journal does not name the cluster of its hosts. It is the recorded cluster that has a host of
-    that name, else the only recorded cluster, else the backend.
+    that name, else the only recorded cluster if the backend is that of its jobs, else the backend.
     """
+    rows = list(rows)
     clusters = [name for name in records if name != LOCAL]
     owners = {one.host: name for name in clusters for one in records[name]}
+    only = clusters[0] if len(clusters) == 1 else ""
+    backend_of_only = _backend_of(owners, rows)
     found = {
         (cluster, one.host): HostUse(cluster=cluster, host=one.host, record=one)
         for cluster, held in records.items()
@@ -61,7 +64,8 @@ def host_uses(records: Mapping[str, Sequence[Record]], rows: Iterable[JobRow]) -
     def place_of(host: str, backend: str) -> tuple[str, str]:
         if backend == LOCAL:
             return LOCAL, host
-        return owners.get(host, clusters[0] if len(clusters) == 1 else backend), host
+        rest = only if only and backend == backend_of_only else backend
+        return owners.get(host, rest), host
 
     for row in rows:
         if row.job is None:
@@ -82,6 +86,22 @@ def host_uses(records: Mapping[str, Sequence[Record]], rows: Iterable[JobRow]) -
             incidents=tuple(happened),
         )
     return in_order(found.values())
+
+
+def _backend_of(owners: Mapping[str, str], rows: Iterable[JobRow]) -> str:
+    """The backend of the jobs on the recorded hosts, else of all jobs; empty if they have several.
+    Jobs of this machine do not count."""
+    known: set[str] = set()
+    there: set[str] = set()
+    for row in rows:
+        if row.job is None or row.backend == LOCAL:
+            continue
+        known.add(row.backend)
+        hosts = {*row.job.placement, *(one.host for one in row.job.incidents)}
+        if not hosts.isdisjoint(owners):
+            there.add(row.backend)
+    found = there or known
+    return next(iter(found)) if len(found) == 1 else ""
 
 
 def in_order(hosts: Iterable[HostUse]) -> list[HostUse]:

@@ -72,6 +72,23 @@ def test_hosts_of_local_jobs_are_not_the_hosts_of_a_cluster() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("struck", "clusters"),
+    [("node1", ("gpu", "kubernetes")), ("elsewhere", ("slurm", "kubernetes"))],
+)
+def test_the_only_cluster_has_no_hosts_of_another_backend(
+    struck: str, clusters: tuple[str, str]
+) -> None:
+    """Without a job on a recorded host, it is not known whose cluster that is."""
+    here = replace(RUNS, backend="slurm", placement=("node1", "node2"), incidents=())
+    there = replace(RUNS, backend="kubernetes", placement=("pod-0",), incidents=())
+    rows = [row(here, backend="slurm"), row(there, backend="kubernetes")]
+    found = {
+        one.host: one.cluster for one in host_uses({"gpu": (replace(STRUCK, host=struck),)}, rows)
+    }
+    assert (found["node2"], found["pod-0"]) == clusters
+
+
 def test_a_job_that_ended_uses_no_host_but_keeps_its_incidents() -> None:
     done = summary_of(snapshot(finished(), metrics(1, 60)))
     hosts = host_uses({}, [row(replace(done, backend="slurm"), backend="slurm")])
