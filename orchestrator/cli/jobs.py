@@ -244,19 +244,20 @@ def events(  # noqa: PLR0913 - click hands over one argument for each option
     from orchestrator.app.remote import kept_fresh
     from orchestrator.app.snapshots import asker
     from orchestrator.dashboard.event_text import event_time
-    from orchestrator.dashboard.follow.events import event_batches, event_lines
+    from orchestrator.dashboard.follow.events import QuietDecisions, event_batches, event_lines
     from orchestrator.dashboard.follow.follow_loop import EndDetector
     from orchestrator.journal.journal import to_json
     from orchestrator.system import SystemClock
 
-    found, clock = find(job, run_root, place), SystemClock()
+    found, clock, quiet = find(job, run_root, place), SystemClock(), QuietDecisions()
     since = 0.0 if since_s is None else clock.now() - since_s
     ended = EndDetector(found.run_dir, clock, asker(found, os.environ, clock))
     try:
         with kept_fresh(found) if follow else contextlib.nullcontext():
             for entries in event_batches(found.run_dir, clock, ended, follow=follow):
                 if not as_json:
-                    for line in event_lines(entries, None, since, heartbeats=heartbeats):
+                    said = event_lines(entries, None, since, heartbeats=heartbeats, quiet=quiet)
+                    for line in said:
                         say_report(line)
                     continue
                 for entry in entries:  # in the order of the journal, so that it can be replayed

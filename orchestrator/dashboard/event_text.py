@@ -62,6 +62,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.dashboard import format
 from orchestrator.diagnosis.cause.exits import after_step, signal_name
 from orchestrator.job.hosts.straggler_replacement import why_slow
+from orchestrator.job.incident import Incident
 from orchestrator.journal.journal import Entry
 
 
@@ -79,9 +80,17 @@ def event_time(event: Event) -> float:
     return event.at
 
 
-def event_line(entry: Entry, zone: tzinfo | None) -> str:
-    """`2026-01-09 14:03:22 UTC  rank 1 on host-0 was killed by SIGKILL -> stop attempt 1 (…)`."""
+def event_line(entry: Entry, zone: tzinfo | None, incident: Incident | None = None) -> str:
+    """`2026-01-09 14:03:22 UTC  rank 1 on host-0 was killed by SIGKILL -> stop attempt 1 (…)`.
+
+    Args:
+        incident: recorded with the entry, if no action says what was decided about it.
+    """
     decided = "".join(f" -> {describe_action(action)}" for action in entry.actions)
+    if incident is not None:
+        rule = f" (rule {incident.rule})" if incident.rule else ""
+        what = f"incident {incident.id}, {incident.kind}: {incident.cause}"
+        decided += f" -> {what}; {incident.decided}{rule}"
     line = f"{describe_event(entry.event)}{decided}"
     return f"{format.date_time(event_time(entry.event), zone)}  {format.one_line(line)}"
 

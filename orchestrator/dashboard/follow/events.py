@@ -1,13 +1,16 @@
 """The lines of `ndctl events`: in order of time, with heartbeats that came late and recovered
 folded, and on request as they happen."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import tzinfo
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import HealthChanged
 from orchestrator.dashboard import format
 from orchestrator.dashboard.event_text import event_line, event_time, sort_by_time
+from orchestrator.job.incident import Incident
+from orchestrator.job.state import Run
+from orchestrator.job.transitions import step
 from orchestrator.journal.journal import Entry, Tail
 from orchestrator.seams import Clock
 
@@ -30,15 +33,41 @@ def event_batches(
         clock.sleep(POLL_S)
 
 
+class QuietDecisions:
+    """Finds the incidents whose decision led to no action at once. For example, a restart in a new
+    allocation first waits for its agents. Reads the whole journal, in parts."""
+
+    def __init__(self) -> None:
+        self.run = Run()
+
+    def among(self, entries: Iterable[Entry]) -> Mapping[int, Incident]:
+        """`Entry.seq` -> the incident."""
+        found = {}
+        for entry in entries:
+            known = len(self.run.history.incidents)
+            self.run, _ = step(self.run, entry.event)
+            new = self.run.history.incidents[known:]
+            if new and not entry.actions:
+                found[entry.seq] = new[-1]
+        return found
+
+
 def event_lines(
-    entries: Iterable[Entry], zone: tzinfo | None, since: float = 0.0, *, heartbeats: bool = False
+    entries: Sequence[Entry],
+    zone: tzinfo | None,
+    since: float = 0.0,
+    *,
+    heartbeats: bool = False,
+    quiet: QuietDecisions | None = None,
 ) -> Iterator[str]:
     """A line for each entry from `since` on, in order of time.
 
     Args:
         heartbeats: show each change of a late heartbeat. Otherwise one line counts those between
             two other events.
+        quiet: has read the entries before; None: the lines have no more than the entries.
     """
+    decisions = quiet.among(entries) if quiet is not None else {}
     late: list[Entry] = []
     for entry in sort_by_time(entries):
         if event_time(entry.event) < since:
@@ -48,7 +77,7 @@ def event_lines(
             continue
         yield from _folded(late, zone)
         late = []
-        yield event_line(entry, zone)
+        yield event_line(entry, zone, decisions.get(entry.seq))
     yield from _folded(late, zone)
 
 

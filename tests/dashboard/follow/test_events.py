@@ -9,15 +9,17 @@ import pytest
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.launch import Allocation, Breakdown
 from orchestrator.contract.messages.events import (
     CancelRequested,
     Event,
     HealthChanged,
     HostStopped,
+    LeaderStarted,
     StepReached,
 )
 from orchestrator.dashboard.event_text import describe_event
-from orchestrator.dashboard.follow.events import event_batches, event_lines
+from orchestrator.dashboard.follow.events import QuietDecisions, event_batches, event_lines
 from orchestrator.dashboard.follow.log_filter import LogFilter, wanted
 from orchestrator.dashboard.follow.logs import LogFile, LogLine
 from orchestrator.journal.journal import Entry, read
@@ -55,6 +57,20 @@ def test_late_heartbeats_are_counted_between_two_other_events() -> None:
         "rank 3: no heartbeat (last heartbeat 2.5 s ago)",
     ]
     assert lines[0].startswith("2023-11-14 22:15:00 UTC")
+
+
+def test_a_decision_without_an_action_is_shown_with_its_incident() -> None:
+    """srun was killed, and the restart waits for the agents of the next allocation."""
+    broke = Breakdown(what="SIGKILL ended srun on node1", at=START + 50)
+    granted = Allocation(id="7", restarts=1, hosts=("host-0", "host-1"), broke_before=broke)
+    leader = LeaderStarted(at=START + 60, host="host-0", pid=9, allocation=granted)
+    entries, quiet = journal([*started(), leader]), QuietDecisions()
+    assert not any("srun" in line for line in event_lines(entries[:-1], UTC, quiet=quiet))
+    (line,) = event_lines(entries[-1:], UTC, quiet=quiet)
+    assert line.endswith(
+        " -> incident 1, allocation-broke: SIGKILL ended srun on node1; restart as attempt 2 from"
+        " the beginning: no checkpoint yet (rule broken-allocation)"
+    )
 
 
 def test_each_late_heartbeat_is_shown_on_request() -> None:
