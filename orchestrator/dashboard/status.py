@@ -21,7 +21,7 @@ from orchestrator.dashboard.time_spent.account import TimeSpent
 from orchestrator.dashboard.time_spent.read import time_spent
 from orchestrator.job.hosts.straggler_replacement import why_slow
 from orchestrator.job.hosts.warned_hosts import words_of
-from orchestrator.job.incident import Incident
+from orchestrator.job.incident import STOPPED, Incident
 from orchestrator.job.stage import ENDED, State
 
 MOST_WARNINGS = 4
@@ -53,7 +53,8 @@ def status_json(snapshot: Snapshot) -> dict[str, Any]:
         "since": standing.since,
         "backend": job.backend,
         "scheduler": snapshot.scheduler,
-        "excluded": dict(snapshot.excluded),
+        # Of a queued job the scheduler knows more, such as the command that allows a host again.
+        "excluded": {**run.hosts.exclude, **snapshot.excluded},
         "attempt": snapshot.seen.attempt,
         "restarts": run.history.restarts,
         "max_restarts": job.max_restarts,
@@ -318,7 +319,7 @@ def action_taken(incident: Incident, reason: str) -> str:
         reason: reason of the job's state, which is printed elsewhere and not repeated.
     """
     repeated = reason.startswith(incident.action)
-    action = "stopped the job" if repeated else format.one_line(incident.decided)
+    action = STOPPED if repeated else format.one_line(incident.decided)
     return f"{action} (rule {incident.rule})" if incident.rule else action
 
 

@@ -81,7 +81,7 @@ from orchestrator.dashboard.format import date_time
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
 from orchestrator.dashboard.screen.screen import draw
 from orchestrator.dashboard.snapshot import Snapshot, is_full, read_snapshot
-from orchestrator.dashboard.status import stale_reasons, status_json, status_text
+from orchestrator.dashboard.status import action_taken, stale_reasons, status_json, status_text
 from orchestrator.diagnosis.classes import default_rules
 from orchestrator.job.failures.incident_records import left_out
 from orchestrator.journal.journal import Entry, Journal
@@ -389,6 +389,11 @@ def test_a_stop_is_shown_once_with_its_cause_and_the_log_command() -> None:
     assert text.count("boom") == 1, "the incident does not repeat the cause"
     (done,) = labelled("ndctl did", text)
     assert done.startswith("stopped the job (rule repeated-error); ")
+    # As a message, and the status of a job that was submitted again, say it.
+    told = action_taken(seen.seen.run.history.incidents[-1], "")
+    assert told == (
+        "stopped the job: the same error twice, so the program has a bug (rule repeated-error)"
+    )
     assert labelled("see why", text) == ["ndctl logs quickstart --rank 1 --attempt 2"]
     again = "fix the cause, then: ndctl submit /runs/quickstart/spec.yaml --resume"
     assert labelled("next", text) == [again]
@@ -783,8 +788,10 @@ def test_describe_names_unused_nodes_and_how_to_cordon_them(kind: Any, advised: 
     assert isinstance(leader, LeaderStarted)
     launch = replace(job.launch, kubernetes=KubernetesSpec(kind=kind))
     leader = replace(leader, exclude={"node-3": "two strikes"})
-    text = describe_text(snapshot([replace(job, launch=launch), leader, *rest]), UTC)
+    seen = snapshot([replace(job, launch=launch), leader, *rest])
+    text = describe_text(seen, UTC)
     assert "excluded: two strikes" in text
+    assert status_json(seen)["excluded"] == {"node-3": "two strikes"}
     assert ("kubectl cordon node-3" in text) == advised
 
 
