@@ -30,3 +30,14 @@ def test_a_suspended_job_continues_and_no_culprit_is_named(job: Job) -> None:
     job.assert_succeeded_without_incident()
     assert len(job.actions_of_kind("StartAttempt")) == 1
     assert len(job.events("LeaderStarted")) == 1
+
+
+def test_cancelling_a_suspended_job_names_no_culprit(job: Job) -> None:
+    job.submit_successfully()
+    job.wait_for_step(TRAINING)
+    job.slurm.output_of("scontrol", "suspend", job.id)
+    cancelled = job("cancel", NAME)
+    assert cancelled.code == 0, cancelled.err
+    status = job.status()
+    assert (status["state"], status["incidents"]) == ("CANCELLED", [])
+    assert not job.ids_in_queue()
