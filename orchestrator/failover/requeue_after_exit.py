@@ -28,6 +28,7 @@ def see_to_the_job(
     run_dir: RunDir,
     term: Term,
     code: int,
+    said: str,
     backend_named: Callable[[str], AllocationBackend],
     clock: Clock,
 ) -> int:
@@ -36,6 +37,7 @@ def see_to_the_job(
 
     Args:
         code: exit code of the command that started the agents (`srun`).
+        said: its last errors, as the end of a sentence; empty if they are unknown.
     """
     why = retry_io(partial(superseded, run_dir, term, backend_named, clock), UNREADABLE, clock)
     if why is not None:
@@ -53,13 +55,16 @@ def see_to_the_job(
     # A job that fails in each allocation before it saves would be requeued without end.
     if (vain := restarts_in_vain(run, term.restarts)) >= most:
         log.error(
-            "no new checkpoint in %s allocations in a row, so the job is not queued again: read %s,"
-            " then resume with `ndctl submit SPEC --resume`",
+            "no new checkpoint in %s allocations in a row, so the job is not queued again; the"
+            " command that started the agents ended with exit code %s%s; fix the cause, which"
+            " may also be in %s, then resume with `ndctl submit SPEC --resume`",
             vain,
+            code,
+            said,
             run_dir.agent_log("*"),
         )
         return code
-    why = f"no agent is left, and the command that started them ended with exit code {code}"
+    why = f"no agent is left, and the command that started them ended with exit code {code}{said}"
     # If the leader had decided to requeue the job, the journal has the hosts to exclude. Otherwise
     # no host is known to be bad.
     without = run.scheduler.left_out if was_given_back(run, term) else ()

@@ -26,6 +26,7 @@ from tests.agent.world import LAUNCH, TurnedClock, a_job
 from tests.failover.test_leader_lost import FakeQueue, append, leader_started
 
 KILLED = 137
+SAID = ": srun: error: Invalid MPI type 'pmix' (from /runs/job/slurm/launch-1/7_batch.out)"
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def run_dir(tmp_path: Path) -> RunDir:
 def exit_code_of(run_dir: RunDir, queue: FakeQueue, restarts: int = 0, launch: int = LAUNCH) -> int:
     """Exit code of the allocation after its agents have ended."""
     term = Term(launch, restarts)
-    return see_to_the_job(run_dir, term, KILLED, lambda name: queue, TurnedClock())
+    return see_to_the_job(run_dir, term, KILLED, SAID, lambda name: queue, TurnedClock())
 
 
 def test_the_job_is_queued_again_and_no_host_is_excluded(
@@ -49,7 +50,7 @@ def test_the_job_is_queued_again_and_no_host_is_excluded(
     with caplog.at_level(logging.INFO):
         assert exit_code_of(run_dir, queue) == KILLED
     assert queue.requeued == [()]
-    assert f"the command that started them ended with exit code {KILLED}" in caplog.text
+    assert f"the command that started them ended with exit code {KILLED}{SAID}" in caplog.text
 
 
 def test_the_requeue_is_repeated_until_the_scheduler_answers(run_dir: RunDir) -> None:
@@ -106,6 +107,7 @@ def test_allocations_without_a_checkpoint_are_limited(
     assert exit_code_of(run_dir, queue, UNLED - 1) == KILLED
     assert len(queue.requeued) == UNLED - 1
     assert f"no new checkpoint in {UNLED} allocations in a row" in caplog.messages[-1]
+    assert f"ended with exit code {KILLED}{SAID}; fix the cause" in caplog.messages[-1]
 
 
 @pytest.mark.parametrize(

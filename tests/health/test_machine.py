@@ -281,12 +281,17 @@ def test_a_command_runs_to_its_end() -> None:
 @pytest.mark.process
 def test_a_users_slurm_variables_change_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
     habits = ["SBATCH_PARTITION", "SCANCEL_STATE", "SCONTROL_ALL", "SINFO_FORMAT", "SQUEUE_STATES"]
+    habits += ["SLURM_MPI_TYPE", "SLURM_EXCLUSIVE", "SRUN_EXPORT_ENV", "SLURM_THREADS_PER_CORE"]
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     for name in (*habits, "SLURM_TIME_FORMAT", "SLURM_CONF", "NDCTL_X"):
         monkeypatch.setenv(name, "x")
     seen = run_command(["env"], timeout=WAIT_S).out.splitlines()
     names = {line.partition("=")[0] for line in seen}
     assert {"PATH", "SLURM_CONF", "NDCTL_X"} <= names
     assert not {*habits, "SLURM_TIME_FORMAT"} & names
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    inside = {line.partition("=")[0] for line in run_command(["env"], timeout=WAIT_S).out.split()}
+    assert {*habits} & inside == {"SLURM_THREADS_PER_CORE"}, "it may be an option of the job"
 
 
 def test_a_missing_or_forbidden_program_gives_code_127(tmp_path: Path) -> None:

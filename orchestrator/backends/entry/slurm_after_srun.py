@@ -49,7 +49,8 @@ def main(argv: Sequence[str], environ: Mapping[str, str], clock: Clock, shell: S
     srun_end.write_down(
         srun_end.note(run_dir.path, term.launch, term.restarts), host, args.code, ended_at
     )
-    return see_to_the_job(run_dir, term, args.code, named, clock)
+    said = srun_end.last_errors(args.batch_output) if args.batch_output else ""
+    return see_to_the_job(run_dir, term, args.code, said, named, clock)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--launch", type=int, required=True)
     parser.add_argument("--code", type=int, required=True, help="exit code of srun")
+    parser.add_argument(
+        "--batch-output", type=Path, help="file with the errors of the batch script and of srun"
+    )
     return parser
 
 

@@ -26,6 +26,7 @@ from orchestrator.backends.slurm.on_nodes import (
 from orchestrator.backends.slurm.on_nodes.container_commands import check_commands
 from orchestrator.backends.slurm.requeue import Requeue
 from orchestrator.contract.check_results import Finding
+from orchestrator.contract.files.env import ignored_slurm_options
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, Ended, JobError, Refused, Unanswered
@@ -102,7 +103,7 @@ class SlurmBackend:
 
     def check(self, handover: Handover) -> tuple[Finding, ...]:
         launch = handover.launch
-        if ignored := sorted(name for name in self.environ if name.startswith("SBATCH_")):
+        if ignored := ignored_slurm_options(self.environ):
             names = ", ".join(ignored)
             log.warning("ignoring environment, set cluster.slurm instead: %s", names)
         if short := cut_short(launch, handover.job.stop_grace):

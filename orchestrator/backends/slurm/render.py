@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from orchestrator import run_module
 from orchestrator.backends.slurm.on_nodes import embedded
 from orchestrator.contract.files.access import umask_of
+from orchestrator.contract.files.env import SRUN_OPTIONS
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
@@ -204,6 +205,11 @@ def _setup(launch: LaunchPlan, cwd: Path) -> list[str]:
     spec = launch.slurm_spec
     where = shlex.quote(str(cwd))
     lines = [
+        *_comment("Options of srun in the environment of sbatch do not change the job."),
+        *textwrap.wrap(
+            " ".join(SRUN_OPTIONS), 100, initial_indent="unset ", subsequent_indent="unset "
+        ),
+        "",
         *_comment("Relative paths in the spec and in cluster.slurm.setup start here."),
         f'cd {where} || echo "folder does not exist on $HOSTNAME: "{where} >&2',
     ]
@@ -276,7 +282,8 @@ def _agents(launch: LaunchPlan, python: str) -> list[str]:
             "srun failed. If only srun was killed, wait for the agents, which keep running. If no"
             " agent is left to requeue the job, requeue it."
         ),
-        f"{_in_container(launch)}{_program(launch, python, AFTER)} {which} --code=$?",
+        f"{_in_container(launch)}{_program(launch, python, AFTER)} {which} --code=$?"
+        ' --batch-output="$(readlink /proc/self/fd/2)"',
     ]
 
 

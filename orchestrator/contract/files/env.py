@@ -76,6 +76,27 @@ SLURM_OPTIONS = (
 )
 """Prefixes of variables with which a user sets options, filters and formats of Slurm's commands:
 `SBATCH_PARTITION` overrides the batch script, `SQUEUE_STATES` hides jobs."""
+SRUN_OPTIONS = (
+    *("SLURM_BCAST", "SLURM_BCAST_EXCLUDE", "SLURM_COMPRESS", "SLURM_CONSTRAINT"),
+    *("SLURM_CORE_SPEC", "SLURM_DEPENDENCY", "SLURM_EPILOG", "SLURM_EXACT", "SLURM_EXCLUSIVE"),
+    *("SLURM_GRES", "SLURM_GRES_FLAGS", "SLURM_IMMEDIATE", "SLURM_LABELIO", "SLURM_MPI_TYPE"),
+    *("SLURM_OVERLAP", "SLURM_PROLOG", "SLURM_REMOTE_CWD", "SLURM_RESV_PORTS", "SLURM_SEND_LIBS"),
+    *("SLURM_STDINMODE", "SLURM_STEP_GRES", "SLURM_TASK_EPILOG", "SLURM_TASK_PROLOG"),
+    *("SLURM_TEST_EXEC", "SLURM_THREAD_SPEC", "SLURM_THREADS", "SLURM_TIMELIMIT"),
+    *("SLURM_USE_MIN_NODES", "SLURM_WORKING_DIR", "SRUN_CONTAINER", "SRUN_CPUS_PER_TASK"),
+    "SRUN_EXPORT_ENV",
+)
+"""Variables with which a user sets options of srun that ndctl does not give, and which sbatch sets
+for no job. `SLURM_MPI_TYPE=pmix` on a site without pmix ends each srun."""
+STEP_DEFAULTS = (
+    *("SLURM_CPU_FREQ_REQ", "SLURM_CPUS_PER_GPU", "SLURM_DIST_PLANESIZE", "SLURM_DISTRIBUTION"),
+    *("SLURM_EXPORT_ENV", "SLURM_GPU_BIND", "SLURM_GPU_FREQ", "SLURM_GPUS", "SLURM_GPUS_PER_NODE"),
+    *("SLURM_GPUS_PER_TASK", "SLURM_HINT", "SLURM_MEM_BIND", "SLURM_MEM_PER_CPU"),
+    *("SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE", "SLURM_NETWORK", "SLURM_NTASKS_PER_CORE"),
+    *("SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_SOCKET", "SLURM_OVERCOMMIT", "SLURM_PROFILE"),
+    "SLURM_THREADS_PER_CORE",
+)
+"""The same, but in a job they may be from options of its sbatch, so they stay there."""
 TOKEN = "NDCTL_TOKEN"
 """The job's secret, if a backend cannot pass the file."""
 
@@ -151,7 +172,23 @@ def hides_gpus(environ: Mapping[str, str]) -> bool:
 
 def without_slurm_options(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for Slurm's commands, so that they behave the same for every user."""
-    return {name: text for name, text in environ.items() if not name.startswith(SLURM_OPTIONS)}
+    ours = SRUN_OPTIONS if _is_in_slurm_job(environ) else (*SRUN_OPTIONS, *STEP_DEFAULTS)
+    return {
+        name: text
+        for name, text in environ.items()
+        if not name.startswith(SLURM_OPTIONS) and name not in ours
+    }
+
+
+def ignored_slurm_options(environ: Mapping[str, str]) -> list[str]:
+    """Variables by which a user wanted to change a job, and which `without_slurm_options` removes.
+    In a Slurm job those of srun may be from Slurm itself."""
+    ours = () if _is_in_slurm_job(environ) else (*SRUN_OPTIONS, *STEP_DEFAULTS)
+    return sorted(name for name in environ if name.startswith("SBATCH_") or name in ours)
+
+
+def _is_in_slurm_job(environ: Mapping[str, str]) -> bool:
+    return "SLURM_JOB_ID" in environ
 
 
 def nccl_pipes(heartbeat_socket: str, attempt: int) -> str:

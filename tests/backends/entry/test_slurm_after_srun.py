@@ -57,5 +57,7 @@ def test_the_last_line_of_the_script_runs_in_the_container(tmp_path: Path) -> No
     after = text.splitlines()[-1]
     assert after.startswith("srun --container-image=an:image --container-mounts=/a:/a --overlap ")
     assert " --nodes=1 --ntasks=1 " in after
-    assert after.rstrip().endswith(" --launch=1 --code=$?")
+    assert after.rstrip().endswith(
+        ' --launch=1 --code=$? --batch-output="$(readlink /proc/self/fd/2)"'
+    ), "the code comes first, because readlink changes it"
     assert "/venv/bin/python" not in text, "the node may lack the submitter's Python"

@@ -291,9 +291,13 @@ def test_a_job_is_kept_if_its_number_cannot_be_recorded(
 def test_ignored_sbatch_options_in_the_environment_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend = SlurmBackend({"SBATCH_ACCOUNT": "ml"}, TurnedClock(), FakeSlurm())
-    backend.check(handover_of(a_launch(tmp_path)))
-    assert "set cluster.slurm instead: SBATCH_ACCOUNT" in caplog.text
+    shell = {"SBATCH_ACCOUNT": "ml", "SLURM_MPI_TYPE": "pmix", "SLURM_HINT": "x", "SLURM_CONF": ""}
+    for environ in (shell, {**shell, "SLURM_JOB_ID": "7"}):  # there Slurm sets some itself
+        SlurmBackend(environ, TurnedClock(), FakeSlurm()).check(handover_of(a_launch(tmp_path)))
+    ignored = "set cluster.slurm instead: SBATCH_ACCOUNT"
+    outside, inside = (line for line in caplog.messages if ignored in line)
+    assert outside.endswith(f"{ignored}, SLURM_HINT, SLURM_MPI_TYPE")
+    assert inside.endswith(ignored)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 BY_SIGNAL = range(129, 193)
 """Exit codes of shells and srun for a program that a signal ended. Agents use other exit codes
 (`contract/files/exit_codes.py`)."""
+READ_BYTES = 65536
+MOST_ERRORS = 3
 
 
 def write_down(path: Path, host: str, code: int, at: float) -> None:
@@ -29,6 +31,22 @@ def write_down(path: Path, host: str, code: int, at: float) -> None:
         write_whole(path, json.dumps(body).encode())
     except OSError as exc:
         log.warning("failed to record the end of srun: %s", exc)
+
+
+def last_errors(batch_output: Path) -> str:
+    """The last errors of srun and their file, as the end of a sentence; empty if there are none.
+
+    Args:
+        batch_output: the output of the batch script. It also has lines of earlier allocations.
+    """
+    try:
+        with batch_output.open("rb") as file:
+            file.seek(max(0, batch_output.stat().st_size - READ_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:  # srun's errors went to a pipe, or to a folder that is not in the container
+        return ""
+    errors = [line for line in lines if line.startswith("srun: ")][-MOST_ERRORS:]
+    return f": {'; '.join(dict.fromkeys(errors))} (from {batch_output})" if errors else ""
 
 
 def breakdown(launch: LaunchPlan, restarts: int) -> Breakdown | None:

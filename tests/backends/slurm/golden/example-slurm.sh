@@ -22,6 +22,14 @@
 #SBATCH --signal=USR2@120
 #SBATCH --open-mode=append
 
+# Options of srun in the environment of sbatch do not change the job.
+unset SLURM_BCAST SLURM_BCAST_EXCLUDE SLURM_COMPRESS SLURM_CONSTRAINT SLURM_CORE_SPEC
+unset SLURM_DEPENDENCY SLURM_EPILOG SLURM_EXACT SLURM_EXCLUSIVE SLURM_GRES SLURM_GRES_FLAGS
+unset SLURM_IMMEDIATE SLURM_LABELIO SLURM_MPI_TYPE SLURM_OVERLAP SLURM_PROLOG SLURM_REMOTE_CWD
+unset SLURM_RESV_PORTS SLURM_SEND_LIBS SLURM_STDINMODE SLURM_STEP_GRES SLURM_TASK_EPILOG
+unset SLURM_TASK_PROLOG SLURM_TEST_EXEC SLURM_THREAD_SPEC SLURM_THREADS SLURM_TIMELIMIT
+unset SLURM_USE_MIN_NODES SLURM_WORKING_DIR SRUN_CONTAINER SRUN_CPUS_PER_TASK SRUN_EXPORT_ENV
+
 # Relative paths in the spec and in cluster.slurm.setup start here.
 cd /home/me || echo "folder does not exist on $HOSTNAME: "/home/me >&2
 
@@ -161,4 +169,4 @@ srun --unbuffered \
 
 # srun failed. If only srun was killed, wait for the agents, which keep running. If no agent is left
 # to requeue the job, requeue it.
-python -P -u /ndctl/orchestrator/run_module.py orchestrator.backends.entry.slurm_after_srun --run-dir="$run_dir" --launch=1 --code=$?
+python -P -u /ndctl/orchestrator/run_module.py orchestrator.backends.entry.slurm_after_srun --run-dir="$run_dir" --launch=1 --code=$? --batch-output="$(readlink /proc/self/fd/2)"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.slurm.on_nodes.srun_end import breakdown, note, write_down
+from orchestrator.backends.slurm.on_nodes.srun_end import breakdown, last_errors, note, write_down
 from orchestrator.contract.files import exit_codes
 from tests.backends.slurm.slurm_launch import a_launch
 
@@ -54,3 +54,13 @@ def test_a_note_that_cannot_be_written_or_read_costs_nothing_else(
     for torn in ('{"code": 137', '{"code": 137}', "[]", '{"code": null, "host": 1, "at": 2}'):
         path.write_text(torn)
         assert breakdown(a_launch(tmp_path), 0) is None
+
+
+def test_the_last_errors_of_srun_are_named_with_their_file(tmp_path: Path) -> None:
+    """Also of a long output, which has lines of ndctl and of earlier allocations."""
+    file = tmp_path / "7_batch.out"
+    errors = "srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types\n"
+    file.write_text("srun: old\n" + "a line\n" * 20_000 + f"{errors}INFO the job is queued\n" * 2)
+    assert last_errors(file) == f": {errors.strip()} (from {file})"
+    file.write_text("no error\n")
+    assert last_errors(file) == last_errors(tmp_path / "pipe:[7]") == ""
