@@ -1,10 +1,11 @@
 """The command that the user should type next, and the command that shows why a job failed."""
 
+import shlex
 from datetime import tzinfo
 
 from orchestrator.dashboard import format
 from orchestrator.dashboard.command_hints import Commands
-from orchestrator.dashboard.follow.logs import are_empty, log_files
+from orchestrator.dashboard.follow.logs import agent_files, are_empty, log_files
 from orchestrator.dashboard.job_view.replayed_job import FailedSave
 from orchestrator.dashboard.job_view.standing import awaited_jobs
 from orchestrator.dashboard.snapshot import Snapshot
@@ -180,10 +181,23 @@ def _releases(run: Run) -> str:
 def log_command(snapshot: Snapshot) -> str | None:
     """The command that shows the log of the culprit; None if there is no culprit."""
     run = snapshot.seen.run
-    if snapshot.standing.fix:  # the leader is gone, so its agent's log has the reason
-        return snapshot.commands.of("logs", "--agents", "--tail", 20)
+    if snapshot.standing.fix:
+        return _leader_log_command(snapshot)
     incidents = run.history.incidents
     return incident_log_command(incidents[-1], snapshot) if incidents else None
+
+
+def _leader_log_command(snapshot: Snapshot) -> str | None:
+    """For a job whose leader is gone: the log of its agent has the reason. If no agent of a Slurm
+    job opened its log, the newest output of the Slurm job has it; None if the job never started."""
+    run_dir, job = snapshot.run_dir, snapshot.seen.run.job
+    if job is None or not run_dir.slurm.is_dir() or agent_files(run_dir):
+        return snapshot.commands.of("logs", "--agents", "--tail", 20)
+    folder = run_dir.slurm / f"launch-{job.launch.launch}"
+    printed = [path for path in folder.glob("*.[oe]*") if not are_empty([path])]
+    if not printed:
+        return None
+    return f"tail -n 20 {shlex.quote(str(max(printed, key=lambda path: path.stat().st_mtime)))}"
 
 
 def incident_log_command(incident: Incident, snapshot: Snapshot) -> str | None:

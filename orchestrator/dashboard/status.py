@@ -22,7 +22,7 @@ from orchestrator.dashboard.time_spent.read import time_spent
 from orchestrator.job.hosts.straggler_replacement import why_slow
 from orchestrator.job.hosts.warned_hosts import words_of
 from orchestrator.job.incident import STOPPED, Incident
-from orchestrator.job.stage import ENDED, State
+from orchestrator.job.stage import ENDED, State, Submitted
 
 MOST_WARNINGS = 4
 """Warnings of hosts that `status` shows; `describe` and `--json` have all."""
@@ -356,7 +356,7 @@ def _log_commands(snapshot: Snapshot, described: bool) -> Iterator[str]:
         command = log_command(snapshot)
         if command is not None:
             yield command
-        elif not described:
+        elif not described and not isinstance(snapshot.seen.run.stage, Submitted):
             yield snapshot.commands.of("describe")
 
 

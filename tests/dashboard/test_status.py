@@ -468,6 +468,28 @@ def test_a_dead_leader_is_shown_with_the_command_for_its_log() -> None:
     assert "agent-host-0.log" not in describe_text(snapshot(recovered()), UTC)
 
 
+def test_a_slurm_job_that_no_agent_logged_refers_to_its_output_if_it_has_any(
+    tmp_path: Path,
+) -> None:
+    run_dir = RunDir(tmp_path / "quickstart")
+    run_dir.slurm.mkdir(parents=True)
+    status = LaunchStatus("Slurm job 7 has ended: DEADLINE", held=False)
+    seen = replace(snapshot([submitted()], alive=False), run_dir=run_dir, launch_status=status)
+    assert seen.standing.state == "FAILED"
+    assert labelled("see why", status_text(seen, UTC)) == [], "it never started"
+    folder = run_dir.slurm / f"launch-{submitted().launch.launch}"
+    folder.mkdir()
+    (folder / "submission.sh").write_text("#!/bin/bash")
+    (folder / "7-0_0_log.out").touch()
+    (folder / "7_batch.out").write_text("module: not found")
+    command = f"tail -n 20 {folder / '7_batch.out'}"
+    assert labelled("see why", status_text(seen, UTC)) == [command]
+    run_dir.logs.mkdir()
+    run_dir.agent_log("host-0").touch()
+    command = "ndctl logs quickstart --agents --tail 20"
+    assert labelled("see why", status_text(seen, UTC)) == [command]
+
+
 def test_an_incident_says_what_the_next_attempt_loaded_and_what_it_could_not() -> None:
     why = "the copy of rank 2 has changed since it was made"
     damaged = SkippedCheckpoint("step-23 in memory on host-1", why)

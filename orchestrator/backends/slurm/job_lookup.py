@@ -177,7 +177,26 @@ def _sighting(launch: LaunchPlan, job: SlurmJob | None) -> LaunchStatus:
     name = name_of(launch) if job is None else f"Slurm job {job.id}"
     if name is None:
         return LaunchStatus(None, held=False)
-    return LaunchStatus(f"{name} has ended" + (f": {job.state}" if job else ""), held=False)
+    state = _noted_end(launch) if job is None else job.state
+    if job is not None:
+        _note_end(launch, job)
+    words = f"{name} has ended" + (f": {state}" if state else "")
+    return LaunchStatus(words, held=False, over="CANCELLED" if state == "CANCELLED" else None)
+
+
+def _noted_end(launch: LaunchPlan) -> str:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return str(read_json(_record_path(launch).read_text())["ended"])
+    return ""
+
+
+def _note_end(launch: LaunchPlan, job: SlurmJob) -> None:
+    """Record how the job ended, because Slurm forgets it after a few minutes."""
+    # The run directory may belong to another user, or may not be recorded as the one of this job.
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        said = read_json(_record_path(launch).read_text())
+        if said["job_id"] == job.id and said.get("ended") != job.state:
+            write_whole(_record_path(launch), json.dumps({**said, "ended": job.state}).encode())
 
 
 def _excluded(launch: LaunchPlan, job: SlurmJob) -> dict[str, str]:

@@ -48,6 +48,19 @@ def test_an_ended_job_is_shown_with_its_state(tmp_path: Path) -> None:
     assert backend.glance([a_launch(tmp_path / "never")])[0].words is None
 
 
+def test_a_job_that_was_cancelled_stays_so_when_slurm_has_forgotten_it(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launches = queued(slurm, tmp_path, 2)
+    slurm.jobs["1"].state, slurm.jobs["2"].state = "CANCELLED", "DEADLINE"
+    seen = backend.glance(launches)
+    assert seen == [
+        LaunchStatus("Slurm job 1 has ended: CANCELLED", held=False, over="CANCELLED"),
+        LaunchStatus("Slurm job 2 has ended: DEADLINE", held=False),
+    ]
+    slurm.jobs.clear()
+    assert backend.glance(launches) == seen
+
+
 def test_excluded_nodes_of_a_queued_job_are_shown_with_the_command_that_allows_each(
     tmp_path: Path,
 ) -> None:
