@@ -57,16 +57,43 @@ def _input_findings(
     return findings_of(look_at(written, os.environ, root, resume=resume), written)
 
 
-def _slurm_findings(root: "Path", wish: "CommonSpec | None") -> "tuple[Finding, ...]":
+def _slurm_findings(
+    spec: str | None, overrides: tuple[str, ...], root: "Path"
+) -> "tuple[Finding, ...]":
+    """With a spec, also the checks of `submit`, unless the site itself stops every job."""
+    from pathlib import Path
+
+    from msgspec.structs import replace
+
+    from orchestrator.app.planning import plans
+    from orchestrator.app.schedulers import submitter_of
+    from orchestrator.app.submission import payload, submit_job
     from orchestrator.backends.slurm.commands import Slurm
+    from orchestrator.contract.check_results import Finding
     from orchestrator.contract.spec.slurm_spec import SlurmSpec
     from orchestrator.doctor.slurm import examine_slurm
+    from orchestrator.errors import NdctlError, Unanswered
     from orchestrator.health.mounts import read_mounts
+    from orchestrator.load import read_spec
     from orchestrator.system import SystemClock, run_command
 
-    spec = wish.cluster.slurm if wish else SlurmSpec()
-    slurm = Slurm(run_command, SystemClock())
-    return examine_slurm(root, spec, slurm, read_mounts())
+    clock = SystemClock()
+    asked = read_spec(Path(spec), overrides, os.environ).cluster.slurm if spec else SlurmSpec()
+    found = examine_slurm(root, asked, Slurm(run_command, clock), read_mounts())
+    if spec is None or any(one.verdict == "stops" for one in found):
+        return found
+    try:
+        planned = plans.plan_spec(Path(spec), overrides, os.environ, purpose="submit")
+        submission = payload.Submission(planned=planned, run_root=root)
+        handover = submit_job.first_handover(submission, os.environ, clock)
+        checked = submitter_of("slurm", os.environ, clock).check(handover)
+    except Unanswered:
+        return found
+    except NdctlError as exc:
+        return (*found, Finding(what="submit", verdict="stops", found=exc.message, fix=exc.fix))
+    tested = (replace(one, what="submit", found=f"{one.what}: {one.found}") for one in checked)
+    notes = (Finding(what="cluster", verdict="note", found=note) for note in planned.notes)
+    return (*found, *tested, *notes)
 
 
 def _kubernetes_findings(
@@ -144,7 +171,7 @@ def doctor(
         settings = (*overrides, f"cluster.backend={backend}")
         findings += _input_findings(spec, settings, root, resume=resume)
     if backend == "slurm":
-        findings += _slurm_findings(root, wish)
+        findings += _slurm_findings(spec, (*overrides, "cluster.backend=slurm"), root)
     if backend == "kubernetes":
         findings += _kubernetes_findings(spec, (*overrides, "cluster.backend=kubernetes"), root)
     if as_json:

@@ -6,12 +6,17 @@ from pathlib import Path
 
 from orchestrator.backends.slurm.commands import Slurm
 from orchestrator.backends.slurm.inventory import PARTITIONS
-from orchestrator.contract.check_results import Finding, Verdict
+from orchestrator.contract.check_results import Finding
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.errors import BackendError
 from orchestrator.health.mounts import mount_of
 from orchestrator.inventory.slurm.config import parse_config
-from orchestrator.inventory.slurm.partitions import Partition, parse_partitions, time_words
+from orchestrator.inventory.slurm.partitions import (
+    Partition,
+    not_up_fix,
+    parse_partitions,
+    time_words,
+)
 from orchestrator.seams import Completed
 
 TIMEOUT_S = 15.0
@@ -112,9 +117,7 @@ def judge_partition(asked: Sequence[str], partitions: Sequence[Partition]) -> Fi
     name, state = chosen.name, chosen.state
     found = f"{name} is {state}, time limit {time_words(chosen.max_time_s)}"
     if state != "UP":
-        fix = f"use another partition, or ask your admins when {name} is up again"
-        verdict: Verdict = "warns" if state == "DOWN" else "stops"
-        return Finding(what="partition", verdict=verdict, found=found, fix=fix)
+        return Finding(what="partition", verdict="stops", found=found, fix=not_up_fix(name))
     return Finding(what="partition", verdict="ok", found=found)
 
 

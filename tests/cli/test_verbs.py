@@ -412,6 +412,29 @@ def test_the_exit_code_of_doctor_shows_whether_a_job_can_run(
     assert [found["verdict"] for found in json.loads(done.stdout)["findings"]] == [*("ok", "stops")]
 
 
+def test_doctor_reports_what_submit_would_refuse_on_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    from orchestrator.contract.check_results import Finding
+    from orchestrator.errors import PlanError, Unanswered
+
+    site = [Finding(what="partition", verdict="ok", found="train is UP")]
+    errors: list[NdctlError] = [PlanError("no plan", fix="ask for fewer"), Unanswered("no answer")]
+
+    def refuse(*_: object, purpose: str) -> None:
+        assert purpose == "submit"
+        raise errors.pop(0)
+
+    monkeypatch.setattr("orchestrator.health.machine.examine", lambda *_: ())
+    monkeypatch.setattr("orchestrator.doctor.slurm.examine_slurm", lambda *_: tuple(site))
+    monkeypatch.setattr("orchestrator.app.planning.plans.plan_spec", refuse)
+    argv = ("doctor", str(SPEC), "--backend", "slurm")
+    done = ndctl(*argv)
+    assert done.exit_code == 1
+    assert "stops  submit         no plan\n                      fix: ask for fewer" in done.output
+    assert ndctl(*argv).exit_code == 0, "an answer that is missing refuses nothing"
+    site.append(Finding(what="controller", verdict="stops", found="down", fix="wait"))
+    assert "submit" not in ndctl(*argv).output
+
+
 # The command line itself
 
 

@@ -121,7 +121,7 @@ def test_a_controller_that_is_down_stops_the_job(answer: Completed | None) -> No
         ("", "ok", "train is UP, time limit UNLIMITED"),
         ("train", "ok", "train is UP, time limit UNLIMITED"),
         ("long", "stops", "long is DRAIN, time limit 7-00:00:00"),
-        ("old", "warns", "old is DOWN, time limit 1:00:00"),
+        ("old", "stops", "old is DOWN, time limit 1:00:00"),
         ("gpu", "stops", "unknown partition gpu; partitions: train, long, old"),
         ("old,train", "ok", "train is UP, time limit UNLIMITED"),
         ("train,gpu", "stops", "unknown partition gpu; partitions: train, long, old"),

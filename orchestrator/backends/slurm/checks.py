@@ -16,7 +16,12 @@ from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.spec.slurm_spec import SlurmSpec, notice_too_long, seconds
 from orchestrator.inventory.slurm.hostlist import expand
 from orchestrator.inventory.slurm.nodes import IN_RESERVATION, Node
-from orchestrator.inventory.slurm.partitions import Partition, partition_fix, time_words
+from orchestrator.inventory.slurm.partitions import (
+    Partition,
+    not_up_fix,
+    partition_fix,
+    time_words,
+)
 from orchestrator.job.hosts.preemption import ASK_S, STOP_SLACK_S, room_s
 from orchestrator.posix.denied import owner_of
 
@@ -146,7 +151,7 @@ def _partitions(
             path=f"{AT}.partition",
             value=asked[0].name,
             limit=f"up, but it is {asked[0].state}",
-            fix="use another partition, or ask the administrators",
+            fix=not_up_fix(asked[0].name),
         )
 
 

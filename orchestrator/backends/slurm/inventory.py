@@ -16,7 +16,12 @@ from orchestrator.inventory.hosts import Inventory
 from orchestrator.inventory.slurm.hostlist import fold
 from orchestrator.inventory.slurm.inventory import Use, inventory_of, use_of
 from orchestrator.inventory.slurm.nodes import Node, parse_nodes
-from orchestrator.inventory.slurm.partitions import Partition, parse_partitions, partition_fix
+from orchestrator.inventory.slurm.partitions import (
+    Partition,
+    not_up_fix,
+    parse_partitions,
+    partition_fix,
+)
 from orchestrator.inventory.slurm.topology import Topology, parse_topology
 
 # -a includes nodes that are only in hidden partitions.
@@ -70,6 +75,9 @@ def hosts_for(
     except Invalid as exc:
         raise SpecError(f"cluster.slurm.nodelist or exclude: {exc}") from exc
     _check_names(seen, use)
+    if seen.partition is not None and seen.partition.state != "UP":
+        name, state = seen.partition.name, seen.partition.state
+        raise PlanError(f"cluster.slurm.partition: {name} is {state}", fix=not_up_fix(name))
     wanted, devices = cluster.hosts + cluster.spare_hosts, cluster.gpus_per_host
     free = seen.inventory(table, use)
     _check_known(seen, free, devices)
@@ -123,7 +131,8 @@ def _check_known(seen: Cluster, found: Inventory, devices: int) -> None:
         entry = f"feature: {node.features[0]}"
     raise PlanError(
         f"unknown GPU model: Slurm reports {gres}{features} for {node.name}",
-        fix=f"set cluster.gpu to one of {', '.join(GPU_NAMES)}; or define it for all jobs in a"
+        fix="set cluster.slurm.gpus to none if ranks run on CPUs; or set cluster.gpu to one of"
+        f" {', '.join(GPU_NAMES)}; or define it for all jobs in a"
         f" file, for example gpus: [{{{entry}, profile: h100-sxm-80gb}}], and set {SLURM_GPUS} to"
         f" its path; or give the hosts with --inventory FILE",
     )

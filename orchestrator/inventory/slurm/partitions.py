@@ -55,6 +55,11 @@ def time_words(seconds: int | None) -> str:
     return f"{days}-{hours:02}:{clock}" if days else f"{hours}:{clock}"
 
 
+def not_up_fix(name: str) -> str:
+    """What to do if partition `name` is not UP."""
+    return f"use another partition, or ask the administrators when {name} is up again"
+
+
 def partition_fix(name: str, known: Iterable[str]) -> str:
     """What to use in place of `name`, which is none of the `known` partitions."""
     names = sorted(known)

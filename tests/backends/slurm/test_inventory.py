@@ -201,3 +201,11 @@ def test_a_node_of_another_partition_is_known() -> None:
             slurm_of(CapturedCluster()), TABLE, cluster(2, partition="h100", nodelist="n01,c1")
         )
     hosts_for(slurm_of(CapturedCluster()), TABLE, cluster(2, partition="h100", exclude="c1"))
+
+
+def test_a_partition_that_is_down_is_named_instead_of_its_nodes() -> None:
+    text = captured("22.05/typed-partitions.txt").replace("State=UP", "State=DOWN")
+    shell = CapturedCluster(answers={"partitions": Completed(0, text, "")})
+    with pytest.raises(PlanError, match=r"^cluster.slurm.partition: h100 is DOWN") as refused:
+        hosts_for(slurm_of(shell), TABLE, cluster(1, partition="h100"))
+    assert refused.value.fix.startswith("use another partition")
