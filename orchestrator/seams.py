@@ -94,6 +94,8 @@ class LaunchStatus(Struct, frozen=True):
     excluded: Mapping[str, str] = field(default_factory=dict)
     """For a queued launch: hosts that it excludes for reasons other than its spec, each with the
     command that allows the host again."""
+    needs: str = ""
+    """What a person must do before a queued launch can start; empty: it only waits."""
     unknown: str = ""
     """Why the scheduler does not know the state; empty if it does."""
     fix: str = ""

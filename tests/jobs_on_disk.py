@@ -98,6 +98,12 @@ def events(run_root: Path) -> list[Event]:
     return [entry.event for entry in read(run_root / JOB / "journal.jsonl")]
 
 
+def on_slurm(run_root: Path) -> None:
+    """Change the journal to that of a job on Slurm."""
+    journal = run_root / JOB / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"backend":"local"', '"backend":"slurm"'))
+
+
 def lead(run_root: Path, *happened: Event) -> None:
     """Write the journal lines of a leader for these events."""
     clock = TurnedClock()

@@ -22,6 +22,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.contract.plan import Plan
 from orchestrator.dashboard import format
 from orchestrator.dashboard.job_view.health import UNHEALTHY
+from orchestrator.dashboard.scheduler_status import SchedulerPoll
 from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
 from orchestrator.dashboard.status import action_taken, progress_steps
 from orchestrator.diagnosis.cause.exits import is_mismatch
@@ -105,13 +106,21 @@ class Found(Struct, frozen=True, kw_only=True):
     """Why a job that trains is not called healthy, while no hang was detected; else empty."""
 
 
-def diagnose_job(run_dir: RunDir, attempt: int | None, now: float) -> Found:
+def diagnose_job(
+    run_dir: RunDir, attempt: int | None, now: float, poll: SchedulerPoll | None = None
+) -> Found:
     """Diagnose an attempt of a job; without `attempt` the newest one that hung or left dumps.
+
+    Args:
+        poll: asks the scheduler of a job without a leader for its state.
 
     Raises:
         JobError: the job has no such attempt.
     """
     story, snapshot = story_of(run_dir), read_snapshot(run_dir, now)
+    if snapshot and poll:
+        status = poll(snapshot.seen.run, snapshot.leader_alive, snapshot.heard_at)
+        snapshot = replace(snapshot, launch_status=status)
     healthy = in_order(snapshot) if snapshot and attempt is None else ""
     if healthy and not story.hung and not _has_last_dumps(run_dir, story):
         return _by_its_state(story, in_order=healthy)

@@ -42,6 +42,12 @@ def snapshots_of(
     return with_scheduler(seen, environ, clock)
 
 
+def snapshot_of(found: Found, environ: Mapping[str, str], clock: Clock) -> Snapshot:
+    """A snapshot of one job, with its state at its scheduler. Raises JobError if the submission of
+    the job did not finish."""
+    return snapshots_of([(found, True)], environ, clock)[0]
+
+
 def _with_steady(snapshot: Snapshot) -> Snapshot:
     """With the measured steps, which only the views of single jobs show."""
     run = snapshot.seen.run

@@ -108,6 +108,8 @@ def diagnose(target: str, run_root: str | None, attempt: int | None, as_json: bo
         job_json,
         job_text,
     )
+    from orchestrator.app.snapshots import asker
+    from orchestrator.dashboard.scheduler_status import SchedulerPoll
     from orchestrator.diagnosis.hang.report import diagnosis_text
     from orchestrator.errors import JobError
     from orchestrator.system import SystemClock
@@ -120,8 +122,9 @@ def diagnose(target: str, run_root: str | None, attempt: int | None, as_json: bo
             f"there is no folder {target}", fix="give a folder with dumps, or the name of a job"
         )
     else:
-        run_dir = find(target, run_root, None).run_dir
-        found = diagnose_job(run_dir, attempt, SystemClock().now())
+        clock, job = SystemClock(), find(target, run_root, None)
+        poll = SchedulerPoll(asker(job, os.environ, clock), clock)
+        found = diagnose_job(job.run_dir, attempt, clock.now(), poll)
         body, text = job_json(found), job_text(found)
     if as_json:
         print_json(body)

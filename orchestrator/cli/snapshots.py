@@ -31,8 +31,9 @@ def snapshot(job: str, run_root: str | None, place: "Place | None", as_json: boo
     The ranks go on. Their whole stacks are in files that are named at the end.
     """
     from orchestrator.app.ranks.stacks import describe_stacks, rank_stacks, stacks_json
+    from orchestrator.system import SystemClock
 
-    taken = rank_stacks(find(job, run_root, place), os.environ)
+    taken = rank_stacks(find(job, run_root, place), os.environ, SystemClock())
     print_as(as_json, taken, stacks_json, describe_stacks)
 
 
@@ -75,9 +76,10 @@ def profile(  # noqa: PLR0913 - an option each
     """
     from orchestrator.app.ranks.profiles import describe_profiles, profiles_json, rank_profiles
     from orchestrator.contract.messages.agent_protocol import ProfileWish
+    from orchestrator.system import SystemClock
 
     wish = ProfileWish(ranks=ranks, steps=steps, wait_s=timeout)
-    taken = rank_profiles(find(job, run_root, place), os.environ, wish)
+    taken = rank_profiles(find(job, run_root, place), os.environ, SystemClock(), wish)
     print_as(as_json, taken, profiles_json, describe_profiles)
 
 
@@ -103,8 +105,9 @@ def exec_(
     import sys
 
     from orchestrator.app.ranks.exec_on_host import exec_on_host
+    from orchestrator.system import SystemClock
 
-    sys.exit(exec_on_host(find(job, run_root, place), host, words, os.environ))
+    sys.exit(exec_on_host(find(job, run_root, place), host, words, os.environ, SystemClock()))
 
 
 @click.command(epilog="Example: ndctl report quickstart --html report.html --price 2.5")

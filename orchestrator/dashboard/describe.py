@@ -17,6 +17,7 @@ from orchestrator.dashboard.status import (
     Row,
     action_taken,
     checkpoint_text,
+    is_waiting,
     lost_work,
     recovery_text,
     row,
@@ -125,7 +126,9 @@ def _hosts(snapshot: Snapshot) -> Iterator[str]:
         agent = f"agent pid {known.pid} at {known.address}" if known else "agent not registered"
         last = host.first_rank + len(host.ranks) - 1
         ranks = f"ranks {host.first_rank}-{last}" if len(host.ranks) > 1 else f"rank {last}"
-        yield row(host.name, f"{ranks}: {format.health_text(host.worst)}; {agent}")
+        begun = run.attempt.number or not is_waiting(snapshot)
+        health = format.health_text(host.worst) if begun else "not started"
+        yield row(host.name, f"{ranks}: {health}; {agent}")
     if len(shown.hosts) > MAX_HOSTS:
         yield row("…", f"{len(shown.hosts) - MAX_HOSTS:,} more: {more}")
     for spare in shown.spares:

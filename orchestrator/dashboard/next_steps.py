@@ -109,6 +109,8 @@ def _wait(snapshot: Snapshot, zone: tzinfo | None) -> str:
         return f"wait; to give up: {commands.of('cancel')}"
     if snapshot.standing.state == "SUBMITTED":
         return f"wait for the leader to start; if it does not: {commands.of('logs', '--agents')}"
+    if snapshot.launch_status is not None and snapshot.launch_status.needs:
+        return f"{snapshot.launch_status.needs}; to give up: {commands.of('cancel')}"
     if snapshot.held:
         short_since = format.date_time(run.scheduler.short_since, zone)
         since = f" for hosts, since {short_since}{_releases(run)}"

@@ -189,7 +189,8 @@ def scheduler(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[Row]:
     limit = ""
     if ends_at is not None and ends_at > snapshot.now:
         left = format.duration(ends_at - snapshot.now)
-        limit = f", whose allocation ends at {format.date_time(ends_at, zone)}, in {left}"
+        # Slurm does not tell the leader if a person changes the time limit later.
+        limit = f", granted until {format.date_time(ends_at, zone)}, in {left}"
     yield row("scheduler", snapshot.scheduler + limit)
 
 
@@ -238,7 +239,15 @@ def where(snapshot: Snapshot) -> str:
     names = snapshot.seen.hosts
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
     ranks, hosts = format.count(run.plan.world_size, "rank"), format.count(len(names), "host")
-    return f"{ranks} on {hosts} ({shown}), {run.plan.split}, backend {job.backend}"
+    on = "on"
+    if is_waiting(snapshot):  # its scheduler has granted no hosts, or has taken them back
+        on = "last on" if run.attempt.placement else "planned for"
+    return f"{ranks} {on} {hosts} ({shown}), {run.plan.split}, backend {job.backend}"
+
+
+def is_waiting(snapshot: Snapshot) -> bool:
+    """Whether the job has no leader and waits for the hosts of its scheduler."""
+    return not snapshot.leader_alive and snapshot.standing.state in ("SUBMITTED", "PENDING")
 
 
 def _group(snapshot: Snapshot) -> Iterator[Row]:

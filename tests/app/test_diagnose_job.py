@@ -10,6 +10,8 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from orchestrator.app.diagnose_job import diagnose_job, job_text, story_of
+from orchestrator.app.remote import Found as FoundJob
+from orchestrator.app.snapshots import asker
 from orchestrator.app.submission import submit_job
 from orchestrator.cli import cli
 from orchestrator.contract.files.run_dir import RunDir
@@ -29,6 +31,7 @@ from orchestrator.contract.messages.events import (
     StragglerFound,
 )
 from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.dashboard.scheduler_status import SchedulerPoll
 from orchestrator.errors import JobError
 from orchestrator.journal.journal import Entry, Journal, to_line
 from tests.agent.world import TurnedClock
@@ -40,7 +43,7 @@ from tests.job.test_replan_and_rollback import (
     planner_answers,
     runs_out_of_memory,
 )
-from tests.jobs_on_disk import JOB, NoCluster, cluster, lead, submission
+from tests.jobs_on_disk import JOB, NoCluster, cluster, lead, on_slurm, submission
 from tests.read_events import as_read
 
 __all__ = ["cluster"]
@@ -223,6 +226,17 @@ def leading(root: Path) -> Iterator[None]:
 
 def said_at(root: Path, at: float) -> str:
     return job_text(diagnose_job(RunDir(root / JOB), None, at))
+
+
+def test_a_job_without_a_leader_has_the_state_of_its_scheduler(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    submit_job.submit(submission(tmp_path), {}, TurnedClock())
+    on_slurm(tmp_path)
+    cluster.held = "Slurm job 12 is PENDING (Resources)"
+    poll = SchedulerPoll(asker(FoundJob(RunDir(tmp_path / JOB)), {}, TurnedClock()), TurnedClock())
+    found = diagnose_job(RunDir(tmp_path / JOB), None, NOW, poll)
+    assert found.in_order == f"{JOB} is PENDING: no rank trains yet, and no hang was detected"
 
 
 def test_diagnose_prints_one_line_for_a_healthy_job(

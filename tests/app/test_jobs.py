@@ -40,8 +40,9 @@ from orchestrator.job_paths import find_job, jobs, run_root_of
 from orchestrator.job_secret import draw, secret_from
 from orchestrator.journal.current_launch import Launched, current_launch, current_spec
 from orchestrator.leader.leader_server import LeaderServer, Questions
+from orchestrator.seams import LaunchStatus
 from tests.agent.world import TurnedClock
-from tests.jobs_on_disk import JOB, NoCluster, cluster, drill, events, lead, submission
+from tests.jobs_on_disk import JOB, NoCluster, cluster, drill, events, lead, on_slurm, submission
 
 __all__ = ["cluster"]
 CLOCK = TurnedClock()
@@ -637,6 +638,37 @@ def test_the_scheduler_is_asked_only_without_a_leader(cluster: NoCluster, tmp_pa
     assert said((short, True)) == [(cluster.held, False)], "the scheduler knows what it lacks"
 
 
+@pytest.mark.parametrize(
+    ("says", "error", "fix"),
+    [
+        (
+            LaunchStatus("Slurm job 12 is PENDING (Resources)", held=True),
+            "job e2e has no ranks yet: PENDING, Slurm job 12 is PENDING (Resources)",
+            "try again when `ndctl status e2e` says that it runs",
+        ),
+        (
+            LaunchStatus("Slurm job 12 is SUSPENDED", held=True, resume="scontrol resume 12"),
+            "the ranks of e2e are stopped: SUSPENDED, Slurm job 12 is SUSPENDED",
+            "to continue it: scontrol resume 12",
+        ),
+        (
+            LaunchStatus("Slurm job 12 has ended: CANCELLED", held=False, over="CANCELLED"),
+            "job e2e is not running: CANCELLED, Slurm job 12 has ended: CANCELLED",
+            "`ndctl logs e2e` has its output",
+        ),
+    ],
+)
+def test_the_scheduler_knows_why_no_leader_answers(
+    tmp_path: Path, cluster: NoCluster, says: LaunchStatus, error: str, fix: str
+) -> None:
+    run_dir = submit(tmp_path).run_dir
+    on_slurm(tmp_path)
+    cluster.says = says
+    with pytest.raises(JobError) as refused:
+        rank_stacks(Found(run_dir), {}, TurnedClock())
+    assert (refused.value.message, refused.value.fix) == (error, fix)
+
+
 def test_a_leader_without_ranks_and_a_leader_that_is_gone_are_told(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
@@ -645,18 +677,18 @@ def test_a_leader_without_ranks_and_a_leader_that_is_gone_are_told(
         leader(run_dir, run_dir.token.read_text()),
         pytest.raises(JobError, match="job e2e: no ranks run now: training, as ordered"),
     ):
-        rank_stacks(Found(run_dir), {})
+        rank_stacks(Found(run_dir), {}, TurnedClock())
     with (
         leader(run_dir, run_dir.token.read_text()),
         pytest.raises(JobError, match="job e2e: it has no rank 5: its ranks are 0 to 1"),
     ):
-        rank_profiles(Found(run_dir), {}, WISH)
+        rank_profiles(Found(run_dir), {}, TurnedClock(), WISH)
     with pytest.raises(BackendError, match="could not be reached from here; the job is SUBMITTED"):
-        rank_profiles(Found(run_dir), {}, WISH)
+        rank_profiles(Found(run_dir), {}, TurnedClock(), WISH)
     with pytest.raises(BackendError, match="could not be reached from here; the job is SUBMITTED"):
-        rank_stacks(Found(run_dir), {})
+        rank_stacks(Found(run_dir), {}, TurnedClock())
     lead(tmp_path, CancelRequested(at=1.0, by="me"))
     with pytest.raises(JobError, match="job e2e is not running: CANCELLED"):
-        rank_stacks(Found(run_dir), {})
+        rank_stacks(Found(run_dir), {}, TurnedClock())
     with pytest.raises(JobError, match="job e2e is not running: CANCELLED"):
-        rank_profiles(Found(run_dir), {}, WISH)
+        rank_profiles(Found(run_dir), {}, TurnedClock(), WISH)

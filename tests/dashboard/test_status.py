@@ -1052,7 +1052,21 @@ def test_a_queued_job_is_pending_with_the_reason() -> None:
     assert status_json(waiting)["state"] == "PENDING"
     text = status_text(waiting, UTC)
     assert words in text.splitlines()[0]
-    assert "scontrol release 12" in text
+    assert labelled("next", text) == ["wait; to give up: ndctl cancel quickstart"]
+    assert labelled("where", text)[0].startswith("4 ranks last on 2 hosts (host-0, host-1)")
+    never = LaunchStatus(words, held=True, needs="to release it: scontrol release 12")
+    text = status_text(replace(waiting, launch_status=never), UTC)
+    assert labelled("next", text) == [f"{never.needs}; to give up: ndctl cancel quickstart"]
+
+
+def test_a_job_that_never_started_has_only_planned_hosts() -> None:
+    held = LaunchStatus("Slurm job 12 is PENDING", held=True)
+    waiting = replace(snapshot([submitted()], alive=False), launch_status=held)
+    where = labelled("where", status_text(waiting, UTC))[0]
+    assert where.startswith("4 ranks planned for 2 hosts (host-0, host-1)")
+    assert labelled("host-0", describe_text(waiting, UTC)) == [
+        "ranks 0-1: not started; agent not registered"
+    ]
 
 
 UNREACHABLE = LaunchStatus(
@@ -1109,8 +1123,8 @@ def test_the_end_of_the_allocation_is_shown_while_a_leader_lives() -> None:
     ]
     there = replace(snapshot(leads), launch_status=LaunchStatus("Slurm job 12", held=False))
     ends = date_time(START + 40 + 7200, UTC)
-    assert f"Slurm job 12, whose allocation ends at {ends}, in 2 h" in status_text(there, UTC)
-    assert "whose allocation" not in status_text(replace(there, leader_alive=False), UTC)
+    assert f"Slurm job 12, granted until {ends}, in 2 h" in status_text(there, UTC)
+    assert "granted until" not in status_text(replace(there, leader_alive=False), UTC)
 
 
 def test_a_job_that_was_removed_from_the_queue_is_not_waiting() -> None:

@@ -101,7 +101,7 @@ class JobServices:
         return read
 
     def stacks(self, job: str) -> NewestLines:
-        text = describe_stacks(rank_stacks(self._of(job), self.environ))
+        text = describe_stacks(rank_stacks(self._of(job), self.environ, self.clock))
         return NewestLines(lines=text.splitlines(), dropped=0)
 
     def cancel(self, job: str) -> str:

@@ -8,11 +8,14 @@ from msgspec import Struct
 
 from orchestrator.app.ask_leader import Request, ask_leader
 from orchestrator.app.remote import Found
+from orchestrator.app.snapshots import snapshot_of
 from orchestrator.contract.codec import Invalid, decode
 from orchestrator.contract.read_json import read_json
+from orchestrator.dashboard.job_view.standing import Standing
 from orchestrator.errors import BackendError, JobError
+from orchestrator.job.stage import ENDED
 from orchestrator.journal.snapshot import replay
-from orchestrator.seams import Completed, JobCopy
+from orchestrator.seams import Clock, Completed, JobCopy
 
 T = TypeVar("T")
 
@@ -29,7 +32,9 @@ class Question(Struct, frozen=True, kw_only=True):
     """What to do if the leader cannot answer now."""
 
 
-def ask(found: Found, environ: Mapping[str, str], question: Question, kind: type[T]) -> T:
+def ask(
+    found: Found, environ: Mapping[str, str], clock: Clock, question: Question, kind: type[T]
+) -> T:
     """The answer, of type `kind`.
 
     Raises:
@@ -45,16 +50,30 @@ def ask(found: Found, environ: Mapping[str, str], question: Question, kind: type
         return _decoded(_from_a_pod(found.copy, name, question), name, kind)
     answer = ask_leader(found.run_dir, run.job.launch.launch, environ, question.request)
     if answer is None:
-        raise BackendError(
-            f"the leader of {name} could not be reached from here; the job is {run.state}",
-            fix=f"`ndctl status {name}` says whether it is alive; if it is, run the command on a"
-            " machine that reaches the hosts of the job",
-        )
+        raise _unreached(snapshot_of(found, environ, clock).standing, name, question)
     if answer.status == HTTPStatus.CONFLICT:
         raise JobError(f"job {name}: {answer.text}", fix=question.if_refused)
     if answer.status != HTTPStatus.OK:
         raise BackendError(f"the leader of {name} refused: {answer.status} {answer.text}")
     return _decoded(answer.text, name, kind)
+
+
+def _unreached(standing: Standing, name: str, question: Question) -> JobError | BackendError:
+    """Why the leader of a job did not answer, as its scheduler knows it."""
+    state, fix = ", ".join(filter(None, (standing.state, standing.reason))), standing.fix
+    if standing.state == "PENDING":
+        fix = f"try again when `ndctl status {name}` says that it runs"
+        return JobError(f"job {name} has no ranks yet: {state}", fix=fix)
+    if standing.state == "SUSPENDED":
+        return JobError(f"the ranks of {name} are stopped: {state}", fix=f"to continue it: {fix}")
+    if standing.state in ENDED:
+        fix = question.if_over.replace("JOB", name)
+        return JobError(f"job {name} is not running: {state}", fix=fix)
+    return BackendError(
+        f"the leader of {name} could not be reached from here; the job is {state}",
+        fix=f"`ndctl status {name}` says whether it is alive; if it is, run the command on a"
+        " machine that reaches the hosts of the job",
+    )
 
 
 def _from_a_pod(copy: JobCopy, name: str, question: Question) -> str:

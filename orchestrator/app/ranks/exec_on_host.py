@@ -5,16 +5,20 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.app.remote import Found
+from orchestrator.app.snapshots import snapshot_of
 from orchestrator.contract.codec import nearest
 from orchestrator.contract.files import env
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.dashboard.job_view.standing import Standing
 from orchestrator.errors import JobError
 from orchestrator.job.state import Run, hosts_given
+from orchestrator.journal.journal import has_writer
 from orchestrator.journal.snapshot import replay
+from orchestrator.seams import Clock
 
 
 def exec_on_host(
-    found: Found, host: str | None, argv: Sequence[str], environ: Mapping[str, str]
+    found: Found, host: str | None, argv: Sequence[str], environ: Mapping[str, str], clock: Clock
 ) -> int:
     """Run `argv` with this terminal and return its exit code.
 
@@ -30,6 +34,8 @@ def exec_on_host(
         raise JobError(
             f"job {name} is not running: {run.state}", fix=f"`ndctl logs {name}` has its logs"
         )
+    if found.copy is None and not has_writer(found.run_dir.journal):
+        _check_granted(snapshot_of(found, environ, clock).standing, name)
     chosen = _host(run, name, host)
     if found.copy is not None:
         # A pod has its own variables, so the shell's `env` sets these.
@@ -42,6 +48,15 @@ def exec_on_host(
     from orchestrator.system import run_attached
 
     return run_attached(argv, {**environ, **_names(run.job.launch, chosen)})
+
+
+def _check_granted(standing: Standing, name: str) -> None:
+    """Raises JobError for a job that waits for hosts: those of its plan are only names."""
+    if standing.state == "PENDING":
+        raise JobError(
+            f"job {name} has no hosts yet: PENDING, {standing.reason}",
+            fix=f"try again when `ndctl status {name}` says that it runs",
+        )
 
 
 def _host(run: Run, name: str, host: str | None) -> str:

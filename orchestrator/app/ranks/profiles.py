@@ -9,6 +9,7 @@ from orchestrator.app.remote import Found
 from orchestrator.contract.codec import encode
 from orchestrator.contract.messages.agent_protocol import PROFILE_PATH, ProfileWish, RankProfiles
 from orchestrator.errors import JobError
+from orchestrator.seams import Clock
 
 MARGIN_S = 15.0
 """How much longer than the leader this side waits."""
@@ -16,7 +17,9 @@ PERFETTO = "https://ui.perfetto.dev"
 MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 
-def rank_profiles(found: Found, environ: Mapping[str, str], wish: ProfileWish) -> RankProfiles:
+def rank_profiles(
+    found: Found, environ: Mapping[str, str], clock: Clock, wish: ProfileWish
+) -> RankProfiles:
     """Profiles of the next steps of some ranks. The job goes on.
 
     Raises:
@@ -33,7 +36,7 @@ def rank_profiles(found: Found, environ: Mapping[str, str], wish: ProfileWish) -
         in_a_pod=lambda copy: copy.profile(wish.ranks, wish.steps, wish.wait_s),
         if_over="to record steps of its next run, set train.profile",
     )
-    taken = ask(found, environ, question, RankProfiles)
+    taken = ask(found, environ, clock, question, RankProfiles)
     if not taken.ranks:
         whys = "; ".join(f"rank {rank}: {why}" for rank, why in taken.missing.items())
         raise JobError(

@@ -12,6 +12,7 @@ from orchestrator.contract.messages.events import RankEvidence
 from orchestrator.diagnosis.hang.report import where_words
 from orchestrator.diagnosis.hang.verdicts import HangEvidence, RankFacts
 from orchestrator.diagnosis.stacks.python_stacks import Place, main_stack, main_thread, place
+from orchestrator.seams import Clock
 
 ASK_S = 30.0
 """Longer than the leader waits for its agents."""
@@ -19,7 +20,7 @@ SHOWN = 4
 """Stacks that are printed in full: one for each place of the program."""
 
 
-def rank_stacks(found: Found, environ: Mapping[str, str]) -> RankStacks:
+def rank_stacks(found: Found, environ: Mapping[str, str], clock: Clock) -> RankStacks:
     """Where the ranks of the job are now. They go on.
 
     Raises:
@@ -32,7 +33,7 @@ def rank_stacks(found: Found, environ: Mapping[str, str]) -> RankStacks:
         if_over="`ndctl logs JOB` has its output",
         if_refused="try again when its ranks run",
     )
-    return ask(found, environ, question, RankStacks)
+    return ask(found, environ, clock, question, RankStacks)
 
 
 def stacks_json(taken: RankStacks) -> dict[str, Any]:

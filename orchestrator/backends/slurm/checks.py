@@ -166,6 +166,9 @@ def _limits(launch: LaunchPlan, spec: SlurmSpec, asked: Sequence[Partition]) -> 
             limit=f"at most {time_words(limit)}, the limit of the partition",
             fix=f"set it to {time_words(limit)}; the job continues in further allocations",
         )
+        if problem := notice_too_long(spec.notice_s, limit, "the time limit of the partition"):
+            fix = f"set it to {limit / 2:g} or less, or use another partition"
+            yield replace(problem, path=f"{AT}.notice_s", fix=fix)
     if wanted is None:
         given = [one.default_time_s or one.max_time_s for one in asked]
         usual = None if None in given else max(one for one in given if one is not None)

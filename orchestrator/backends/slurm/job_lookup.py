@@ -172,6 +172,7 @@ def _sighting(launch: LaunchPlan, job: SlurmJob | None) -> LaunchStatus:
             pending_hints.standing_words(job),
             held=True,
             excluded=_excluded(launch, job),
+            needs=pending_hints.needed(job),
             resume=RESUME.get(job.state, "").format(id=job.id),
         )
     name = name_of(launch) if job is None else f"Slurm job {job.id}"

@@ -63,6 +63,8 @@ class SlurmJob(Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     restarts: int = 0
     excluded: tuple[str, ...] = ()
+    starts_at: float | None = None
+    """Unix seconds of the start, or from when on a waiting job may start; None: unknown."""
     ends_at: float | None = None
     """Unix seconds of the end, or of the time limit for a running job."""
     limit_at: float | None = None
@@ -107,6 +109,7 @@ def _scontrol_job(said: Mapping[str, str], zone: tzinfo | None) -> SlurmJob:
         nodes=expand(said.get("NodeList", "")),
         restarts=int(said.get("Restarts", "0")),
         excluded=expand(said.get("ExcNodeList", "")),
+        starts_at=_time(said.get("StartTime", ""), zone),
         ends_at=_time(said.get("EndTime", ""), zone),
         limit_at=_limit_at(said, zone),
         preempted=_time(said.get("PreemptTime", ""), zone) is not None,
@@ -140,24 +143,25 @@ def _limit_at(said: Mapping[str, str], zone: tzinfo | None) -> float | None:
     return None if begun is None or limit_s is None else begun + limit_s
 
 
-SQUEUE_FORMAT = "%i|%T|%r|%x|%o|%k"
+SQUEUE_FORMAT = "%i|%T|%r|%x|%S|%o|%k"
 """Format for `squeue -h -o`. The comment is last, because it may contain separators."""
 
 
-def parse_queue(text: str) -> tuple[SlurmJob, ...]:
-    """Parse the output of squeue with SQUEUE_FORMAT."""
-    rows = (line.split("|", 5) for line in text.splitlines())
+def parse_queue(text: str, zone: tzinfo | None = None) -> tuple[SlurmJob, ...]:
+    """Parse the output of squeue with SQUEUE_FORMAT. `zone`: as for `parse_jobs`."""
+    rows = (line.split("|", 6) for line in text.splitlines())
     return tuple(
         SlurmJob(
             id=row[0],
             state=_state(row[1]),
             reason=row[2].strip("()") if row[2] != "None" else "",
             excluded=expand("" if row[3] in ("(null)", "N/A") else row[3]),
-            command=row[4],
-            comment="" if row[5] == "(null)" else row[5],
+            starts_at=_time(row[4], zone),
+            command=row[5],
+            comment="" if row[6] == "(null)" else row[6],
         )
         for row in rows
-        if len(row) == 6
+        if len(row) == 7
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from orchestrator.backends.slurm.observe import SlurmJob, ending_words
+from orchestrator.contract.times import date_time
 from orchestrator.inventory.slurm.hostlist import fold
 
 ADVICE: Mapping[str, str] = {
@@ -38,7 +39,7 @@ ADVICE: Mapping[str, str] = {
     " ReservationName=` and `scontrol release {id}`",
     "DependencyNeverSatisfied": "it can never be satisfied; cancel the job with `ndctl cancel`",
     "Dependency": "the job waits for another job",
-    "BeginTime": "the job starts soon; Slurm waits for a moment after a requeue",
+    "BeginTime": "the job starts not before {starts}",
     "Resources": "the job is next when nodes are free",
     "Priority": "other jobs have a higher priority; `squeue --start -j {id}` may show a start time",
     "QOSMaxJobsPerUserLimit": "the job starts when another job of yours ends",
@@ -54,6 +55,31 @@ ADVICE: Mapping[str, str] = {
 """Slurm's pending reason -> explanation and what to do."""
 
 
+RELEASE: Mapping[str, str] = {
+    "JobHeldAdmin": "ask an administrator to run `scontrol release {id}`",
+    "ReservationDeleted": "to release it: scontrol update JobId={id} ReservationName= && scontrol"
+    " release {id}",
+}
+"""Reason of a held job -> what to do, if a release by its user is not enough."""
+NEVER = frozenset(
+    {
+        *("BadConstraints", "DependencyNeverSatisfied", "InvalidAccount", "InvalidQOS"),
+        *("PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "QOSMaxGRESPerUser"),
+    }
+)
+"""Reasons that stay until a person changes the job or the site."""
+
+
+def needed(job: SlurmJob) -> str:
+    """What a person must do before the job can start; empty if it only waits."""
+    if job.meaning not in ("queued", "held"):
+        return ""
+    if job.meaning == "held" or job.reason in RELEASE:
+        return _filled(RELEASE.get(job.reason, "to release it: scontrol release {id}"), job)
+    never = job.reason in NEVER
+    return "waiting does not help, so do what the first line says" if never else ""
+
+
 def advice(job: SlurmJob) -> str:
     """A hint for a job that does not run, in one line; empty for an unknown reason."""
     reason = job.reason
@@ -67,7 +93,8 @@ def advice(job: SlurmJob) -> str:
 
 
 def _filled(text: str, job: SlurmJob) -> str:
-    return text.format(id=job.id, excluded=fold(job.excluded) or "none")
+    starts = "a time that Slurm does not say" if job.starts_at is None else date_time(job.starts_at)
+    return text.format(id=job.id, excluded=fold(job.excluded) or "none", starts=starts)
 
 
 def standing_words(job: SlurmJob) -> str:

@@ -51,7 +51,7 @@ class JobSummary(Struct, frozen=True, kw_only=True):
     gpus: int
     """Devices with a rank."""
     placement: tuple[str, ...]
-    """Its hosts, while it is not over."""
+    """The hosts that it has now."""
     submitted_at: float
     updated_at: float
     leader_alive: bool
@@ -71,7 +71,8 @@ def summary_of(snapshot: Snapshot, spent: TimeSpent | None = None) -> JobSummary
     assert job is not None
     standing = snapshot.standing
     spent = time_spent(snapshot) if spent is None else spent
-    over = standing.state in ENDED
+    # A queued job has no hosts: its plan has names of hosts, and its last attempt had others.
+    has_hosts = standing.state not in (*ENDED, "SUBMITTED", "PENDING")
     names = snapshot.seen.hosts
     done = last_step(run, snapshot.progress)
     # Ranks of the user's own program were alive, but nothing shows that they trained.
@@ -96,7 +97,7 @@ def summary_of(snapshot: Snapshot, spent: TimeSpent | None = None) -> JobSummary
         effective_ratio=spent.ratio if spent.effective_s and trained else None,
         hosts=len(names),
         gpus=run.plan.world_size,
-        placement=() if over else tuple(names),
+        placement=tuple(names) if has_hosts else (),
         submitted_at=job.at,
         updated_at=snapshot.heard_at,
         leader_alive=snapshot.leader_alive,

@@ -84,7 +84,8 @@ def _ids(job_id: str) -> str:
 
 def _rows(jobs: Sequence["FakeJob"]) -> Completed:
     rows = (
-        f"{job.id}|{job.state}|None|{job.excluded}|{job.command}|{job.comment}\n" for job in jobs
+        f"{job.id}|{job.state}|None|{job.excluded}|N/A|{job.command}|{job.comment}\n"
+        for job in jobs
     )
     return Completed(0, "".join(rows), "")
 

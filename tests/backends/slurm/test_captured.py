@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.slurm import observe
 from orchestrator.backends.slurm.commands import UNKNOWN_JOB, Slurm
@@ -116,15 +117,15 @@ def test_jobs_in_every_state_are_parsed(version: str) -> None:
 @every_version
 def test_squeue_and_scontrol_agree_on_jobs(version: str) -> None:
     shown = observe.parse_jobs(captured(f"{version}/jobs.txt"), UTC)
-    # The capture is older than the field %x (the exclude list) of the squeue query.
+    # The capture is older than the fields %x (the exclude list) and %S (the start).
     lines = captured(f"{version}/queue.txt").splitlines()
     text = "\n".join(
-        "|".join([*row[:3], "(null)", row[3]]) for row in (x.split("|", 3) for x in lines)
+        "|".join([*row[:3], "(null)", "N/A", row[3]]) for row in (x.split("|", 3) for x in lines)
     )
     queue = {job.id: job for job in observe.parse_queue(text)}
     assert set(queue) == {job.id for job in shown}
     for job in shown:
-        listed = queue[job.id]
+        listed = replace(queue[job.id], starts_at=job.starts_at)
         assert listed.state == job.state
         assert listed.comment.startswith(job.comment)
         assert (listed.meaning, standing_words(listed)) == (job.meaning, standing_words(job))

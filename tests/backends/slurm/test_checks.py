@@ -39,6 +39,8 @@ def test_a_job_that_fits_has_no_problem(tmp_path: Path) -> None:
         (2, {"partition": "trian"}, "must be a partition of this cluster, got 'trian'"),
         (2, {"partition": "debug"}, "up, but it is DOWN"),
         (2, {"time": "1:01:00"}, "at most 1:00:00"),
+        (2, {"time": "1:10:00", "notice_s": 4000}, "at most 1:00:00"),
+        (2, {"time": "1:10:00", "notice_s": 4000}, "less than 3600 s, the time limit of the"),
         (2, {"notice_s": 3600}, "notice_s: must be less than 3600 s, the default time limit"),
         (5, {}, "at most 4 with spare_hosts"),
         (4, {}, "at most 3 with spare_hosts, the nodes of partition train with 2 GPUs"),

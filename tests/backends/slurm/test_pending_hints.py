@@ -1,7 +1,11 @@
+from datetime import UTC, datetime
+
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.slurm.observe import SlurmJob
-from orchestrator.backends.slurm.pending_hints import advice, standing_words
+from orchestrator.backends.slurm.pending_hints import advice, needed, standing_words
+from orchestrator.contract.times import date_time
 
 
 @pytest.mark.parametrize(
@@ -39,6 +43,29 @@ def test_a_held_job_is_one_that_a_person_must_let_go(reason: str, meaning: str) 
 )  # fmt: skip
 def test_a_pending_reason_has_advice(reason: str, said: str) -> None:
     assert said in advice(SlurmJob(id="7", state="PENDING", reason=reason))
+
+
+def test_a_job_with_a_begin_time_is_shown_with_it() -> None:
+    at = datetime(2026, 11, 30, 15, 49, 11, tzinfo=UTC).timestamp()
+    job = SlurmJob(id="7", state="PENDING", reason="BeginTime", starts_at=at)
+    assert advice(job) == f"the job starts not before {date_time(at)}"
+    assert "Slurm does not say" in advice(replace(job, starts_at=None))
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("JobHeldUser", "to release it: scontrol release 7"),
+        ("launch_failed_requeued_held", "to release it: scontrol release 7"),
+        ("JobHeldAdmin", "ask an administrator to run `scontrol release 7`"),
+        ("PartitionNodeLimit", "waiting does not help, so do what the first line says"),
+        ("Resources", ""),
+        ("BeginTime", ""),
+    ],
+)
+def test_a_job_that_does_not_start_by_itself_needs_a_person(reason: str, said: str) -> None:
+    assert needed(SlurmJob(id="7", state="PENDING", reason=reason)) == said
+    assert needed(SlurmJob(id="7", state="RUNNING", reason=reason)) == ""
 
 
 def test_an_unknown_pending_reason_has_no_advice() -> None:

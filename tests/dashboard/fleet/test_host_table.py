@@ -15,6 +15,7 @@ from orchestrator.dashboard.fleet.host_table import (
 )
 from orchestrator.dashboard.fleet.summary import summary_of
 from orchestrator.host_strikes import Pinned, Record, Strike
+from orchestrator.seams import LaunchStatus
 from tests.dashboard.dashboard_story import START, finished, metrics, recovered
 from tests.dashboard.fleet.table_text import text_of
 from tests.dashboard.fleet.test_table import row
@@ -94,6 +95,12 @@ def test_a_job_that_ended_uses_no_host_but_keeps_its_incidents() -> None:
     hosts = host_uses({}, [row(replace(done, backend="slurm"), backend="slurm")])
     assert all(not one.jobs for one in hosts)
     assert sum(len(one.incidents) for one in hosts) == len(done.incidents)
+
+
+def test_a_queued_job_uses_no_host() -> None:
+    held = LaunchStatus("Slurm job 12 is PENDING", held=True)
+    waits = summary_of(replace(snapshot(recovered(), alive=False), launch_status=held))
+    assert (waits.state, waits.placement, waits.hosts) == ("PENDING", (), 2)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
