@@ -17,7 +17,6 @@ from orchestrator.dashboard.status import (
     Row,
     action_taken,
     checkpoint_text,
-    is_waiting,
     lost_work,
     recovery_text,
     row,
@@ -126,7 +125,7 @@ def _hosts(snapshot: Snapshot) -> Iterator[str]:
         agent = f"agent pid {known.pid} at {known.address}" if known else "agent not registered"
         last = host.first_rank + len(host.ranks) - 1
         ranks = f"ranks {host.first_rank}-{last}" if len(host.ranks) > 1 else f"rank {last}"
-        begun = run.attempt.number or not is_waiting(snapshot)
+        begun = run.attempt.number or snapshot.leader_alive
         health = format.health_text(host.worst) if begun else "not started"
         yield row(host.name, f"{ranks}: {health}; {agent}")
     if len(shown.hosts) > MAX_HOSTS:

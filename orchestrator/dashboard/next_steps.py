@@ -13,7 +13,7 @@ from orchestrator.diagnosis.cause.exits import DISK_FULL
 from orchestrator.job.failures.policy import BUDGET
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short
 from orchestrator.job.incident import PREFLIGHT, Incident
-from orchestrator.job.stage import Ended
+from orchestrator.job.stage import Ended, Submitted
 from orchestrator.job.state import Run, usable
 
 
@@ -84,7 +84,7 @@ def _after_success(snapshot: Snapshot) -> str:
 def _newest(snapshot: Snapshot) -> str:
     """Where a cancelled job resumes."""
     saved = snapshot.seen.checkpoint
-    if snapshot.seen.run.ending is not None:
+    if snapshot.seen.run.ending is not None or isinstance(snapshot.seen.run.stage, Submitted):
         origin = "where your program resumes" if snapshot.view.is_own else "from step 0"
         # A program that did not load a checkpoint before will not load this one either.
         loads = saved.step and not snapshot.view.unused

@@ -240,14 +240,11 @@ def where(snapshot: Snapshot) -> str:
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
     ranks, hosts = format.count(run.plan.world_size, "rank"), format.count(len(names), "host")
     on = "on"
-    if is_waiting(snapshot):  # its scheduler has granted no hosts, or has taken them back
-        on = "last on" if run.attempt.placement else "planned for"
+    if not snapshot.leader_alive and not run.attempt.placement:
+        on = "planned for"
+    elif not snapshot.leader_alive and snapshot.standing.state in ("SUBMITTED", "PENDING"):
+        on = "last on"
     return f"{ranks} {on} {hosts} ({shown}), {run.plan.split}, backend {job.backend}"
-
-
-def is_waiting(snapshot: Snapshot) -> bool:
-    """Whether the job has no leader and waits for the hosts of its scheduler."""
-    return not snapshot.leader_alive and snapshot.standing.state in ("SUBMITTED", "PENDING")
 
 
 def _group(snapshot: Snapshot) -> Iterator[Row]:

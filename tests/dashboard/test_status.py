@@ -1064,9 +1064,12 @@ def test_a_job_that_never_started_has_only_planned_hosts() -> None:
     waiting = replace(snapshot([submitted()], alive=False), launch_status=held)
     where = labelled("where", status_text(waiting, UTC))[0]
     assert where.startswith("4 ranks planned for 2 hosts (host-0, host-1)")
-    assert labelled("host-0", describe_text(waiting, UTC)) == [
-        "ranks 0-1: not started; agent not registered"
-    ]
+    host = ["ranks 0-1: not started; agent not registered"]
+    assert labelled("host-0", describe_text(waiting, UTC)) == host
+    cancelled = LaunchStatus("Slurm job 12 has ended: CANCELLED", held=False, over="CANCELLED")
+    text = status_text(replace(waiting, launch_status=cancelled), UTC)
+    assert labelled("where", text) == [where]
+    assert labelled("next", text)[0].startswith("to start again from step 0: ndctl submit ")
 
 
 UNREACHABLE = LaunchStatus(
