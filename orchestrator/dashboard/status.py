@@ -154,6 +154,7 @@ def status_rows(
         *(row("unhealthy", line) for line in _unhealthy_hosts(shown)),
         *(row("straggler", line) for line in _worst_straggler(shown)),
         *(row("warning", words_of(one)) for one in shown.warnings[:MOST_WARNINGS]),
+        *(row("draining", text) for text in _draining_hosts(snapshot)),
         *_last_incident(shown, zone),
         row("run dir", str(snapshot.run_dir.path)),
         *(row("see why", command) for command in _log_commands(snapshot, described)),
@@ -293,6 +294,13 @@ def _unhealthy_hosts(shown: View) -> Iterator[str]:
     if bad:
         named = ", ".join(f"{host.name}: {format.health_text(host.worst)}" for host in bad[:4])
         yield named + (f" and {len(bad) - 4:,} more hosts" if len(bad) > 4 else "")
+
+
+def _draining_hosts(snapshot: Snapshot) -> list[str]:
+    """Hosts that their scheduler drains and lets finish the job."""
+    kept = "the job keeps it until it ends or is queued again"
+    draining = snapshot.seen.run.hosts.draining.values() if snapshot.leader_alive else ()
+    return [f"{words}; {kept}" for words in draining][:MOST_WARNINGS]
 
 
 def _worst_straggler(shown: View) -> Iterator[str]:

@@ -66,6 +66,7 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.contract.plan import Memory
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
+from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.describe import _stacks, describe_json, describe_text
@@ -1040,6 +1041,20 @@ def test_a_restarting_job_is_recovering() -> None:
     text = status_text(snapshot(restarting(), metrics(1, 24)), UTC)
     assert text.startswith("quickstart: RECOVERING")
     assert "not yet recovered" in text
+
+
+def test_a_drained_host_that_the_job_keeps_is_shown() -> None:
+    drained = HostFlagged(
+        at=START + 20, host="host-1", state="ALLOCATED+DRAIN", reason="bad cable", lets_finish=True
+    )
+    on_slurm = replace(submitted().launch, slurm=SlurmSpec(on_drain="finish"))
+    seen = snapshot([*started(launch=on_slurm), drained])
+    words = (
+        "host-1 is ALLOCATED+DRAIN: bad cable; the job keeps it until it ends or is queued again"
+    )
+    assert labelled("draining", status_text(seen, UTC)) == [words]
+    over = replace(seen, leader_alive=False)
+    assert labelled("draining", status_text(over, UTC)) == []
 
 
 def test_a_queued_job_is_pending_with_the_reason() -> None:
