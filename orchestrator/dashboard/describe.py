@@ -160,7 +160,10 @@ def _training(snapshot: Snapshot) -> Iterator[str]:
         tokens = "" if rate is None else f", {format.rate(rate)}"
         yield row("speed", f"{format.duration(snapshot.progress.step_s)} per step{tokens}")
     yield from (row(*said) for said in describe_rows(snapshot.seen.run.plan, snapshot.steady))
-    yield row("elapsed", format.duration(snapshot.view.elapsed_s))
+    job = snapshot.seen.run.job
+    # `effective` counts all launches.
+    of = f", of launch {job.launch.launch}" if job is not None and job.launch.launch > 1 else ""
+    yield row("elapsed", f"{format.duration(snapshot.view.elapsed_s)}{of}")
 
 
 def _checkpoints(

@@ -49,7 +49,7 @@ class View(Struct, frozen=True, kw_only=True):
     """Seconds of training until the last step; None once it is done. While the job does not train,
     counted from the step from which it will resume, without the time until then."""
     elapsed_s: float
-    """Seconds from submission to the end, or until now."""
+    """Seconds from the newest submission to the end, or until now."""
     mesh: Mesh
     is_own: bool
     """The ranks run the user's own program, so `mesh` says only how many there are."""

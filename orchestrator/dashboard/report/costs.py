@@ -1,5 +1,6 @@
 """What an incident cost, and what the same failure took elsewhere where that was measured."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -19,12 +20,19 @@ class Price(Struct, frozen=True, kw_only=True):
 
 
 class Cost(Struct, frozen=True, kw_only=True):
+    at: float
+    """When it began."""
     down_s: float
-    """From the failure to the first new step, or to the end of the job, or until now."""
+    """From the failure to the first new step, or to the end of its launch, or until now."""
+    recovered_at: float | None
+    """When the job did its first new step, maybe in a later launch; None: it did none yet."""
     steps: int | None
-    """Steps that were repeated; None if no rank ran, or none reported a step."""
+    """Steps that were repeated; None if no rank ran, none reported a step, or none is repeated
+    yet."""
+    lost: int | None
+    """At most so many steps are lost, while the job has not done a new step; else None."""
     repeated_s: float
-    """Seconds that these steps had taken; 0 if their duration is unknown."""
+    """Seconds that `steps` had taken; 0 if their duration is unknown."""
     gpus: int
     until: Until
 
@@ -47,65 +55,80 @@ def cost_of(
 ) -> Cost:
     """
     Args:
-        until: Unix time of the end of the job, or now.
+        until: Unix time of the end of the incident's launch, or now. Between two launches the job
+            does not exist, so the time after it costs nothing.
         step_s: seconds of a usual step; None: unknown.
-        ended: the job has ended.
+        ended: that launch has ended.
     """
     recovered = incident.recovered_after_s
     # A program may report no steps.
     steps = incident.lost_steps if incident.step else None
     down_s = incident.resumed_after_s
-    if down_s is None:
+    if down_s is None or (ended and incident.at + down_s > until):
         down_s = max(0.0, until - incident.at)
         ends: Until = "until the job ended" if ended else "so far"
     else:
         # Of a program without steps only its processes are known.
         ends = "until training went on" if recovered is not None else "until all ranks ran again"
     return Cost(
+        at=incident.at,
         down_s=0.0 if incident.kind == PREFLIGHT else down_s,
-        steps=steps,
+        recovered_at=None if recovered is None else incident.at + recovered,
+        steps=None if recovered is None else steps,
+        lost=steps if recovered is None else None,
         repeated_s=(steps or 0) * (step_s or 0.0) if recovered is not None else 0.0,
         gpus=gpus,
         until=ends,
     )
 
 
-def total_of(costs: Sequence[tuple[float, Cost]]) -> Cost:
-    """Of all incidents, each with its Unix time; at least one.
+def total_of(costs: Iterable[Cost]) -> Cost:
+    """Of all incidents, at least one.
 
     The next incident may happen before the job trains again. Then the time until it trains, and the
     steps that are repeated, count once.
     """
-    outages = list[tuple[float, Cost]]()
-    for at, cost in sorted(costs, key=lambda one: one[0]):
-        began, before = outages[-1] if outages else (at, cost)
-        if outages and at < began + before.down_s:
-            outages[-1] = (began, _together(at - began, before, cost))
-        else:
-            outages.append((at, cost))
-    parts = [cost for _, cost in outages]
+    parts = sorted(costs, key=lambda one: one.at)
+    repeated = list(_repeated_together(parts))
     return Cost(
-        down_s=sum(one.down_s for one in parts),
-        steps=_of_known(sum, parts),
-        repeated_s=sum(one.repeated_s for one in parts),
+        at=parts[0].at,
+        down_s=_down_s(parts),
+        recovered_at=parts[-1].recovered_at,
+        steps=_of_known(sum, (one.steps for one in repeated)),
+        lost=_of_known(max, (one.lost for one in parts)),
+        repeated_s=sum(one.repeated_s for one in repeated),
         gpus=parts[0].gpus,
         until=next((one.until for one in parts if not one.is_over), parts[-1].until),
     )
 
 
-def _together(later_s: float, first: Cost, second: Cost) -> Cost:
-    """Of two incidents, the second one `later_s` after the first."""
-    return Cost(
-        down_s=max(first.down_s, later_s + second.down_s),
-        steps=_of_known(max, (first, second)),
-        repeated_s=max(first.repeated_s, second.repeated_s),
-        gpus=first.gpus,
-        until=second.until if first.is_over else first.until,
-    )
+def _down_s(parts: Iterable[Cost]) -> float:
+    """Each second once."""
+    total, reached = 0.0, -math.inf
+    for one in parts:
+        end = one.at + one.down_s
+        total += max(0.0, end - max(one.at, reached))
+        reached = max(reached, end)
+    return total
 
 
-def _of_known(total: Callable[[Iterable[int]], int], costs: Iterable[Cost]) -> int | None:
-    known = [one.steps for one in costs if one.steps is not None]
+def _repeated_together(parts: Iterable[Cost]) -> Iterator[Cost]:
+    """Of the incidents from which the job recovered with the same step, the one that repeated the
+    most steps."""
+    group = list[Cost]()
+    for one in parts:
+        if one.recovered_at is None:
+            continue
+        if group and one.at >= (group[0].recovered_at or 0.0):
+            yield max(group, key=lambda cost: cost.steps or 0)
+            group.clear()
+        group.append(one)
+    if group:
+        yield max(group, key=lambda cost: cost.steps or 0)
+
+
+def _of_known(total: Callable[[Iterable[int]], int], numbers: Iterable[int | None]) -> int | None:
+    known = [one for one in numbers if one is not None]
     return total(known) if known else None
 
 

@@ -101,6 +101,33 @@ class Timeline:
         return [*event_lines(self.first, zone), more, *event_lines(self.last, zone)]
 
 
+class Launches:
+    """When each launch of the job began and, of all but the newest, when it ended."""
+
+    def __init__(self) -> None:
+        self.begins: list[float] = []
+        self.ends: list[float] = []
+        self.last = 0.0
+        """The end of the present launch, if it has ended; else its newest entry."""
+        self.ended = False
+
+    def add(self, entry: Entry) -> None:
+        at = event_time(entry.event)
+        if isinstance(entry.event, JobSubmitted):
+            self.ends += [self.last] if self.begins else []
+            self.begins.append(at)
+            self.last, self.ended = at, False
+        # Late news after the end does not make the launch longer.
+        if not self.ended:
+            self.last = max(self.last, at)
+        self.ended = self.ended or any(isinstance(one, EndJob) for one in entry.actions)
+
+    def end_of(self, incident: Incident) -> float | None:
+        """When the incident's launch ended; None: it is the newest launch."""
+        number = max(0, bisect_right(self.begins, incident.at) - 1)
+        return self.ends[number] if number < len(self.ends) else None
+
+
 class IncidentStory(Struct, frozen=True, kw_only=True):
     incident: Incident
     headline: str
@@ -127,7 +154,7 @@ class Report(Struct, frozen=True, kw_only=True):
     @property
     def total(self) -> Cost:
         """Of all incidents that are told, at least one."""
-        return total_of([(one.incident.at, one.cost) for one in self.stories])
+        return total_of(one.cost for one in self.stories)
 
 
 class Told(Struct, frozen=True, kw_only=True):
@@ -150,16 +177,17 @@ class Told(Struct, frozen=True, kw_only=True):
 def report_of(told: Told, entries: Iterable[Entry]) -> Report:
     """`entries`: the whole journal, which is read once."""
     timelines = {one.id: Timeline() for one in told.incidents}
-    windows, whole = _Windows(told), Timeline()
+    windows, whole, launches = _Windows(told), Timeline(), Launches()
     for entry in entries:
+        launches.add(entry)
         for incident in windows.around(event_time(entry.event)):
             timelines[incident].add(entry)
         if isinstance(entry.event, MAIN) or any(isinstance(one, MAIN) for one in entry.actions):
             whole.add(entry)
     return Report(
         view=told.view,
-        facts=list(_facts(told)),
-        stories=[_story(told, one, timelines[one.id]) for one in told.incidents],
+        facts=list(_facts(told, launches.begins)),
+        stories=[_story(told, one, timelines[one.id], launches) for one in told.incidents],
         is_whole=told.only is None,
         timeline=whole.lines(told.zone),
         time=told.time,
@@ -203,9 +231,10 @@ def _until(told: Told) -> float:
     return standing.since if standing.state in ENDED else told.view.now
 
 
-def _story(told: Told, incident: Incident, timeline: Timeline) -> IncidentStory:
+def _story(told: Told, incident: Incident, timeline: Timeline, launches: Launches) -> IncidentStory:
     drill = " (drill)" if incident.drill else ""
     at = format.date_time(incident.at, told.zone)
+    ended_at = launches.end_of(incident)
     return IncidentStory(
         incident=incident,
         headline=f"#{incident.id} {incident.kind}{drill}: {who_text(incident)}, {at}",
@@ -214,10 +243,10 @@ def _story(told: Told, incident: Incident, timeline: Timeline) -> IncidentStory:
         timeline=timeline.lines(told.zone),
         cost=cost_of(
             incident,
-            _until(told),
+            _until(told) if ended_at is None else ended_at,
             _usual_step_s(told.view),
             told.view.mesh.world_size,
-            ended=told.view.state in ENDED,
+            ended=ended_at is not None or told.view.state in ENDED,
         ),
     )
 
@@ -232,15 +261,19 @@ def _usual_step_s(view: View) -> float | None:
     return statistics.median(seconds) if seconds else view.step_s
 
 
-def _facts(told: Told) -> Iterator[tuple[str, str]]:
-    view, run = told.view, told.snapshot.seen.run
-    assert run.job is not None
+def _facts(told: Told, begins: Sequence[float]) -> Iterator[tuple[str, str]]:
+    """`begins`: of all launches."""
+    view = told.view
     state = format.split_fix(view.reason)[0]
     yield "state", f"{view.state}, {state}"
-    yield "submitted", format.date_time(run.job.at, told.zone)
+    first, *later = [format.date_time(at, told.zone) for at in begins]
+    yield (
+        "submitted",
+        f"{first}; the newest of {1 + len(later)} launches {later[-1]}" if later else first,
+    )
     if view.state in ENDED:
         yield "ended", format.date_time(told.snapshot.standing.since, told.zone)
-    yield "elapsed", format.duration(view.elapsed_s)
+    yield "elapsed", format.duration(told.time.elapsed_s)
     yield "progress", progress_steps(view)
     if view.losses:
         (first, began), (last, ended) = view.losses[0], view.losses[-1]
@@ -265,11 +298,18 @@ def cost_words(cost: Cost, price: Price | None) -> list[tuple[str, str]]:
     if cost.steps is not None:
         repeated = f", {format.duration(cost.repeated_s)}" if cost.repeated_s else ""
         rows.append(("work repeated", f"{format.count(cost.steps, 'step')}{repeated}"))
+    if cost.lost is not None:
+        rows.append(("work lost", _bound(cost.lost)))
     rows.append(("in all", format.duration(cost.seconds)))
     rows.append(("devices", gpu_hours(cost)))
     if price is not None:
         rows.append(("money", money(cost.gpu_hours, price)))
     return rows
+
+
+def _bound(steps: int) -> str:
+    """As in `status.lost_work`: hosts may have a newer checkpoint in memory."""
+    return f"{'at most ' if steps else ''}{format.count(steps, 'step')}"
 
 
 def gpu_hours(cost: Cost) -> str:
@@ -297,6 +337,11 @@ def summary(report: Report) -> str:
     what = many if report.is_whole else f"incident {report.stories[0].incident.id}"
     paid = "" if report.price is None else f", {money(total.gpu_hours, report.price)}"
     so_far = "" if total.is_over else ", and it is not over"
-    repeated = "" if total.steps is None else f"{total.steps:,} steps were repeated, "
+    work = []
+    if total.steps is not None:
+        were = "was" if total.steps == 1 else "were"
+        work.append(f"{format.count(total.steps, 'step')} {were} repeated, ")
+    if total.lost is not None:
+        work.append(f"{_bound(total.lost)} of work lost, ")
     lost = f"{name} lost {format.duration(total.seconds)} to {what}{so_far}"
-    return f"{lost}: {repeated}{gpu_hours(total)}{paid}."
+    return f"{lost}: {''.join(work)}{gpu_hours(total)}{paid}."

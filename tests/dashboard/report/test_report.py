@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.contract.messages.events import Event, ProgramRuns
+from orchestrator.contract.messages.events import (
+    Event,
+    LeaderStarted,
+    ProgramRuns,
+    StepReached,
+    TrainingResumed,
+)
 from orchestrator.dashboard.metrics import Metric
 from orchestrator.dashboard.report.costs import (
     MEASURED,
@@ -29,12 +35,15 @@ from orchestrator.dashboard.report.story import (
     Report,
     Told,
     _Windows,
+    cost_words,
     report_of,
+    summary,
 )
 from orchestrator.dashboard.time_spent.account import TimeSpent
 from orchestrator.plan.page.markup import VOID
 from tests.dashboard.dashboard_story import (
     START,
+    arrivals,
     broken,
     finished,
     hung,
@@ -43,6 +52,7 @@ from tests.dashboard.dashboard_story import (
     restarting,
     silent_program,
     started,
+    submitted,
 )
 from tests.dashboard.test_status import snapshot
 
@@ -58,8 +68,9 @@ def made(
     price: Price | None = None,
     only: int | None = None,
     cause: str | None = None,
+    now: float = START + 100,
 ) -> Report:
-    taken = replace(snapshot(events, lines), now=START + 100)
+    taken = replace(snapshot(events, lines), now=now)
     view = replace(taken.view, saved_steps=(20, 40, 60))
     if cause is not None:
         view = replace(view, incidents=tuple(replace(i, cause=cause) for i in view.incidents))
@@ -114,13 +125,54 @@ def test_a_program_without_steps_repeats_none_and_has_no_effective_time() -> Non
 def test_incidents_before_the_job_trains_again_share_the_time_and_the_steps() -> None:
     (story,) = made(finished(), KILLED).stories
     first = story.cost  # down for 7 s, 4 steps of 0.8 s again
-    second = replace(first, down_s=5.0)  # 2 s later, recovered at the same time
-    total = total_of([(START + 32, second), (START + 30, first)])
+    # 2 s later, recovered at the same time.
+    second = replace(first, at=START + 32, down_s=5.0)
+    total = total_of([second, first])
     assert (total.down_s, total.steps, total.repeated_s) == (7.0, 4, first.repeated_s)
-    apart = total_of([(START + 30, first), (START + 60, second)])
+    later = replace(first, at=START + 60, down_s=5.0, recovered_at=START + 65)
+    apart = total_of([first, later])
     assert (apart.down_s, apart.steps) == (12.0, 8)
-    still = total_of([(START + 30, first), (START + 60, replace(second, until="so far"))])
+    still = total_of([first, replace(later, until="so far")])
     assert not still.is_over
+
+
+def submitted_again(*events: Event) -> list[Event]:
+    """Attempt 1 failed at step 24 and ended the job at START + 32; half an hour later a person
+    resumed it."""
+    again = submitted(at=START + 1832, max_restarts=0, resume=True)
+    failed = [submitted(max_restarts=0), *restarting()[1:]]
+    launch = replace(again.launch, launch=2)
+    return [*failed, replace(again, launch=launch), *events]
+
+
+def test_the_time_between_two_launches_costs_nothing() -> None:
+    resumed = [
+        LeaderStarted(at=START + 1833, host="host-0", pid=98),
+        *arrivals(("host-0", "host-1"), START + 1834),
+    ]
+    trains = [
+        TrainingResumed(at=START + 1840, attempt=2, step=20),
+        StepReached(at=START + 1842, attempt=2, step=21, loss=3.4, tokens_per_second=9100.0),
+    ]
+    waits, on = (
+        made(submitted_again(*resumed, *more), metrics(1, 24), now=START + 1850)
+        for more in ([], trains)
+    )
+    for report in (waits, on):
+        (story,) = report.stories
+        assert (story.cost.down_s, story.cost.until) == (2.0, "until the job ended")
+        facts = dict(report.facts)
+        assert facts["elapsed"] == "1 min 22 s"  # of the account, as in `ndctl status`
+        assert facts["submitted"].startswith("2023-11-14 22:13:20 UTC; the newest of 2 launches ")
+    # Without a new step no step is repeated.
+    assert "lost 2.0 s to 1 incident: at most 4 steps of work lost, " in summary(waits)
+    assert ("work lost", "at most 4 steps") in cost_words(waits.stories[0].cost, None)
+    assert "lost 5.2 s to 1 incident: 4 steps were repeated, " in summary(on)
+    # The next launch fails before its first step: both incidents repeat the same steps.
+    first = on.stories[0].cost
+    second = replace(first, at=START + 1835, down_s=7.0)
+    total = total_of([first, second])
+    assert (total.down_s, total.steps) == (9.0, 4)
 
 
 def test_hundreds_of_incidents_cost_little_for_each_line() -> None:
