@@ -7,6 +7,7 @@ the rest when it runs, so that `ndctl --help` stays fast.
 import os
 import sys
 from errno import ENOSPC
+from io import TextIOWrapper
 
 import click
 
@@ -123,3 +124,7 @@ def _open_streams() -> None:
     sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - a descriptor, for the whole process
     sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
+    # Names, logs and the graphs of a dashboard have characters that the encoding of a locale such
+    # as ISO-8859-1 may lack. There Python opens the stream as `strict`, so that each is an error.
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
