@@ -1,6 +1,7 @@
 """The setting of a forecast follows from a spec and its plan."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from orchestrator.contract.checkpoint_interval import (
     MEMORY_ON_GPU,
     interval_of,
 )
+from orchestrator.errors import SpecError
 from orchestrator.forecast.settings import UNCOVERED
 from tests.repository.test_docs import ROOT
 
@@ -39,6 +41,29 @@ def test_an_interval_in_the_spec_is_used() -> None:
     found = forecast("--set", "checkpoint.every_steps=77")
     assert found["expected"]["every_steps"] == 77
     assert "interval" not in found["taken_for_granted"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--days", "1e9"), ("--days",)),
+        (("--repair", "1e12"), ("--repair",)),
+        (("--mtbf", "1e-6"), ("--days", "--repair")),
+    ],
+)
+def test_a_forecast_that_would_take_many_minutes_is_refused(
+    options: tuple[str, str], named: tuple[str, ...]
+) -> None:
+    """Failures are simulated one by one, and the closed form counts the hosts under repair."""
+    refused = CliRunner().invoke(cli, ["forecast", *SPEC, *HOSTS, *options])
+    assert isinstance(refused.exception, SpecError)
+    fixes = dict(re.findall(r"(--\w+) (\S+) or less", refused.exception.fix))
+    assert tuple(fixes) == named
+
+
+def test_a_job_whose_hosts_are_always_under_repair_does_not_train() -> None:
+    words = ("forecast", str(ROOT / "examples/quickstart.yaml"), *SHORT, "--repair", "1e8")
+    assert json.loads(run(*words))["best"]["closed_form"] == 0.0
 
 
 @pytest.mark.parametrize(("options", "factor"), [((), 0.5), (("--mtbf", "100"), 1.0)])

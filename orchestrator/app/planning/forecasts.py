@@ -1,17 +1,24 @@
 """`ndctl forecast`."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from orchestrator.app.planning.plans import Planned, inventory_at, plan_spec
-from orchestrator.errors import PlanError
+from orchestrator.errors import PlanError, SpecError
 from orchestrator.forecast.monte_carlo import Forecast, forecast
 from orchestrator.forecast.rates import Rates, rates_of
+from orchestrator.forecast.setting import Setting
 from orchestrator.forecast.settings import Assumptions, Basis, basis_of
 from orchestrator.inventory.file import EXAMPLE
 from orchestrator.load import of_the_trainer
+
+MOST_FAILURES = 1_000_000
+"""In all histories together. The simulation of so many takes about a minute."""
+MOST_IN_REPAIR = 100_000
+"""Hosts under repair at a time, on average. The closed form for so many takes about a minute."""
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -43,7 +50,11 @@ def forecast_spec(
     inventory: Path | None,
     asked: Asked,
 ) -> Told:
-    """Raises the errors of `plan_spec`, and PlanError if the step time cannot be predicted."""
+    """
+    Raises:
+        PlanError: the step time cannot be predicted, and the errors of `plan_spec`.
+        SpecError: the forecast would take many minutes.
+    """
     planned = plan_spec(path, overrides, environ, inventory)
     if planned.plan.time is None:
         raise PlanError(
@@ -67,8 +78,38 @@ def forecast_spec(
         hosts_there=hosts_there(planned, environ, inventory),
     )
     basis = basis_of(of_the_trainer(planned.spec, "forecast"), planned.plan, around)
+    if problems := list(_too_long(basis.setting, asked)):
+        raise SpecError(
+            "; ".join(message for message, _ in problems), fix="; ".join(fix for _, fix in problems)
+        )
     found = forecast(basis.setting, asked.histories, asked.seed, basis.step_s)
     return Told(found=found, basis=basis, rates=rates)
+
+
+def _too_long(setting: Setting, asked: Asked) -> Iterator[tuple[str, str]]:
+    """What makes the forecast take many minutes, each with its fix."""
+    failures = setting.horizon_s * sum(one.per_s for one in setting.hazards) * asked.histories
+    if failures > MOST_FAILURES:
+        days = _below(asked.days * MOST_FAILURES / failures)
+        yield (
+            f"{asked.histories:,} histories of {asked.days:g} days have about {failures:.2g}"
+            f" failures; ndctl simulates at most {MOST_FAILURES:,}",
+            f"give --days {days} or less, or fewer --histories, or a longer --mtbf",
+        )
+    in_repair = setting.leaving_per_s * setting.repair_s
+    if in_repair > MOST_IN_REPAIR:
+        hours = _below(asked.repair_h * MOST_IN_REPAIR / in_repair)
+        yield (
+            f"with --repair {asked.repair_h:g} about {in_repair:.2g} hosts are under repair at a"
+            f" time; ndctl forecasts with at most {MOST_IN_REPAIR:,}",
+            f"give --repair {hours} or less, or a longer --mtbf",
+        )
+
+
+def _below(number: float) -> str:
+    """`number` with two digits, rounded down."""
+    unit = 10.0 ** (math.floor(math.log10(number)) - 1)
+    return f"{math.floor(number / unit) * unit:.2g}"
 
 
 def hosts_there(planned: Planned, environ: Mapping[str, str], inventory: Path | None) -> int | None:
