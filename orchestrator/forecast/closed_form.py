@@ -40,7 +40,7 @@ def _with_memory(setting: Setting, memory: MemoryTier) -> float:
     recovering = sum(hazard.per_s * (hazard.detection_s + each_s) for hazard in covered)
     disk = _without_covered(setting)
     # Hosts leave for repair after both kinds of failures.
-    if short(disk) == 1.0:  # nearly all hosts of the job are always under repair
+    if short(disk) > 1 - 1e-9:  # nearly all hosts are under repair, so a ratio is only rounding
         return 0.0
     hosts = (1 - short(setting)) / (1 - short(disk))
     return effective(disk) * hosts * (1 - memory.share) / (1 + recovering)
