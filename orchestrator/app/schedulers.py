@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.dashboard.scheduler_status import needs_no_scheduler
 from orchestrator.job.hosts.host_pool import is_short
+from orchestrator.job.stage import Submitted
 from orchestrator.job.state import Run
 from orchestrator.seams import Clock, LaunchStatus, Scheduler, SubmittingScheduler
 
@@ -36,6 +37,15 @@ def standing(run: Run, environ: Mapping[str, str], clock: Clock) -> str | None:
     if run.job is None:
         return None
     return scheduler_of(run.job.backend, environ, clock).standing(run.job.launch)
+
+
+def starts_here(run: Run, environ: Mapping[str, str], clock: Clock) -> bool:
+    """Whether agents on this machine have started, and none of them leads yet."""
+    job = run.job
+    if job is None or job.backend != "local" or not isinstance(run.stage, Submitted):
+        return False
+    (seen,) = scheduler_of(job.backend, environ, clock).glance([job.launch])
+    return seen.running
 
 
 def name_of(run: Run, environ: Mapping[str, str], clock: Clock) -> str | None:

@@ -1,10 +1,12 @@
 """The local backend: each host is an agent process on this machine, in its own session."""
 
+import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -20,7 +22,7 @@ from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError
 from orchestrator.host_strikes import LOCAL
 from orchestrator.inventory.local import visible_gpus
-from orchestrator.posix.locks import is_held_alone
+from orchestrator.posix.locks import is_held_alone, try_lock
 from orchestrator.run_module import command
 from orchestrator.seams import Clock, LaunchStatus
 
@@ -33,6 +35,7 @@ class AgentProcess(Struct, frozen=True, kw_only=True):
     environ: Mapping[str, str]
     """Added to the environment of the submitting process."""
     log: Path
+    lock: Path
 
 
 def render(launch: LaunchPlan, gpus: Sequence[str]) -> tuple[AgentProcess, ...]:
@@ -69,7 +72,13 @@ def _agent(
         "NCCL_SOCKET_IFNAME": "lo",
         **({env.LOCAL_GPUS: ",".join(gpus)} if gpus else {}),
     }
-    return AgentProcess(host=host, argv=argv, environ=environ, log=run_dir.agent_log(host))
+    return AgentProcess(
+        host=host,
+        argv=argv,
+        environ=environ,
+        log=run_dir.agent_log(host),
+        lock=run_dir.agent_lock(host),
+    )
 
 
 QUEUE = "queue"
@@ -83,8 +92,14 @@ def render_queue(launch: LaunchPlan) -> AgentProcess:
         f"--run-dir={launch.run_dir}",
         f"--launch={launch.launch}",
     )
-    log = RunDir(Path(launch.run_dir)).agent_log(QUEUE)
-    return AgentProcess(host=QUEUE, argv=argv, environ={}, log=log)
+    run_dir = RunDir(Path(launch.run_dir))
+    return AgentProcess(
+        host=QUEUE,
+        argv=argv,
+        environ={},
+        log=run_dir.agent_log(QUEUE),
+        lock=run_dir.agent_lock(QUEUE),
+    )
 
 
 class LocalBackend:
@@ -210,15 +225,21 @@ class LocalBackend:
     def _start(self, agent: AgentProcess) -> None:
         try:
             agent.log.parent.mkdir(parents=True, exist_ok=True)
-            with agent.log.open("ab") as out:
+            with agent.log.open("ab") as out, _opened(agent.lock) as lock:
+                # The agent holds it from here on, and not only when Python has started. Otherwise
+                # nothing shows for seconds that the job starts, and nothing could end the agent.
+                taken = try_lock(lock)
                 process = subprocess.Popen(
-                    agent.argv,
+                    (*agent.argv, f"--lock={lock}"),
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,
                     env={**self.environ, **agent.environ},
                     start_new_session=True,
+                    pass_fds=(lock,),
                 )
+                if taken:
+                    _write_pid(lock, process.pid)
         except OSError as exc:
             raise BackendError(f"failed to start the agent of {agent.host}: {exc}") from exc
         self.started[agent.host] = process
@@ -232,6 +253,21 @@ def _gpus_of_job(environ: Mapping[str, str]) -> tuple[str, ...]:
 def _held(run_dir: RunDir) -> list[Path]:
     """The locks of the agents that live."""
     return [*filter(is_held_alone, sorted(run_dir.logs.glob("agent-*.lock")))]
+
+
+@contextmanager
+def _opened(lock: Path) -> Iterator[int]:
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _write_pid(lock: int, pid: int) -> None:
+    with suppress(OSError):  # the disk may be full
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(pid).encode(), 0)
 
 
 def _reap(processes: Sequence[subprocess.Popen[bytes]]) -> None:

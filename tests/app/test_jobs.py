@@ -17,6 +17,7 @@ from orchestrator.app.ranks.stacks import rank_stacks
 from orchestrator.app.remote import Found
 from orchestrator.app.snapshots import snapshots_of
 from orchestrator.app.submission import payload, submit_job
+from orchestrator.app.submission.resume_check import look_back
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.files.leader_file import Term, announce
@@ -29,7 +30,7 @@ from orchestrator.contract.messages.agent_protocol import (
     Register,
 )
 from orchestrator.contract.messages.events import CancelRequested, JobSubmitted, LeaderStarted
-from orchestrator.contract.spec.job_spec import INIT_TIMEOUT_S
+from orchestrator.contract.spec.job_spec import INIT_TIMEOUT_S, JobSpec
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.dashboard.status import status_text
 from orchestrator.errors import BackendError, DrillError, JobError, PlanError, Unanswered
@@ -112,6 +113,30 @@ def test_a_running_job_is_not_started_again(tmp_path: Path, cluster: NoCluster) 
     with written(run_dir.journal), pytest.raises(JobError, match=said):
         submit(tmp_path, resume=True)
     assert len(cluster.submitted) == 1
+
+
+@pytest.mark.parametrize("more", [{}, {"resume": True}, {"new": True}])
+def test_a_job_whose_agents_start_is_not_started_again(
+    tmp_path: Path, cluster: NoCluster, more: dict[str, bool]
+) -> None:
+    """Its leader opens the journal some seconds after the submission."""
+    run_dir = submit(tmp_path).run_dir
+    cluster.says = LaunchStatus("agents live", held=True, running=True)
+    said = "e2e already exists and has not ended: SUBMITTED, submitted"
+    for again in (
+        submit,
+        lambda root, **more: submit_job.check(submission(root, **more), {}, CLOCK),
+    ):
+        with pytest.raises(JobError, match=said) as refused:
+            again(tmp_path, **more)
+        assert "cancel it with" in refused.value.fix
+    planned = submission(tmp_path).planned
+    assert isinstance(planned.spec, JobSpec)
+    assert look_back(planned.spec, None, run_dir, {}).refusal is not None
+    assert (len(cluster.submitted), cluster.cleared) == (1, [])
+    cluster.says = None  # they died before one of them led
+    submit(tmp_path, **(more or {"new": True}))
+    assert len(cluster.submitted) == 2
 
 
 def test_a_job_that_is_being_submitted_is_neither_submitted_nor_cancelled(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.by_name import backend_named
+from orchestrator.backends.host_processes import pid_in
 from orchestrator.backends.local import LocalBackend, render
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import BackendError
@@ -118,7 +119,8 @@ def test_an_agent_that_leads_starts_agents_of_other_hosts_with_their_gpus_and_wi
     assert backend.started["host-0"].wait(WAIT_S) == 0
     gpus, *args = shown.read_text().split()
     assert gpus == "0,1"
-    assert args == [*first.argv[1:-1]]
+    assert args[:-1] == [*first.argv[1:-1]]
+    assert args[-1].startswith("--lock=")
     assert first.argv[-1] == "--lead"
 
 
@@ -182,6 +184,25 @@ def test_clearing_terminates_agents_and_kills_one_that_ignores_it(
     backend.clear(launch(tmp_path))
     assert old.wait(WAIT_S) == -(signal.SIGKILL if stubborn else signal.SIGTERM)
     assert not has_writer(lock)
+
+
+@pytest.mark.process
+def test_an_agent_counts_as_alive_before_it_runs_any_code(
+    tmp_path: Path, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its imports take seconds on a busy machine."""
+    monkeypatch.setattr(sys, "executable", sleeping_python(tmp_path))
+    job = launch(tmp_path / "job", hosts=2)
+    backend.submit(handover_of(job))
+    (seen,) = backend.glance([job])
+    assert seen.running
+    started = {host: process.pid for host, process in backend.started.items()}
+    logs = tmp_path / "job" / "logs"
+    assert {host: pid_in(logs / f"agent-{host}.lock") for host in started} == started
+    backend.clear(job)
+    assert all(map(is_gone, started.values()))
+    (seen,) = backend.glance([job])
+    assert not seen.running
 
 
 def test_clearing_also_waits_for_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

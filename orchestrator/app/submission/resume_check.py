@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.app.commands import commands_of
+from orchestrator.app.schedulers import starts_here
 from orchestrator.app.submission.inputs import Looked
 from orchestrator.contract.codec import Problem
 from orchestrator.contract.files.checkpoint_names import (
@@ -28,6 +29,8 @@ from orchestrator.journal import snapshot
 from orchestrator.journal.journal import has_writer
 from orchestrator.journal.run_dir_init import files_without_journal, unknown_run
 from orchestrator.load import of_the_trainer, read_spec
+from orchestrator.seams import Clock
+from orchestrator.system import SystemClock
 
 START_OVER = "start over with --new"
 SHAPE = (
@@ -67,7 +70,7 @@ def look_back(
     """
     if spec.cluster.backend == "kubernetes":
         return _look_at_copy(spec, run_dir)
-    if has_writer(run_dir.journal):
+    if is_alive(run_dir, environ, SystemClock()):
         return Looked(refusal=is_running(run_dir, environ, "dashboard"))
     run = snapshot.replay(run_dir)
     if run.job is None:
@@ -111,6 +114,12 @@ def _look_at_copy(spec: JobSpec, run_dir: RunDir) -> Looked:
 
 
 # The run
+
+
+def is_alive(run_dir: RunDir, environ: Mapping[str, str], clock: Clock) -> bool:
+    """Whether a leader has the job, or agents on this machine start, of which one will lead."""
+    # First the agents: their leader then still has the journal, or has ended it.
+    return starts_here(snapshot.replay(run_dir), environ, clock) or has_writer(run_dir.journal)
 
 
 def is_running(run_dir: RunDir, environ: Mapping[str, str], verb: str) -> JobError:

@@ -22,7 +22,13 @@ from orchestrator.app.submission.payload import (
     steps_of,
     submitted_event,
 )
-from orchestrator.app.submission.resume_check import is_running, no_run, steps_left, watch_or_end
+from orchestrator.app.submission.resume_check import (
+    is_alive,
+    is_running,
+    no_run,
+    steps_left,
+    watch_or_end,
+)
 from orchestrator.app.submission.submission_lock import submission_lock
 from orchestrator.app.submission.submission_rollback import look, restore
 from orchestrator.contract.check_results import Finding, troubles, words_of_finding
@@ -52,7 +58,7 @@ from orchestrator.health.package_owners import other_owners
 from orchestrator.job.state import Run
 from orchestrator.job_paths import run_root_of
 from orchestrator.journal import snapshot
-from orchestrator.journal.journal import BEGINNING, Journal, Place, has_writer
+from orchestrator.journal.journal import BEGINNING, Journal, Place
 from orchestrator.journal.run_dir_init import (
     ARCHIVE,
     archive,
@@ -158,7 +164,7 @@ def check(submission: Submission, environ: Mapping[str, str], clock: Clock) -> t
         _admit_remotely(submission, backend, handover.launch, environ)
     elif not submission.new:
         _admit(submission, environ, clock)
-    elif has_writer(submission.run_dir.journal):
+    elif is_alive(submission.run_dir, environ, clock):
         raise is_running(submission.run_dir, environ, "dashboard")
     return said
 
@@ -466,7 +472,7 @@ def refuse_existing(
     if spec.cluster.backend == "kubernetes":  # its run directory is in its pods
         return
     run_dir = RunDir(run_root_of(run_root, environ, spec.run_root) / spec.name)
-    if has_writer(run_dir.journal):
+    if is_alive(run_dir, environ, clock):
         raise is_running(run_dir, environ, "dashboard")
     run = snapshot.replay(run_dir)
     if run.job is None:
@@ -481,7 +487,7 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     """Raise JobError for a second start. With `new`, move the old run and return its new path."""
     run_dir = submission.run_dir
     refuse_similar_name(run_dir)
-    if has_writer(run_dir.journal):
+    if is_alive(run_dir, environ, clock):
         raise is_running(submission.run_dir, environ, "dashboard")
     run = snapshot.replay(run_dir)
     if run.job is None:

@@ -58,7 +58,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     clock = SystemClock()
     run_dir = RunDir(args.run_dir)
     retry_io(run_dir.make, "failed to create the run directory", clock)
-    if not _hold_host(run_dir, args.host, clock):
+    if not _hold_host(run_dir, args.host, clock, args.lock):
         return exit_codes.LEADER_LOST if args.patience else exit_codes.NOT_ADMITTED
     try:
         with private_folder(environ) as folder:
@@ -171,6 +171,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--leader-late", type=float, default=0.0, help="extra seconds for the leader to start"
     )
+    parser.add_argument(
+        "--lock", type=int, help="descriptor of this agent's lock, if the starting process took it"
+    )
     parser.add_argument("--hook-failed", default="", help="why the before hook failed on this host")
     return parser
 
@@ -198,10 +201,16 @@ def _named(environ: Mapping[str, str], clock: Clock) -> Callable[[str], Allocati
     return partial(backend_named, environ=environ, clock=clock, shell=run_command)
 
 
-def _hold_host(run_dir: RunDir, host: str, clock: Clock) -> bool:
-    """Lock the host for this agent, and wait until all processes of a former agent exited."""
-    opened = partial(os.open, run_dir.agent_lock(host), os.O_RDWR | os.O_CREAT, 0o644)
-    fd = retry_io(opened, f"failed to lock {host}", clock)
+def _hold_host(run_dir: RunDir, host: str, clock: Clock, fd: int | None = None) -> bool:
+    """Lock the host for this agent, and wait until all processes of a former agent exited.
+
+    Args:
+        fd: the lock, if the process that started the agent took it.
+    """
+    if fd is None:
+        opened = partial(os.open, run_dir.agent_lock(host), os.O_RDWR | os.O_CREAT, 0o644)
+        fd = retry_io(opened, f"failed to lock {host}", clock)
+    os.set_inheritable(fd, False)
     begun = clock.monotonic()
     while not try_lock(fd):
         if clock.monotonic() - begun > LOCK_WAIT_S:
@@ -211,7 +220,7 @@ def _hold_host(run_dir: RunDir, host: str, clock: Clock) -> bool:
     # Written immediately, because `end_holder` reads here which process holds the lock.
     with contextlib.suppress(OSError):  # the disk may be full
         os.ftruncate(fd, 0)
-        os.write(fd, str(os.getpid()).encode())
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
     ranks, begun, patience = run_dir.ranks_lock(host), clock.monotonic(), ORPHANS_S
     while not is_free(ranks):
         waited = clock.monotonic() - begun

@@ -29,20 +29,24 @@ def main(argv: Sequence[str], environ: Mapping[str, str], clock: Clock) -> int:
     parser = argparse.ArgumentParser(prog="orchestrator.backends.entry.local_queue")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--launch", type=int, required=True)
+    parser.add_argument("--lock", type=int, help="descriptor of its lock, if it was taken")
     args = parser.parse_args(argv)
     log_to_stderr()
     run_dir = RunDir(args.run_dir)
-    locks = [_take(run_dir.agent_lock(QUEUE), clock), _take(run_dir.journal, clock)]
-    os.ftruncate(locks[0], 0)
-    os.write(locks[0], str(os.getpid()).encode())
+    lock = args.lock if args.lock is not None else _opened(run_dir.agent_lock(QUEUE))
+    os.set_inheritable(lock, False)
+    journal = _opened(run_dir.journal)
+    for fd in (lock, journal):
+        _take(fd, clock)
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
     run = replay(run_dir)
     # A cancel, or a newer submission, came before the locks were taken.
     if run.job is None or run.ending is not None or run.job.launch.launch != args.launch:
         log.info("the job does not wait any more")
         return exit_codes.OK
     failed = wait_for(run.job.launch.after, clock)
-    for lock in reversed(locks):
-        os.close(lock)  # for the leader and for the agents
+    os.close(journal)  # for the leader; the lock shows until the end that the job starts
     if failed:
         log.info("the job is cancelled: %s", failed)
         record_cancel(run_dir, f"ndctl, because {failed}", clock)
@@ -88,12 +92,14 @@ def _ending(job: RunDir) -> str | None:
     return f"ended as {run.ending}"
 
 
-def _take(path: Path, clock: Clock) -> int:
-    """Wait for the lock and return its descriptor: readers take it for a moment."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+
+
+def _take(fd: int, clock: Clock) -> None:
+    """Wait for the lock: readers take it for a moment."""
     while not try_lock(fd):
         clock.sleep(POLL_S / 10)
-    return fd
 
 
 if __name__ == "__main__":

@@ -76,6 +76,19 @@ def test_only_one_agent_holds_a_host_and_its_lock_has_its_pid(run_dir: RunDir) -
     assert _hold_host(run_dir, "host-1", TurnedClock())
 
 
+def test_an_agent_may_get_its_lock_from_the_process_that_starts_it(run_dir: RunDir) -> None:
+    lock = run_dir.agent_lock("host-0")
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    os.write(fd, b"99999999 of the starting process")
+    os.set_inheritable(fd, True)
+    assert not _hold_host(run_dir, "host-0", TurnedClock())
+    assert _hold_host(run_dir, "host-0", TurnedClock(), fd)
+    assert lock.read_text() == str(os.getpid())
+    assert not os.get_inheritable(fd)
+    os.close(fd)
+
+
 def test_the_lock_has_the_pid_of_an_agent_that_waits_for_old_ranks(run_dir: RunDir) -> None:
     ranks = os.open(run_dir.ranks_lock("host-0"), os.O_RDWR | os.O_CREAT)
     fcntl.flock(ranks, fcntl.LOCK_SH)
