@@ -54,8 +54,8 @@ def checkpoint(step: int, *, timeout_s: float = 600.0) -> Iterator[Path]:
         timeout_s: seconds that a rank waits for the others.
 
     Raises:
-        CheckpointError: on every rank, if the checkpoint is not complete. A rank that raised inside
-            gets its own exception.
+        CheckpointError: on every rank, if the checkpoint is not complete. On a rank that raised
+            inside, its own exception is the `__cause__`.
         ValueError: `step` is no step.
     """
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
@@ -116,10 +116,9 @@ class Save:
             self._leave(exc)
             raise
         why = self._complete(written, raised)
-        if raised is not None:
-            raise raised
         if why:
-            raise CheckpointError(f"the checkpoint of step {self.step} is not complete: {why}")
+            said = f"the checkpoint of step {self.step} is not complete: {why}"
+            raise CheckpointError(said) from raised
 
     def _complete(self, written: dict[str, Written], raised: BaseException | None) -> str:
         """Why the checkpoint is not complete; empty if it is."""
@@ -129,7 +128,7 @@ class Save:
         except NotAgreed as exc:
             why = str(exc)
         if why:
-            _remove(self.own)  # it may be what filled the disk
+            self._discard()  # it may be what filled the disk
         if self.ranks.rank == 0:
             self._tell(why)
         return why
@@ -150,7 +149,11 @@ class Save:
         with contextlib.suppress(RuntimeError):
             report = self._report({}, exc)
             self.ranks.leave("save-written", report, f"rank 0 raised {report['why']}")
-        _remove(self.own)
+        self._discard()
+
+    def _discard(self) -> None:
+        with contextlib.suppress(OSError):  # for the same reason as the save failed
+            _remove(self.own)
 
     def _check(self, reports: list[dict[str, Any]]) -> str:
         """On rank 0: whether the files of all ranks can be put together."""

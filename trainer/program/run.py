@@ -13,6 +13,7 @@ from types import FrameType
 from typing import NoReturn
 
 from ndctl.rank.link import Link, current
+from ndctl.rank.saving import CheckpointError
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.env import EXIT_SIGNAL, RankEnv
 from orchestrator.contract.files.run_dir import RunDir
@@ -69,9 +70,10 @@ def run(
         code = exit_codes.FAILED
         error = _as_of_script(exc)
         folder = RunDir(Path(run_dir)).profiles(env.attempt)
-        write_if_out_of_memory(error, folder, env.rank)
+        cause = _cause(error)
+        write_if_out_of_memory(cause, folder, env.rank)
         # The agent gets the error first: the exit handlers below may hang.
-        link.raised(error)
+        link.raised(cause)
         dump_at_end(env)
         if captured is not None and (advice := captured.advice(exc)):
             sys.stderr.write(f"ndctl: {advice}\n")
@@ -128,6 +130,12 @@ def _as_of_script(exc: BaseException) -> BaseException:
         tb = tb.tb_next
     # Nothing is left of an error of runpy itself, such as a module that it does not find.
     return exc.with_traceback(tb or whole)
+
+
+def _cause(exc: BaseException) -> BaseException:
+    """What failed on this rank. A failed save is the same CheckpointError on every rank, and has a
+    cause only on a rank that raised."""
+    return exc.__cause__ or exc if isinstance(exc, CheckpointError) else exc
 
 
 def _end(link: Link, code: int) -> NoReturn:

@@ -76,11 +76,10 @@ def test_if_one_rank_raises_inside_no_rank_has_a_checkpoint(tmp_path: Path, brok
 
     world = World(3)
     results = world.together(save)
-    # The rank that raised gets its own exception, and the others its reason.
-    assert isinstance(results.pop(broken), KeyError)
-    for result in results:
+    for rank, result in enumerate(results):
         assert isinstance(result, CheckpointError)
         assert f"rank {broken} raised KeyError: 'no such weight'" in str(result)
+        assert isinstance(result.__cause__, KeyError) == (rank == broken)
     assert newest_complete(tmp_path / "checkpoints")[0] is None
     # The data is gone, because it may be what filled the disk. The next save works.
     assert not list(tmp_path.rglob("*.pt"))
@@ -173,6 +172,23 @@ def test_names_and_kinds_of_files_that_cannot_be_kept_are_refused(
             path.write_text("x")
     with pytest.raises(OSError, match=name.replace(".", r"\.")):
         written_files(tmp_path, hashed=True)
+
+
+@pytest.mark.parametrize("name", ["", MARKER])
+def test_files_that_cannot_be_kept_are_a_checkpoint_error_of_one_process(
+    tmp_path: Path, name: str
+) -> None:
+    """With the name "", the folder of checkpoints cannot be made."""
+    if not name:
+        (tmp_path / "checkpoints").write_text("a file")
+
+    def save(ranks: Ranks) -> None:
+        with saving(ranks, place_in(tmp_path), 5) as own:
+            (own / name).write_text("weights")
+
+    (result,) = World(1).together(save)
+    assert isinstance(result, CheckpointError)
+    assert isinstance(result.__cause__, OSError)
 
 
 def test_without_checksums_only_sizes_are_kept(tmp_path: Path) -> None:
