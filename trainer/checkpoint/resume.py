@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec.structs import asdict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
@@ -35,8 +34,6 @@ from trainer.rank.reporter import Reporter
 LOG = logging.getLogger("trainer")
 
 FIX = "use the model, optimizer and LoRA settings of the checkpoint, or start in another directory"
-ADAPTER = ".lora_"
-"""Part of the name of each weight that PEFT's LoRA adds."""
 COMPUTATION_KEYS = (
     "model_type",
     "tie_word_embeddings",
@@ -53,6 +50,18 @@ COMPUTATION_KEYS = (
     "rope_parameters",
 )
 """Keys of a model's config that change its computation, but not always the shape of a tensor."""
+
+KEYS = {
+    "seed": "train.seed",
+    "global_batch_size": "train.global_batch_size",
+    "sequence_length": "data.sequence_length",
+    "document_mask": "data.document_mask",
+    "base": "the frozen model under the adapters",
+}
+"""Names of the fields of `Stream` in a spec. Its data has a fingerprint only."""
+OTHER_DATA = (
+    "the training files, their tokenizer, or how much data.validation holds out is not the same"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +238,9 @@ def _contents(folder: Path) -> Source:
 
 def check_model(name: str, saved: Origin, here: Origin) -> None:
     """Raises TrainingError if the models differ in a way that the shapes of tensors do not show."""
+    if (saved.lora is None) != (here.lora is None):
+        trained = "all weights, not only adapters" if saved.lora is None else "only adapters"
+        raise TrainingError(f"{name} belongs to a run that trained {trained}", fix=FIX)
     was, now = saved.config, here.config
     changed = [
         f"{key} was {was[key]} and is now {now[key]}"
@@ -254,7 +266,7 @@ def check_tensors(
         for key in (*wrong, *unknown)
     ]
     raise TrainingError(
-        f"{name} belongs to {_kind(wrong, here, saved)}: {listed(differences)}",
+        f"{name} belongs to another {_kind(wrong)}: {listed(differences)}",
         fix=FIX,
     )
 
@@ -266,16 +278,9 @@ def _weight_of(name: str) -> str | None:
     return MODEL + name.removeprefix(OPTIMIZER).rpartition(".")[0]
 
 
-def _kind(wrong: Iterable[str], here: Iterable[str], saved: Iterable[str]) -> str:
+def _kind(wrong: Iterable[str]) -> str:
     """The most likely explanation of the differences."""
-    if not any(name.startswith(MODEL) for name in wrong):
-        return "another optimizer"
-    adapters = [any(ADAPTER in name for name in names) for names in (here, saved)]
-    if adapters == [True, False]:
-        return "a run that trained all weights, not only adapters"
-    if adapters == [False, True]:
-        return "a run that trained only adapters"
-    return "another model"
+    return "model" if any(name.startswith(MODEL) for name in wrong) else "optimizer"
 
 
 def _shape_text(size: torch.Size | None) -> str:
@@ -284,12 +289,13 @@ def _shape_text(size: torch.Size | None) -> str:
 
 def check_stream(name: str, saved: Stream, here: Stream) -> None:
     """Raises TrainingError if the data changed: the job would skip samples or read some twice."""
-    was = asdict(saved)
-    changed = [
-        f"{key} (was {was[key]})" for key, value in asdict(here).items() if value != was[key]
-    ]
+    values = [(key, getattr(saved, field), getattr(here, field)) for field, key in KEYS.items()]
+    changed = [f"{key} was {was} and is now {now}" for key, was, now in values if was != now]
+    # Samples of another length are other data, also of the same files.
+    if saved.data != here.data and saved.sequence_length == here.sequence_length:
+        changed.append(OTHER_DATA)
     if changed:
         raise TrainingError(
-            f"{name} belongs to a run with a different {', '.join(changed)}",
-            fix="restore the old value or the old files, or start in another directory",
+            f"{name} belongs to a run with other data or settings: {'; '.join(changed)}",
+            fix="restore them, or start in another directory",
         )

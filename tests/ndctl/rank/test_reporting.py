@@ -104,7 +104,7 @@ for step in (2, 3, 4):
 try:
     with ndctl.checkpoint(5):
         1 / 0
-except ZeroDivisionError:
+except ndctl.CheckpointError:
     pass
 """
 

@@ -1,10 +1,14 @@
 """Checkpoints of another model, optimizer or data stream are refused, with the differences."""
 
+from typing import Any
+
 import pytest
 import torch
+from msgspec.structs import replace
 
+from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.errors import TrainingError
-from trainer.checkpoint.resume import check_model, check_stream, check_tensors
+from trainer.checkpoint.resume import KEYS, check_model, check_stream, check_tensors
 from trainer.checkpoint.state import Origin, Progress, Stream
 
 FOLDER = "/runs/a/checkpoints/step-5"
@@ -12,13 +16,20 @@ STREAM = Stream(seed=1, global_batch_size=8, sequence_length=32, data="abc")
 WEIGHTS = {"model.q.weight": torch.Size([4, 4]), "model.norm.weight": torch.Size([4])}
 MOMENTS = {f"optimizer.{n.removeprefix('model.')}.exp_avg": s for n, s in WEIGHTS.items()}
 ALL = WEIGHTS | MOMENTS | {"rng.0": torch.Size([5056])}
-ADAPTER = {"model.q.lora_A.weight": torch.Size([2, 4])}
 
 
 def refusal(here: dict[str, torch.Size], there: dict[str, torch.Size]) -> str:
     with pytest.raises(TrainingError) as caught:
         check_tensors(FOLDER, here, there)
     return caught.value.message
+
+
+def changes(**fields: Any) -> str:
+    with pytest.raises(TrainingError) as caught:
+        check_stream(FOLDER, STREAM, replace(STREAM, **fields))
+    before, _, told = caught.value.message.partition(": ")
+    assert before == f"{FOLDER} belongs to a run with other data or settings"
+    return told
 
 
 def test_a_checkpoint_of_the_same_tensors_is_accepted() -> None:
@@ -52,9 +63,11 @@ def test_another_optimizer_is_refused_with_more_or_fewer_moments() -> None:
 
 
 def test_adapters_and_whole_models_are_distinguished() -> None:
-    message = refusal(ADAPTER, ALL)
-    assert "belongs to a run that trained all weights, not only adapters" in message
-    assert "belongs to a run that trained only adapters" in refusal(WEIGHTS, ADAPTER)
+    whole, adapters = Origin(), Origin(lora=LoraSpec())
+    with pytest.raises(TrainingError, match="a run that trained all weights, not only adapters"):
+        check_model(FOLDER, whole, adapters)
+    with pytest.raises(TrainingError, match="belongs to a run that trained only adapters"):
+        check_model(FOLDER, adapters, whole)
 
 
 def test_differences_without_a_shape_are_found_in_the_configuration() -> None:
@@ -66,12 +79,18 @@ def test_differences_without_a_shape_are_found_in_the_configuration() -> None:
 
 
 def test_another_stream_of_samples_is_refused_with_each_key() -> None:
-    other = Stream(seed=2, global_batch_size=8, sequence_length=32, data="abc")
-    with pytest.raises(TrainingError, match=r"a different seed \(was 1\)\n"):
-        check_stream(FOLDER, STREAM, other)
-    masked = Stream(seed=1, global_batch_size=8, sequence_length=32, data="abc", document_mask=True)
-    with pytest.raises(TrainingError, match=r"a different document_mask \(was False\)\n"):
-        check_stream(FOLDER, STREAM, masked)
+    assert changes(seed=2) == "train.seed was 1 and is now 2"
+    masked = changes(document_mask=True, global_batch_size=4)
+    assert masked == (
+        "train.global_batch_size was 8 and is now 4; data.document_mask was False and is now True"
+    )
+    assert "the training files, their tokenizer, or how much data.validation" in changes(data="d")
+    longer = changes(data="d", sequence_length=64)
+    assert longer == "data.sequence_length was 32 and is now 64", "with the same files"
+
+
+def test_every_field_of_a_stream_is_compared() -> None:
+    assert {*KEYS, "data"} == {*Stream.__struct_fields__}
 
 
 def test_progress_is_stored_and_read() -> None:

@@ -166,7 +166,9 @@ def test_a_resume_with_other_data_is_refused(tmp_path: Path) -> None:
     config = tiny(tmp_path / "out")
     assert train_alone(config) == exit_codes.OK
     (tmp_path / "text" / "0.txt").write_text("other text" * 100)
-    with pytest.raises(TrainingError, match="belongs to a run with a different data"):
+    with pytest.raises(
+        TrainingError, match="belongs to a run with other data or settings: the training files"
+    ):
         train_alone(config)
 
 

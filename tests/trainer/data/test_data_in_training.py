@@ -76,4 +76,4 @@ def test_a_resume_on_changed_data_is_refused(tmp_path: Path) -> None:
         text.write("more")
     ranks = train({**config, "train": {**config["train"], "steps": 4}}, 1)
     assert finish(ranks) == [exit_codes.REFUSED]
-    assert "belongs to a run with a different data" in ranks[0].output
+    assert "belongs to a run with other data or settings: the training files" in ranks[0].output

@@ -236,7 +236,8 @@ def test_checkpoints_hold_only_adapters_and_resume_with_the_same_model(
     assert all(is_adapter(name) for name in kept)
     (refused,) = run_alone([{"config": other, "refused": True}])
     assert refused["code"] == exit_codes.REFUSED
-    assert "belongs to a run with a different base" in refused["refused"]
+    assert "the frozen model under the adapters was " in refused["refused"]
+    assert "alpha 4.0" in refused["refused"]
     work(tmp_path, 2, [{"config": {**config, "parallel": {"tp": 2}}}])
     losses, expected = losses_of(tmp_path / "moved"), losses_of(one["llama"])
     assert losses.keys() == expected.keys()
