@@ -5,6 +5,7 @@ proxies. This module adds retries and error messages.
 """
 
 import contextlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -114,7 +115,7 @@ class Requests:
         return self.access.client.request(
             method,
             asked.path,
-            body,
+            body if content != APPLY else yaml_of(body),
             query_params=[(key, value) for key, value in query.items() if value],
             header_params={"Accept": asked.accept},
             content_type=content,
@@ -131,6 +132,14 @@ METHODS: Mapping[str, str] = {
     "delete": "DELETE",
     "deletecollection": "DELETE",
 }
+
+
+def yaml_of(body: Object | None) -> bytes:
+    """`body` as JSON that is also YAML."""
+    # JSON writes a character above U+FFFF as two escapes, which YAML refuses, so it stays as it is.
+    # All others outside of ASCII get one escape, because YAML reads some of them as line breaks.
+    text = json.dumps(body, ensure_ascii=False)
+    return re.sub(r"[\x7f-\uffff]", lambda one: f"\\u{ord(one[0]):04x}", text).encode()
 
 
 def warnings_in(header: str | None) -> list[str]:

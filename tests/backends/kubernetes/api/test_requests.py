@@ -40,9 +40,10 @@ class Server(BaseHTTPRequestHandler):
 
     answers: ClassVar[list[tuple[int, list[tuple[str, str]], str]]] = []
     asked: ClassVar[list[dict[str, list[str]]]] = []
+    bodies: ClassVar[list[bytes]] = []
 
     def do_PATCH(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
         self.asked.append(parse_qs(urlsplit(self.path).query))
         status, headers, body = self.answers.pop(0)
         self.send_response(status)
@@ -58,7 +59,7 @@ class Server(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[Api]:
-    Server.answers, Server.asked = [], []
+    Server.answers, Server.asked, Server.bodies = [], [], []
     server = HTTPServer(("127.0.0.1", 0), Server)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -105,6 +106,14 @@ def test_a_field_without_a_schema_is_refused_and_not_retried(api: Api) -> None:
         applied(api)
     assert not isinstance(refused.value, Unanswered)
     assert len(Server.asked) == 1, "a retry would get the same answer"
+
+
+def test_an_apply_is_yaml_also_with_characters_that_json_would_escape_twice(api: Api) -> None:
+    Server.answers = [(200, [], "{}")]
+    every = "".join(map(chr, [*range(0x100), 0x2028, 0x2029, 0xFEFF, 0xFFFE, 0x1F680, 0x10FFFF]))
+    item = {**CONFIG_MAP, "data": {"a": f"{every}\\ud83d \\\\ude80"}}
+    api.apply(item, "ns")
+    assert yaml.load(Server.bodies[0], yaml.CSafeLoader) == item  # libyaml is as strict as Go's
 
 
 def test_each_warning_of_the_server_is_kept_once(api: Api) -> None:
