@@ -60,6 +60,14 @@ for _tag, _pattern, _first in CORE_SCHEMA:
         # "" is the first character of an empty scalar, which is null.
         _starts = ["", *_first] if _tag.endswith("null") else list(_first)
         _class.add_implicit_resolver(_tag, re.compile(rf"^{_pattern}$"), _starts)
+# kubectl reads these as truth values and numbers too (`y`, `0X1f`, `0_9`, `2e_3`), and PyYAML does
+# not.
+for _tag, _pattern, _first in (
+    ("tag:yaml.org,2002:bool", r"[yYnN]", "yYnN"),
+    ("tag:yaml.org,2002:int", r"[-+]?(0_?[xXoO][0-9a-fA-F_]+|[0-9_]+)", "-+0123456789"),
+    ("tag:yaml.org,2002:float", r"[-+]?[0-9_.]+[eE][-+0-9_]+", "-+.0123456789"),
+):
+    Dumper.add_implicit_resolver(_tag, re.compile(rf"^{_pattern}$"), list(_first))
 
 SCALARS: Mapping[str, Callable[[str], Any]] = {
     "tag:yaml.org,2002:null": lambda text: None,

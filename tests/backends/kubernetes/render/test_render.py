@@ -70,6 +70,13 @@ def test_the_rendered_text_holds_exactly_the_objects(name: str) -> None:
     assert list(yaml.load_all(text(made), yaml.CSafeLoader)) == made
 
 
+@pytest.mark.parametrize(
+    "value", ["y", "Y", "n", "N", "0X1f", "0_o7", "-0o7", "+0o7", "0_9", "-_2", "2E_8", "2.0_E0"]
+)
+def test_a_string_that_only_kubectl_reads_as_another_type_is_quoted(value: str) -> None:
+    assert text([{value: value}]) == f"'{value}': '{value}'"
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_each_custom_resource_has_only_fields_that_its_schema_knows(name: str) -> None:
     custom = [item for item in objects(CASES[name]) if item["kind"] in CRDS]
