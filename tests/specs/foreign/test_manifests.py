@@ -644,6 +644,24 @@ def test_variables_that_only_pods_know_are_not_to_be_set() -> None:
     assert notes[1].startswith("before you submit: replace ${POD_IP}, which only the pods know")
 
 
+def test_a_variable_that_refers_to_others_has_its_value() -> None:
+    words = (
+        "env: [{name: ROOT, value: /fsx}, {name: OUT, value: $(ROOT)/out},"
+        " {name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}},"
+        " {name: OF_NODE, value: $(OUT)/$(NODE)}],"
+        " command: [python, fit.py, --out=$(OUT), --log=$(OF_NODE)]"
+    )
+    carried = taken(JOB.format(hosts=1, words=words))
+    assert carried.run["args"] == ["--out=/fsx/out", "--log=${OF_NODE}"]
+    assert carried.notes()[0].startswith("before you submit: replace ${OF_NODE}, which only the")
+
+
+def test_values_that_name_each_other_do_not_grow_without_end() -> None:
+    env = ", ".join(f"{{name: A{i + 1}, value: $(A{i})$(A{i})}}" for i in range(60))
+    words = f"env: [{{name: A0, value: x}}, {env}], command: [python, fit.py, $(A3), $(A60)]"
+    assert taken(JOB.format(hosts=1, words=words)).run["args"] == ["x" * 8, "${A60}"]
+
+
 def test_a_job_of_mpi_in_its_first_form() -> None:
     text = JOB.format(hosts=1, words="command: [mpirun, -x, A=1, python, fit.py]")
     text = text.replace("batch/v1\nkind: Job", "kubeflow.org/v1alpha1\nkind: MPIJob")

@@ -1,6 +1,7 @@
 """Renders the pod template of a job. Pure."""
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,6 +47,8 @@ CONTAINER_SECURITY: Mapping[str, Any] = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
 }
+REFERENCE = re.compile(r"\$\$|\$\(([^)]+)\)")
+"""`$(NAME)` in the value of a variable; `$$` is a dollar sign."""
 RDMA_CAPABILITY = "IPC_LOCK"
 """RDMA pins memory, which needs this capability."""
 
@@ -79,7 +82,7 @@ def pod_template(handover: Handover, environ: Mapping[str, str] | None = None) -
             "volumes": _volumes(launch, spec),
         },
     }
-    return _secured(merged(template, spec.pod_template))
+    return _in_order(_secured(merged(template, spec.pod_template)))
 
 
 def _force(spec: KubernetesSpec) -> dict[str, str]:
@@ -130,6 +133,32 @@ def _secured(template: dict[str, Any]) -> dict[str, Any]:
 def _safe(container: Mapping[str, Any]) -> dict[str, Any]:
     said = container.get("securityContext", {})
     return {**container, "securityContext": merged(CONTAINER_SECURITY, said)}
+
+
+def _in_order(template: dict[str, Any]) -> dict[str, Any]:
+    """`template` with each variable after those that its value refers to. Kubernetes replaces
+    `$(NAME)` only by an earlier variable, and those of the patch were appended."""
+    pod = template["spec"]
+    containers = [
+        {**one, "env": _after_their_references(one["env"])} if "env" in one else one
+        for one in pod["containers"]
+    ]
+    return {**template, "spec": {**pod, "containers": containers}}
+
+
+def _after_their_references(variables: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    waiting, ordered = [*variables], []
+    while waiting:
+        names = {one.get("name") for one in waiting}
+        free = (one for one in waiting if not names & _references(one))
+        one = next(free, waiting[0])  # those that refer to each other keep their order
+        waiting.remove(one)
+        ordered.append(one)
+    return ordered
+
+
+def _references(variable: Mapping[str, Any]) -> set[str]:
+    return {*REFERENCE.findall(str(variable.get("value", "")))} - {"", variable.get("name")}
 
 
 def _container(

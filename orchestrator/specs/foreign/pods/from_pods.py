@@ -64,6 +64,10 @@ OF_CONTAINER = frozenset(
     ]
 )
 IN_TEMPLATE = re.compile(r"\$\{?[A-Z][A-Z0-9_]*\}?")
+REFERENCE = re.compile(r"\$\((\w+)\)")
+"""Kubernetes itself replaces it by a variable of the container."""
+MOST_REPLACED = 1_000
+"""Characters of a value in another one: values that name each other may grow without end."""
 PROBES = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
 
 
@@ -124,21 +128,15 @@ def _started(pods: Pods, container: Mapping[str, Any]) -> tuple[Shell, Start | N
     if words is None:
         words = [*_list(container.get("command")), *_list(container.get("args"))]
     words = [braced(str(one)) for one in words]
-    # Kubernetes itself replaces $(NAME) by a variable of the container. Another $(date) is a
-    # command of the shell.
-    values = {str(at(one, "name")): at(one, "value") for one in container.get("env") or []}
-    known = {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, str) and value and "$" not in value
-    }
+    values, known = _values_of(container)
 
     def variable(found: re.Match[str]) -> str:
         name = found[1]
+        # Another $(date) is a command of the shell.
         is_one = name in values or name.isupper()
         return known.get(name, f"${{{name}}}") if is_one else found[0]
 
-    words = [re.sub(r"\$\((\w+)\)", variable, one) for one in words]
+    words = [REFERENCE.sub(variable, one) for one in words]
     shell = read_shell(shlex.join(words), {**known}) if words else Shell()
     start = shell.training()
     alone = pods.command is None and not container.get("command")
@@ -151,6 +149,26 @@ def _started(pods: Pods, container: Mapping[str, Any]) -> tuple[Shell, Start | N
     if start is not None and not any(re.match(r"[^-]", word) for word in start.words):
         start = None
     return shell, start
+
+
+def _values_of(container: Mapping[str, Any]) -> tuple[set[str], dict[str, str]]:
+    """Names of the container's variables, and those values that are known. Kubernetes replaces
+    `$(NAME)` in a value by an earlier variable."""
+    names: set[str] = set()
+    known: dict[str, str] = {}
+    short: dict[str, str] = {}
+    for one in container.get("env") or []:
+        name, value = str(at(one, "name")), at(one, "value")
+        names.add(name)
+        if not isinstance(value, str):
+            continue
+        if len(value) <= MOST_REPLACED:
+            value = REFERENCE.sub(lambda found: short.get(found[1], found[0]), value)
+            if len(value) <= MOST_REPLACED and "$" not in value:
+                short[name] = value
+        if value and "$" not in value:
+            known[name] = value
+    return names, known
 
 
 def _list(value: Any) -> list[Any]:
@@ -242,7 +260,8 @@ def _variables(carried: Carried, kubernetes: dict[str, Any], container: Mapping[
         name = str(at(one, "name"))
         if bad_variable(name) is not None:
             continue
-        if "valueFrom" in one:
+        used = REFERENCE.findall(str(one.get("value")))
+        if "valueFrom" in one or not {*used}.isdisjoint(carried.of_pods):
             carried.of_pods.append(name)
         if (value := _variable(one)) is not None:
             env[name] = value

@@ -199,6 +199,20 @@ def test_no_autoscaler_evicts_pods_unless_the_spec_allows_it() -> None:
     assert not notes(replace(PLAIN, pod_template=without)).keys() & kept.keys()
 
 
+def test_a_variable_stands_behind_those_that_it_refers_to() -> None:
+    """Kubernetes replaces `$(NAME)` only by an earlier variable."""
+    node = {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    patched = [node, {"name": "LAST", "value": "$(OUT)/$(LAST)"}, {"name": "X", "value": "$(Y)"}]
+    spec = replace(
+        PLAIN,
+        env={"OUT": "/fsx/$(NODE)", "PLAIN": "$$(NODE)", "Y": "$(X)"},
+        pod_template={"spec": {"containers": [{"name": "pytorch", "env": patched}]}},
+    )
+    for pod in pods_of(objects(a_handover(spec))):
+        names = [one["name"] for one in pod["containers"][0]["env"]]
+        assert names[-6:] == ["PLAIN", "NODE", "OUT", "LAST", "Y", "X"]
+
+
 def test_an_ended_job_is_deleted_after_the_time_in_the_spec() -> None:
     job = objects(CASES["pytorchjob-guaranteed"])[-1]
     assert job["spec"]["runPolicy"]["ttlSecondsAfterFinished"] == 3600
