@@ -94,7 +94,7 @@ def read_document(
 ) -> Document:
     """The values of the spec in the file `path`, which `written_in` checks."""
     text = read_text(path, "`ndctl init` writes a first spec")
-    if path.suffix in OF_OTHERS or text.startswith("#") or "\napiVersion:" in f"\n{text}":
+    if path.suffix in OF_OTHERS or text.startswith(("#", "{")) or "\napiVersion:" in f"\n{text}":
         from orchestrator.specs.foreign.recognised import foreign_text
 
         if (told := foreign_text(text, path)) is not None:

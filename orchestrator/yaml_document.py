@@ -233,7 +233,7 @@ def parse(text: str, source: str) -> Document:
     """The values of `text` and their lines."""
     document = Document(source)
     try:
-        _refuse_deep(text, source)
+        refuse_deep(text, source)
         node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
@@ -249,8 +249,9 @@ def parse(text: str, source: str) -> Document:
     return document
 
 
-def _refuse_deep(text: str, source: str) -> None:
-    """libyaml is recursive, so a text of ten thousand brackets would crash the process."""
+def refuse_deep(text: str, source: str) -> None:
+    """Raises SpecError. libyaml is recursive, so a text of ten thousand brackets would crash the
+    process."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent)

@@ -2,7 +2,9 @@
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import PurePath
+from typing import Any
 
 from orchestrator.errors import SpecError
 from orchestrator.specs.foreign.batch_script import from_script
@@ -62,6 +64,7 @@ def taken_over(text: str, path: PurePath) -> Carried:
     if not found:
         raise SpecError(f"{path}: {why_nothing(text)}", fix=fix_of_nothing(text, path))
     one, pods = found[0]
+    _refuse_own(one, path)
     carried = from_pods(one, pods, path.stem)
     beside = [
         f"{each.get('kind')} {at(each, 'metadata', 'name')}"
@@ -77,6 +80,25 @@ def taken_over(text: str, path: PurePath) -> Carried:
             name = at(other, "metadata", "name")
             carried.leave(f"{other['kind']} {name}: a spec is one job; give it a file of its own")
     return carried
+
+
+OWN_LABEL = "ndctl.dev/job"
+"""The label of all objects of a job of ndctl."""
+
+
+def _refuse_own(one: Mapping[str, Any], path: PurePath) -> None:
+    """An object of a job of ndctl has the program of its agents, and no spec."""
+    job = at(one, "metadata", "labels", OWN_LABEL)
+    if job is None:
+        return
+    namespace = at(one, "metadata", "namespace")
+    place = f" -n {shlex.quote(str(namespace))}" if namespace else ""
+    name = shlex.quote(f"{job}-launch")
+    raise SpecError(
+        f"{path}: {one['kind']} {at(one, 'metadata', 'name')} belongs to {job}, a job of ndctl",
+        fix=f"`kubectl{place} get configmap {name} -o jsonpath='{{.data.spec\\.yaml}}'` prints the"
+        " spec of that job",
+    )
 
 
 MOST_SAID = 20
@@ -112,11 +134,18 @@ def is_script(text: str, path: PurePath) -> bool:
     return re.search(r"^#(SBATCH|PBS|BSUB) ", text, re.MULTILINE) is not None
 
 
+NO_OBJECT = "this manifest is a list without objects"
+
+
 def why_nothing(text: str) -> str:
     """Why a manifest has no job that can be taken over."""
     if HELM.search(text):
         return "this is a template of Helm, not a manifest"
-    kinds = ", ".join(dict.fromkeys(re.findall(r"^kind: *[\"']?(\w+)", text, re.MULTILINE)))
+    found = re.findall(r"^kind: *[\"']?(\w+)", text, re.MULTILINE)
+    found = found or [str(one.get("kind")) for one in objects_in(text)]  # of JSON
+    if not found:
+        return NO_OBJECT
+    kinds = ", ".join(dict.fromkeys(found))
     known = {kind for _, kind in KINDS}
     unknown = [kind for kind in kinds.split(", ") if RUNS.search(kind) and kind not in known]
     if unknown:
@@ -128,6 +157,8 @@ def fix_of_nothing(text: str, path: PurePath) -> str:
     """What to do with such a manifest."""
     if HELM.search(text):
         return "helm template CHART > manifest.yaml, then ndctl init --from manifest.yaml"
+    if why_nothing(text) == NO_OBJECT:
+        return "give the manifest of a job"
     creates = f"`kubectl apply -f {shlex.quote(str(path))}` creates it"
     if "takes no" in why_nothing(text):
         return f"{creates}; ndctl takes {', '.join(dict.fromkeys(kind for _, kind in KINDS))} over"

@@ -1,10 +1,12 @@
 """Manifests that create pods which train together, with the parts that public examples have."""
 
+import json
 import re
 from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from orchestrator.cli import cli
@@ -232,6 +234,7 @@ def test_a_program_that_is_not_found_is_asked_for() -> None:
         "apiVersion: batch/v1\nkind: Job\nspec:\n",
         "apiVersion: batch/v1\nkind: Job\n  spec\n: [",
         "apiVersion: batch/v1\nkind: Job\nspec: {x: " + "[" * 3000 + "]" * 3000 + "}\n",
+        '{"apiVersion": "v1", "kind": "Pod"}',
         # Aliases of aliases: ten lines that stand for a billion values.
         "apiVersion: batch/v1\nkind: Job\nspec:\n  a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
         + "".join(
@@ -244,6 +247,39 @@ def test_what_is_no_manifest_is_refused(text: str) -> None:
     assert len(text) < MOST_VALUES
     with pytest.raises(SpecError, match="no job that trains is in this manifest"):
         taken(text)
+
+
+@pytest.mark.parametrize("start", ["apiVersion: v1\nkind: Job\nx: ", '{"apiVersion": 1, "kind": '])
+def test_brackets_without_end_do_not_crash_the_reader(start: str) -> None:
+    with pytest.raises(SpecError):
+        taken(start + "[" * 200_000)
+
+
+@pytest.mark.parametrize("kind", ["PyTorchJob", "List", "PodList"])
+def test_json_of_kubectl_is_read_as_its_yaml(kind: str) -> None:
+    one = yaml.safe_load(manifest("PyTorchJob"))
+    one["metadata"]["annotations"] = {
+        "note": "\U0001f680",
+        "kubectl.kubernetes.io/last-applied-configuration": "{}",
+    }
+    whole = one if kind == "PyTorchJob" else {"apiVersion": "v1", "items": [one], "kind": kind}
+    carried = taken(json.dumps(whole, indent=4))
+    assert carried.cluster["hosts"] == 4
+    assert carried.run["script"] == "/app/train.py"
+    assert carried.cluster["kubernetes"]["annotations"] == {"note": "\U0001f680"}
+
+
+def test_a_list_without_objects_has_no_kinds_to_name() -> None:
+    with pytest.raises(SpecError, match="this manifest is a list without objects"):
+        taken('{"apiVersion": "v1", "items": [], "kind": "List"}')
+
+
+def test_a_job_of_ndctl_has_a_spec_already() -> None:
+    text = manifest("PyTorchJob").replace("team: a", "ndctl.dev/job: big")
+    with pytest.raises(SpecError, match="belongs to big, a job of ndctl") as refused:
+        taken(text)
+    command = r"kubectl -n lab get configmap big-launch -o jsonpath='{.data.spec\.yaml}'"
+    assert command in refused.value.fix
 
 
 def test_init_writes_the_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

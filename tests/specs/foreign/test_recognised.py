@@ -29,6 +29,11 @@ FILES = {
         "service-first.yaml: this is a Kubernetes manifest (PyTorchJob), not a job spec",
         "`ndctl init --from service-first.yaml` writes a job spec from it",
     ),
+    "job.json": (
+        '{"apiVersion": "batch/v1", "kind": "Job", "spec": {}}',
+        "job.json: this is a Kubernetes manifest (Job), not a job spec",
+        "`ndctl init --from job.json` writes a job spec from it",
+    ),
     "claim.yaml": (
         "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: b}\n",
         "no job that trains is in this manifest (PersistentVolumeClaim)",

@@ -16,8 +16,11 @@ from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell
 from orchestrator.specs.foreign.shell_words import PLACEHOLDER, variables_for_placeholders
 
 QUEUE = "kueue.x-k8s.io/queue-name"
-OF_TOOLS = re.compile(r"(trainer\.kubeflow\.org|training\.kubeflow\.org|jobset\.sigs\.k8s\.io)/.*")
-"""Labels that operators read."""
+OF_TOOLS = re.compile(
+    r"(trainer\.kubeflow\.org|training\.kubeflow\.org|jobset\.sigs\.k8s\.io|batch\.kubernetes\.io)/.*"
+    r"|controller-uid|job-name|kubectl\.kubernetes\.io/last-applied-configuration"
+)
+"""Labels that operators read or set, and what kubectl notes."""
 GPU = re.compile(r"[\w.-]+/(gpu|mig-[\w.]+)|\$\{GPU_RESOURCE\}|gpu", re.IGNORECASE)
 ACCELERATOR = re.compile(r".*/(tpu|neuron\w*|npu|hpu|gaudi|.*ascend.*)", re.IGNORECASE)
 """Devices of a pod that are not GPUs."""

@@ -1,5 +1,6 @@
 """Manifests of Kubernetes that create pods which train together, as groups of pods."""
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -7,7 +8,10 @@ from typing import Any
 import yaml
 from msgspec import Struct, field
 
+from orchestrator.contract.read_json import read_json
+from orchestrator.errors import SpecError
 from orchestrator.specs.foreign.pods.wrong_types import without_nulls
+from orchestrator.yaml_document import refuse_deep
 
 TRAINS = "trainer.kubeflow.org/trainjob-ancestor-step"
 """The label of the pods of a runtime that get a TrainJob's `trainer`."""
@@ -36,16 +40,23 @@ class Pods(Struct, kw_only=True):
 
 def objects_in(text: str) -> list[dict[str, Any]]:
     """The objects of a manifest; none if the text is not YAML, too large or too deep."""
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        found = [*yaml.load_all(text, Loader=loader)]
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return []
-    objects = [one for part in found for one in _items(part)]
+    objects = [one for part in _documents(text) for one in _items(part)]
     budget = [MOST_VALUES]
     if not all(_is_small(one, budget) for one in objects):
         return []
     return [without_nulls(one) for one in objects]
+
+
+def _documents(text: str) -> list[Any]:
+    if text.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError):  # not JSON, so it may be YAML
+            return [read_json(text)]
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        refuse_deep(text, "")
+        return [*yaml.load_all(text, Loader=loader)]
+    except (yaml.YAMLError, ValueError, RecursionError, SpecError):
+        return []
 
 
 def reads(one: Mapping[str, Any]) -> bool:
@@ -76,8 +87,12 @@ def _is_small(value: Any, budget: list[int], depth: int = 0) -> bool:
 
 
 def looks_like_manifest(text: str) -> bool:
-    """Whether a text is for Kubernetes, also if it is a template or has several objects."""
-    return all(re.search(rf"^{key}:", text, re.MULTILINE) for key in ("apiVersion", "kind"))
+    """Whether a text is for Kubernetes, also if it is a template or has several objects, or is
+    JSON."""
+    keys = ("apiVersion", "kind")
+    if text.lstrip().startswith("{"):
+        return any(isinstance(one, dict) and {*keys} <= one.keys() for one in _documents(text))
+    return all(re.search(rf"^{key}:", text, re.MULTILINE) for key in keys)
 
 
 def pods_of(one: Mapping[str, Any], others: list[dict[str, Any]]) -> Pods | None:
