@@ -15,6 +15,7 @@ from orchestrator.specs.foreign.command_lines import (
     Program,
     is_launcher,
     launched,
+    program_of,
     without_separator,
 )
 from orchestrator.specs.foreign.srun_options import of_srun
@@ -137,6 +138,15 @@ def placed_by_mpi(words: Sequence[str]) -> list[str]:
         for one, value in pairwise([*behind, "-"])
         if PLACES_RANKS.match(one) and "none" not in (value, one.partition("=")[2])
     ]
+
+
+def exported_by_mpi(words: Sequence[str]) -> list[str]:
+    """The variables that mpirun hands from its own environment to the ranks."""
+    if not {PurePath(word).name for word in words} & {"mpirun", "mpiexec"}:
+        return []
+    found = program_of(words) or executable_of(words)
+    before = words[: len(words) - len(found.args)] if found is not None else words
+    return [name for flag, name in pairwise(before) if flag == "-x" and name.isidentifier()]
 
 
 ENVIRONMENTS = ("conda", "mamba", "micromamba", "poetry", "pixi", "pipenv", "pdm", "hatch")

@@ -27,6 +27,7 @@ from orchestrator.specs.foreign.other_schedulers import set_other_scheduler
 from orchestrator.specs.foreign.run_key import (
     ONLY_A_SHELL_KNOWS,
     ask_for_loops,
+    names_file,
     set_program,
     set_variables,
     short,
@@ -514,7 +515,7 @@ MOST_LINES = 100
 def _rest(carried: Carried, shell: Shell, start: Start | None) -> None:
     """Lines that do something else than to start the training."""
     named = start.words if start is not None else ()
-    written = [(line, text) for line, file, text in shell.written if _is_named(file, named)]
+    written = [(line, text) for line, file, text in shell.written if names_file(named, file)]
     lines = sorted(
         [*shell.others, *written, *((one.line, one.text) for one in _not_training(shell, start))]
     )
@@ -529,14 +530,6 @@ def _rest(carried: Carried, shell: Shell, start: Start | None) -> None:
             "what these lines do belongs into cluster.slurm.setup (first host, before the ranks)"
             " or cluster.slurm.hooks (each host)"
         )
-
-
-def _is_named(file: str, words: Sequence[str]) -> bool:
-    """Whether a command line has a file of this name."""
-    name = PurePath(file).name
-    return bool(name) and any(
-        name in (PurePath(word).name, word.partition("=")[2]) for word in words
-    )
 
 
 def _not_training(shell: Shell, start: Start | None) -> Iterator[Start]:

@@ -144,6 +144,14 @@ def ask_for_loops(carried: Carried, shell: Shell) -> None:
         )
 
 
+def names_file(words: Sequence[str], file: str) -> bool:
+    """Whether a command line has a file of this name."""
+    name = PurePath(file).name
+    return bool(name) and any(
+        name in (PurePath(word).name, word.partition("=")[2]) for word in words
+    )
+
+
 def short(text: str) -> str:
     """One line that fits into a note."""
     plain = " ".join(text.split())

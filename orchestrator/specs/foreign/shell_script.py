@@ -94,7 +94,7 @@ class Shell(Struct, kw_only=True):
     others: list[tuple[int, str]] = field(default_factory=list)
     """Lines and commands that do something else."""
     written: list[tuple[int, str, str]] = field(default_factory=list)
-    """Lines such as `echo TEXT > FILE`, with the file. They matter if the program reads it."""
+    """Lines such as `echo TEXT > FILE`, with the file."""
 
     def training(self) -> Start | None:
         """The last start of those that look most like a training."""
@@ -335,10 +335,14 @@ def _export_of_mpiexec(shell: Shell, words: list[str]) -> None:
 
 
 def _written(shell: Shell, command: Command, at: int) -> None:
-    """Keeps the file that a line such as `echo TEXT > FILE` writes."""
-    files = re.findall(r"(?<![0-9&])>>?\s*([^\s>&|]+)", " ".join(command.words[at:]))
+    """Keeps the files that a line such as `echo TEXT > FILE` or `… | tee FILE` writes. `at`: where
+    its redirections begin."""
+    files = re.findall(r"(?<!\S)[0-9&]?>>?\s*([^\s>&|]+)", " ".join(command.words[at:]))
+    if command.words[0] == "tee":
+        files += [word for word in command.words[1:at] if not word.startswith("-")]
+    names = [joined(file, shell.values) for file in files]
     shell.written += [
-        (command.line, joined(file, shell.values), command.text) for file in files[:1]
+        (command.line, file, command.text) for file in names if not file.startswith("/dev/")
     ]
 
 
@@ -356,6 +360,7 @@ def _start(shell: Shell, command: Command, before: list[str], words: list[str]) 
         if (flag == "-x" or (flag == "-e" and not in_box)) and ASSIGNMENT.fullmatch(word):
             _assign(shell, word, exported=True)
     raw = redirected(list(command.words))
+    _written(shell, command, len(raw))
     expands = tuple(one for word in raw for one in patterns(word, shell.values))
     shell.starts.append(Start(command.line, tuple(words), command.text, patterns=expands))
 

@@ -698,12 +698,106 @@ def test_values_that_name_each_other_do_not_grow_without_end() -> None:
     assert taken(JOB.format(hosts=1, words=words)).run["args"] == ["x" * 8, "${A60}"]
 
 
+def test_files_that_the_command_writes_are_said() -> None:
+    """As Kubeflow's SDK starts a function: the program is only in the command."""
+    text = """apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: fit}
+spec:
+  runtimeRef: {name: torch}
+  suspend: true
+  trainer:
+    command:
+    - bash
+    - -c
+    - |
+      read -r -d '' SCRIPT << EOM
+      print("a")
+      EOM
+      printf "%s" "$SCRIPT" > "train.py"
+      echo started >&2
+      torchrun train.py 2> /logs/err | tee -a /logs/out > /dev/null
+"""
+    carried = taken(text)
+    said = "\n".join(carried.left)
+    assert carried.run["script"] == "train.py"
+    assert 'printf "%s" "${SCRIPT}" > "train.py": it writes train.py' in said
+    assert "put train.py into the image or on a volume" in "\n".join(carried.before)
+    assert re.findall("it writes (.*)", said) == ["train.py", "/logs/err", "/logs/out"]
+    assert "suspend: `ndctl submit` starts the job" in carried.left
+
+
+def test_what_only_the_head_of_ray_has_is_said() -> None:
+    pod = "{{spec: {{containers: [{{name: a, image: b{}}}]}}}}"
+    mount = "{mountPath: /both, name: x}"
+    own = f", env: [{{name: A, value: b}}], volumeMounts: [{mount}, {{mountPath: /code, name: y}}]"
+    text = (
+        "apiVersion: ray.io/v1\nkind: RayJob\nmetadata: {name: fit}\nspec:\n"
+        "  entrypoint: python /code/fit.py\n  rayClusterSpec:\n"
+        f"    headGroupSpec: {{template: {pod.format(own)}}}\n"
+        f"    workerGroupSpecs:\n    - template: {pod.format(f', volumeMounts: [{mount}]')}\n"
+        "    - groupName: more\n"
+    )
+    left = taken(text).left
+    to = "write those that ranks need to cluster.kubernetes"
+    assert f"variables of the head, A: {to}.env" in left
+    assert f"volumes of the head, /code: {to}.volumes" in left
+    assert "workerGroup more: all hosts are alike" in left
+
+
+def test_policies_without_a_key_are_said() -> None:
+    jobset = yaml.safe_load(manifest("JobSet"))
+    jobset["spec"] |= {"failurePolicy": {"maxRestarts": 2, "rules": [{"action": "FailJobSet"}]}}
+    job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+    job |= {"podFailurePolicy": {"rules": []}, "backoffLimit": 0, "activeDeadlineSeconds": 60}
+    job["template"]["spec"]["terminationGracePeriodSeconds"] = 600
+    jobset["spec"]["suspend"] = True
+    carried = taken(yaml.safe_dump(jobset))
+    rules = "rules of ndctl decide about failures (`ndctl policy list`)"
+    assert f"failurePolicy.rules: {rules}" in carried.left
+    assert f"podFailurePolicy: {rules}" in carried.left
+    assert "activeDeadlineSeconds 60: a job of ndctl has no deadline" in carried.left
+    grace = "terminationGracePeriodSeconds 600: set resilience.stop_grace, the time to stop"
+    assert carried.left.count(grace) == 1
+    assert "suspend" not in str(carried.left), "Kueue suspends and resumes the jobs of a queue"
+
+
+def test_policies_of_volcano_and_the_operator_are_taken_or_said() -> None:
+    volcano = yaml.safe_load(manifest("volcano"))
+    volcano["spec"] |= {"maxRetry": 3, "policies": [{"event": "PodEvicted"}]}
+    carried = taken(yaml.safe_dump(volcano))
+    assert carried.resilience == {"max_restarts": 3}
+    assert any(one.startswith("policies: rules of ndctl decide") for one in carried.left)
+    job = yaml.safe_load(manifest("PyTorchJob"))
+    job["spec"]["runPolicy"] = {"schedulingPolicy": {"priorityClass": "low"}}
+    said = "schedulingPolicy.priorityClass low: set cluster.kubernetes.priority_class"
+    assert said in taken(yaml.safe_dump(job)).left
+
+
+def test_a_volume_keeps_what_has_no_key() -> None:
+    job = yaml.safe_load(manifest("PyTorchJob"))
+    pod = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    items = {"name": "code", "configMap": {"name": "c", "items": [{"key": "a", "path": "b"}]}}
+    plain = {"name": "plain", "configMap": {"name": "d", "defaultMode": 420}}
+    pod["volumes"] += [items, plain]
+    pod["volumes"][1] = {"name": "shm", "hostPath": {"path": "/dev/shm"}}
+    mounts = [{"name": "code", "mountPath": "/code"}, {"name": "plain", "mountPath": "/plain"}]
+    pod["containers"][0]["volumeMounts"] += mounts
+    carried = taken(yaml.safe_dump(job))
+    kubernetes = carried.cluster["kubernetes"]
+    assert items in kubernetes["pod_template"]["spec"]["volumes"]
+    assert mounts[0] in kubernetes["pod_template"]["spec"]["containers"][0]["volumeMounts"]
+    assert [one.get("config_map") for one in kubernetes["volumes"]] == [None, "d"]
+    assert any(one.startswith("the volume shm at /dev/shm: ndctl mounts") for one in carried.left)
+
+
 def test_a_job_of_mpi_in_its_first_form() -> None:
-    text = JOB.format(hosts=1, words="command: [mpirun, -x, A=1, python, fit.py]")
+    text = JOB.format(hosts=1, words="command: [mpirun, -x, A=1, -x, PATH, python, fit.py, -x, B]")
     text = text.replace("batch/v1\nkind: Job", "kubeflow.org/v1alpha1\nkind: MPIJob")
     carried = taken(text.replace("parallelism: 1", "replicas: 2"))
     assert (carried.run["script"], carried.cluster["hosts"]) == ("fit.py", 2)
     assert (carried.cluster["gpus_per_host"], carried.run["env"]) == (1, {"A": "1"})
+    assert "mpirun -x PATH: ranks have the variables of their own pods" in carried.left
     total = taken(text.replace("parallelism: 1", "gpus: 16"))
     assert "set cluster.hosts: the manifest says 16 GPUs" in total.before
 

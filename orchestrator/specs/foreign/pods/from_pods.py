@@ -7,11 +7,13 @@ from typing import Any
 
 from orchestrator.contract.spec.job_spec import kubernetes_name
 from orchestrator.contract.spec.slurm_spec import bad_variable
+from orchestrator.specs.foreign.around_program import exported_by_mpi
 from orchestrator.specs.foreign.carried import Carried, braced, job_name, number_of
 from orchestrator.specs.foreign.command_lines import sizes_of, variable_ranks
 from orchestrator.specs.foreign.pods.manifests import Pods, at
+from orchestrator.specs.foreign.pods.policies import set_policies
 from orchestrator.specs.foreign.pods.volumes import own_container, set_volumes
-from orchestrator.specs.foreign.run_key import set_program, set_variables
+from orchestrator.specs.foreign.run_key import names_file, set_program, set_variables, short
 from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell
 from orchestrator.specs.foreign.shell_words import PLACEHOLDER, variables_for_placeholders
 
@@ -94,12 +96,7 @@ def from_pods(one: Mapping[str, Any], pods: Pods, stem: str) -> Carried:
     if folder:
         carried.run["workdir"] = braced(str(folder))
     set_variables(carried, shell)
-    others = [text for _, text in shell.others]
-    others += [one.text for one in shell.starts if start is None or one.words != start.words]
-    for text in others:
-        carried.leave(f"in its command: {text[:60]}")
-    if others:
-        carried.leave("what these lines do belongs into the image or an init container")
+    _rest_of_command(carried, shell, start)
     if (hosts := number_of(pods.hosts)) is None:
         carried.before.append(f"set cluster.hosts: the manifest says {pods.hosts}")
     hosts = hosts or 1
@@ -111,7 +108,7 @@ def from_pods(one: Mapping[str, Any], pods: Pods, stem: str) -> Carried:
     _labels(carried, kubernetes, one, pods)
     set_volumes(carried, kubernetes, pod, container)
     _other_fields(carried, kubernetes, pod, container)
-    _policies(carried, kubernetes, one)
+    set_policies(carried, kubernetes, one, pod)
     if "pod_template" in kubernetes:
         kubernetes["pod_template"] = kubernetes.pop("pod_template")  # it is the longest
     carried.cluster["kubernetes"] = kubernetes
@@ -152,6 +149,25 @@ def _started(pods: Pods, container: Mapping[str, Any]) -> tuple[Shell, Start | N
     if start is not None and not any(re.match(r"[^-]", word) for word in start.words):
         start = None
     return shell, start
+
+
+def _rest_of_command(carried: Carried, shell: Shell, start: Start | None) -> None:
+    """What the command does besides the start of the training."""
+    words = start.words if start is not None else ()
+    others = [text for _, text in shell.others]
+    others += [one.text for one in shell.starts if start is None or one.words != words]
+    for text in others:
+        carried.leave(f"in its command: {text[:60]}")
+    if others:
+        carried.leave("what these lines do belongs into the image or an init container")
+    for _, file, text in shell.written:
+        carried.leave(f"in its command: {short(text)}: it writes {file}")
+        if names_file(words, file):
+            carried.before.append(
+                f"put {file} into the image or on a volume: the command of the manifest writes it"
+            )
+    if names := exported_by_mpi(words):
+        carried.leave(f"mpirun -x {', '.join(names)}: ranks have the variables of their own pods")
 
 
 def _values_of(container: Mapping[str, Any]) -> tuple[set[str], dict[str, str]]:
@@ -371,29 +387,3 @@ def _other_fields(
             f"give the account {account} the rights of a leader (manifests/README.md), or remove"
             " service_account, and the job makes its own"
         )
-
-
-def _policies(carried: Carried, kubernetes: dict[str, Any], one: Mapping[str, Any]) -> None:
-    spec = at(one, "spec") or {}
-    policy = {**spec, **(spec.get("runPolicy") or {})}
-    ttl = policy.get("ttlSecondsAfterFinished")
-    if ttl is not None:
-        kubernetes["ttl_after_finished"] = ttl
-    restarts = next(
-        (
-            count
-            for count in (
-                policy.get("backoffLimit"),
-                at(spec, "elasticPolicy", "maxRestarts"),
-                at(spec, "failurePolicy", "maxRestarts"),
-            )
-            if isinstance(count, int)
-        ),
-        None,
-    )
-    if restarts:
-        carried.resilience["max_restarts"] = restarts
-    if policy.get("activeDeadlineSeconds"):
-        carried.leave("activeDeadlineSeconds: a job of ndctl has no deadline")
-    if queue := at(policy, "schedulingPolicy", "queue"):
-        carried.leave(f"schedulingPolicy.queue {queue}: set cluster.kubernetes.queue for Kueue")

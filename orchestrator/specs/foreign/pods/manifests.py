@@ -262,19 +262,30 @@ def _mpijob(spec: dict[str, Any]) -> Pods:
         total = at(spec, "gpus") or at(spec, "processingUnits")
         hosts = at(spec, "replicas") or (f"{total} GPUs" if total else 1)
         return Pods(hosts=hosts, template=spec["template"], notes=notes)
-    command = _container(at(replicas, "Launcher", "template") or {})
-    if names := [str(at(one, "name")) for one in command.get("env") or []]:
-        notes.append(
-            f"variables of the Launcher, {', '.join(names)}: write those that ranks need to"
-            " cluster.kubernetes.env"
-        )
+    launcher, worker = (at(replicas, role, "template") or {} for role in ("Launcher", "Worker"))
+    notes += _left_of("Launcher", launcher, worker)
+    command = _container(launcher)
     return Pods(
         hosts=at(replicas, "Worker", "replicas") or 1,
-        template=at(replicas, "Worker", "template") or {},
+        template=worker,
         ranks=at(spec, "slotsPerWorker"),
         command=[*(command.get("command") or []), *(command.get("args") or [])],
         notes=notes,
     )
+
+
+def _left_of(role: str, template: Any, trains: Any) -> Iterator[str]:
+    """What the pods of another role have, and those with the template `trains` do not."""
+    own, other = _container(template), _container(trains)
+    for key, name, what in (("env", "name", "variables"), ("volumeMounts", "mountPath", "volumes")):
+        there = other.get(key) or []
+        named = [str(at(one, name)) for one in own.get(key) or [] if one not in there]
+        if named:
+            here = "env" if key == "env" else "volumes"
+            yield (
+                f"{what} of the {role}, {', '.join(named)}: write those that ranks need to"
+                f" cluster.kubernetes.{here}"
+            )
 
 
 def _rayjob(spec: dict[str, Any]) -> Pods:
@@ -282,6 +293,10 @@ def _rayjob(spec: dict[str, Any]) -> Pods:
     workers = [one for one in at(cluster, "workerGroupSpecs") or [] if isinstance(one, dict)]
     one = workers[0] if workers else at(cluster, "headGroupSpec") or {}
     notes = ["the Ray cluster: ndctl starts the program itself on each rank, without Ray"]
+    if workers:
+        head = at(cluster, "headGroupSpec", "template") or {}
+        notes += _left_of("head", head, at(one, "template") or {})
+    notes += [f"workerGroup {at(other, 'groupName')}: all hosts are alike" for other in workers[1:]]
     entrypoint = str(at(spec, "entrypoint") or "")  # Ray hands it to a shell
     if at(spec, "runtimeEnvYAML"):
         notes.append(

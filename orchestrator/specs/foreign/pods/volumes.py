@@ -45,6 +45,11 @@ def set_volumes(
         if path == "/dev/shm":
             size = at(volume, "emptyDir", "sizeLimit")
             kubernetes.update({"shm": braced(str(size))} if size is not None else {})
+            if "emptyDir" not in volume:
+                carried.leave(
+                    f"the volume {name} at {path}: ndctl mounts memory there, and"
+                    " cluster.kubernetes.shm is its size"
+                )
             continue
         source = next(((key, value) for key, value in _source(volume)), None)
         if source is None or len(mount.keys() - {"name", "mountPath", "readOnly"}):
@@ -78,11 +83,20 @@ def _mounted_elsewhere(pod: Mapping[str, Any], container: Mapping[str, Any]) -> 
     ]
 
 
+AS_BY_NDCTL = (
+    *(("defaultMode", 420), ("optional", False), ("readOnly", False)),
+    *(("type", ""), ("type", "Directory")),
+)
+"""Fields of a source that say what holds without them, or what ndctl sets."""
+
+
 def _source(volume: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The source as a spec has it; none if a spec has no key for one of its fields."""
     return [
         (here, braced(str(volume[kind][key])))
         for kind, key, here in SOURCES
         if isinstance(volume.get(kind), dict) and volume[kind].get(key) is not None
+        if all(one in AS_BY_NDCTL for one in volume[kind].items() if one[0] != key)
     ]
 
 
