@@ -22,9 +22,9 @@ from orchestrator.contract.messages.events import (
 from orchestrator.contract.plan import Plan
 from orchestrator.dashboard import format
 from orchestrator.dashboard.job_view.health import UNHEALTHY
-from orchestrator.dashboard.scheduler_status import SchedulerPoll
-from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
-from orchestrator.dashboard.status import action_taken, progress_steps
+from orchestrator.dashboard.next_steps import next_step
+from orchestrator.dashboard.snapshot import Snapshot
+from orchestrator.dashboard.status import action_taken, age_text, progress_steps
 from orchestrator.diagnosis.cause.exits import is_mismatch
 from orchestrator.diagnosis.cause.hang_event import facts_of
 from orchestrator.diagnosis.dumps.group_names import axes_of
@@ -39,6 +39,7 @@ from orchestrator.diagnosis.hang.post_mortem import CLASS, differing
 from orchestrator.diagnosis.hang.report import SHOWN, diagnosis_text
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
 from orchestrator.errors import JobError
+from orchestrator.job.incident import Incident
 from orchestrator.journal.journal import entries_of
 
 
@@ -103,31 +104,34 @@ class Found(Struct, frozen=True, kw_only=True):
     in_order: str = ""
     """Says that the job is healthy or succeeded, even if this attempt failed; else empty."""
     doubt: str = ""
-    """Why a job that trains is not called healthy, while no hang was detected; else empty."""
+    """Why a job that trains, or whose state is unknown, is not called healthy, while no hang was
+    detected; else empty."""
+    unknown: str = ""
+    """Why the present state of the job is unknown, and the last known one; else empty."""
 
 
-def diagnose_job(
-    run_dir: RunDir, attempt: int | None, now: float, poll: SchedulerPoll | None = None
-) -> Found:
+def diagnose_job(snapshot: Snapshot, attempt: int | None) -> Found:
     """Diagnose an attempt of a job; without `attempt` the newest one that hung or left dumps.
 
     Args:
-        poll: asks the scheduler of a job without a leader for its state.
+        snapshot: with the state of the job at its scheduler. Without that, a healthy job whose
+            cluster is unreachable would look as if its leader had died.
 
     Raises:
         JobError: the job has no such attempt.
     """
-    story, snapshot = story_of(run_dir), read_snapshot(run_dir, now)
-    if snapshot and poll:
-        status = poll(snapshot.seen.run, snapshot.leader_alive, snapshot.heard_at)
-        snapshot = replace(snapshot, launch_status=status)
-    healthy = in_order(snapshot) if snapshot and attempt is None else ""
-    if healthy and not story.hung and not _has_last_dumps(run_dir, story):
+    run_dir = snapshot.run_dir
+    story = story_of(run_dir)
+    healthy = in_order(snapshot) if attempt is None else ""
+    has_past = attempt is None and (bool(story.hung) or _has_last_dumps(run_dir, story))
+    if healthy and not has_past:
         return _by_its_state(story, in_order=healthy)
-    doubt = unclear(snapshot) if snapshot and attempt in (None, story.newest) else ""
-    if snapshot and doubt and story.newest not in story.hung:
-        advice = f"to see what the ranks do: {snapshot.commands.of('snapshot')}"
-        return _by_its_state(story, doubt=doubt, advice=advice)
+    doubt = unclear(snapshot) if attempt in (None, story.newest) else ""
+    # What an earlier attempt left is true even if the present state is unknown.
+    if snapshot.standing.as_of is not None and has_past:
+        doubt = ""
+    if doubt and story.newest not in story.hung:
+        return _by_its_state(story, doubt=doubt, advice=_advice(snapshot))
     if attempt is not None and not 1 <= attempt <= story.newest:
         raise JobError(
             f"{run_dir.path.name} has no attempt {attempt}; it has {story.newest} attempts",
@@ -165,6 +169,7 @@ def diagnose_job(
         decided=decided(snapshot, chosen),
         other_cause=_cause_of(snapshot, chosen, story.newest) if unexplained else "",
         in_order=healthy,
+        unknown=last_known(snapshot),
     )
 
 
@@ -190,10 +195,19 @@ def _by_its_state(
     )
 
 
+def _advice(snapshot: Snapshot) -> str:
+    """The next step for a job with a doubt."""
+    if snapshot.standing.as_of is not None:
+        return next_step(snapshot, None)
+    return f"to see what the ranks do: {snapshot.commands.of('snapshot')}"
+
+
 def in_order(snapshot: Snapshot) -> str:
     """Says that a job is healthy, starts or succeeded; else empty. Only the leader decides how long
     a rank may be silent."""
     shown = snapshot.view
+    if shown.as_of is not None:
+        return ""
     at = progress_steps(shown)
     if shown.state == "SUCCEEDED":
         return f"{shown.name} succeeded: {at}"
@@ -208,11 +222,26 @@ def in_order(snapshot: Snapshot) -> str:
 
 
 def unclear(snapshot: Snapshot) -> str:
-    """Says why a job that trains is not called healthy; else empty."""
+    """Says why a job that trains, or whose present state is unknown, is not called healthy; else
+    empty."""
     shown, troubles = snapshot.view, _troubles(snapshot)
-    if shown.state != "RUNNING" or shown.as_of is not None or not troubles:
+    if shown.as_of is not None:
+        broke = _incidents(snapshot, snapshot.seen.attempt)
+        return "" if broke else f"{last_known(snapshot)}, and no hang was detected"
+    if shown.state != "RUNNING" or not troubles:
         return ""
     return f"{shown.name} is RUNNING, and no hang was detected, but {'; '.join(troubles)}"
+
+
+def last_known(snapshot: Snapshot) -> str:
+    """Why the present state is unknown, and the last known one; empty if the state is known."""
+    shown = snapshot.view
+    if shown.as_of is None:
+        return ""
+    age = age_text(snapshot, None)
+    return (
+        f"{snapshot.standing.reason}\n{shown.name} was {shown.state}{age}: {progress_steps(shown)}"
+    )
 
 
 def _troubles(snapshot: Snapshot) -> list[str]:
@@ -229,13 +258,14 @@ def _troubles(snapshot: Snapshot) -> list[str]:
     return found
 
 
-def _cause_of(snapshot: Snapshot | None, attempt: int, newest: int) -> str:
+def _incidents(snapshot: Snapshot, attempt: int) -> list[Incident]:
+    return [one for one in snapshot.seen.run.history.incidents if one.attempt == attempt]
+
+
+def _cause_of(snapshot: Snapshot, attempt: int, newest: int) -> str:
     """Cause and culprit of the last incident of an attempt, or why the job does not train; empty
     without either."""
-    if snapshot is None:
-        return ""
-    broke = [one for one in snapshot.seen.run.history.incidents if one.attempt == attempt]
-    if broke:
+    if broke := _incidents(snapshot, attempt):
         return f"{format.one_line(broke[-1].cause)}; {format.culprit_text(broke[-1].culprit)}"
     # A leader that was killed records no incident, a person who cancels a job causes none, and the
     # incident of a rank that has just ended is recorded once all others have.
@@ -243,10 +273,9 @@ def _cause_of(snapshot: Snapshot | None, attempt: int, newest: int) -> str:
     return format.split_fix(snapshot.standing.reason)[0] if over else ""
 
 
-def decided(snapshot: Snapshot | None, attempt: int) -> str:
+def decided(snapshot: Snapshot, attempt: int) -> str:
     """What ndctl did about the last incident of an attempt; empty if nothing yet."""
-    incidents = snapshot.seen.run.history.incidents if snapshot else ()
-    broke = [one for one in incidents if one.attempt == attempt]
+    broke = _incidents(snapshot, attempt)
     return action_taken(broke[-1], "") if broke else ""
 
 
@@ -352,7 +381,9 @@ def job_text(found: Found) -> str:
         told += f"\nndctl did   {found.decided}" if found.decided else ""
     else:
         told = diagnosis_text(found.diagnosis, found.scene, found.attempt, found.decided)
-    before = f"{found.in_order}\nan earlier attempt failed:\n" if found.in_order else ""
+    before = f"{found.unknown}\n" if found.unknown else ""
+    if found.in_order:
+        before = f"{found.in_order}\nan earlier attempt failed:\n"
     return before + told
 
 

@@ -92,9 +92,16 @@ def describe(job: str, run_root: str | None, place: "Place | None", as_json: boo
 )
 @click.argument("target", metavar="JOB|TRACE_DIR")
 @root_option
+@place_options
 @click.option("--attempt", type=int, help="Attempt of the job. [newest that hung]")
 @json_option
-def diagnose(target: str, run_root: str | None, attempt: int | None, as_json: bool) -> None:
+def diagnose(
+    target: str,
+    run_root: str | None,
+    place: "Place | None",
+    attempt: int | None,
+    as_json: bool,
+) -> None:
     """Find the rank that blocks a job, from flight recorder dumps and stacks.
 
     Works for the jobs of ndctl, and for a folder of dumps of any PyTorch job.
@@ -112,7 +119,6 @@ def diagnose(target: str, run_root: str | None, attempt: int | None, as_json: bo
     from orchestrator.dashboard.scheduler_status import SchedulerPoll
     from orchestrator.diagnosis.hang.report import diagnosis_text
     from orchestrator.errors import JobError
-    from orchestrator.system import SystemClock
 
     if Path(target).exists() and not Path(target, "journal.jsonl").exists():
         scene, verdict = diagnose_folder(Path(target))
@@ -122,9 +128,7 @@ def diagnose(target: str, run_root: str | None, attempt: int | None, as_json: bo
             f"there is no folder {target}", fix="give a folder with dumps, or the name of a job"
         )
     else:
-        clock, job = SystemClock(), find(target, run_root, None)
-        poll = SchedulerPoll(asker(job, os.environ, clock), clock)
-        found = diagnose_job(job.run_dir, attempt, clock.now(), poll)
+        found = diagnose_job(_snapshot(target, run_root, place), attempt)
         body, text = job_json(found), job_text(found)
     if as_json:
         print_json(body)

@@ -31,9 +31,10 @@ from orchestrator.contract.messages.events import (
     StragglerFound,
 )
 from orchestrator.contract.spec.job_spec import JobSpec
-from orchestrator.dashboard.scheduler_status import SchedulerPoll
+from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
 from orchestrator.errors import JobError
 from orchestrator.journal.journal import Entry, Journal, to_line
+from orchestrator.seams import LaunchStatus
 from tests.agent.world import TurnedClock
 from tests.diagnosis.dumps.test_load_evidence import ended_in
 from tests.diagnosis.hang.test_post_mortem import USUAL
@@ -224,8 +225,14 @@ def leading(root: Path) -> Iterator[None]:
         yield
 
 
+def snapshot_at(root: Path, at: float) -> Snapshot:
+    snapshot = read_snapshot(RunDir(root / JOB), at)
+    assert snapshot is not None
+    return snapshot
+
+
 def said_at(root: Path, at: float) -> str:
-    return job_text(diagnose_job(RunDir(root / JOB), None, at))
+    return job_text(diagnose_job(snapshot_at(root, at), None))
 
 
 def test_a_job_without_a_leader_has_the_state_of_its_scheduler(
@@ -294,7 +301,7 @@ def test_a_job_whose_next_step_is_late_is_not_called_healthy(
     reached(tmp_path, 24, NOW + 20)
     with leading(tmp_path):
         first, second = said_at(tmp_path, NOW + 115).splitlines()
-        found = diagnose_job(RunDir(tmp_path / JOB), 1, NOW + 115)
+        found = diagnose_job(snapshot_at(tmp_path, NOW + 115), 1)
     doubt = "no hang was detected, but step 24 of 24 was 1 min 35 s ago"
     assert first == f"{JOB} is RUNNING, and {doubt}"
     assert second == f"next        to see what the ranks do: ndctl snapshot {JOB}"
@@ -327,6 +334,56 @@ def test_of_a_job_whose_leader_died_that_is_said(tmp_path: Path, cluster: NoClus
     assert said.startswith("attempt 1 did not hang: the leader")
     assert "died without recording a reason" in said
     assert "TORCH_FR_BUFFER_SIZE" not in said
+
+
+@contextmanager
+def unreachable(cluster: NoCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The scheduler is unreachable, two minutes after the last step of `led`."""
+    fix = "`kubectl cluster-info` shows whether it is up"
+    cluster.says = LaunchStatus("Slurm job 12", held=True, unknown="it is unreachable", fix=fix)
+    with monkeypatch.context() as patch:
+        patch.setattr("orchestrator.system.SystemClock", lambda: TurnedClock(NOW + 140))
+        yield
+
+
+def test_of_a_job_whose_scheduler_is_unreachable_only_the_last_known_state_is_said(
+    tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy of a job on Kubernetes has no leader here, and the job may train."""
+    led(tmp_path, stepped(NOW + 20))
+    reached(tmp_path, 8, NOW + 20)
+    with unreachable(cluster, monkeypatch):
+        first, last, *after = diagnosed(tmp_path).output.splitlines()
+        of_attempt = diagnosed(tmp_path, "--attempt", "1").output
+        said = json.loads(diagnosed(tmp_path, "--json").output)
+    assert first == "it is unreachable"
+    assert last.startswith(f"{JOB} was RUNNING as of ")
+    assert last.endswith("(2 min 00 s ago): step 8 of 24, and no hang was detected")
+    assert after[0] == "next        `kubectl cluster-info` shows whether it is up"
+    assert f"ndctl status {JOB}" in after[1]
+    assert of_attempt.splitlines()[:2] == [first, last]
+    assert (said["kind"], said["healthy"], said["hosts"]) == ("not-known", False, [])
+    assert said["cause"] == f"{first}\n{last}"
+
+
+def test_a_verdict_is_not_lost_when_the_scheduler_is_unreachable(
+    tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    led(tmp_path, *attempt_fails(1, stood_still(1), judged(1)))
+    with unreachable(cluster, monkeypatch):
+        first, last, *verdict = diagnosed(tmp_path).output.splitlines()
+    assert first == "it is unreachable"
+    assert " as of " in last
+    assert any("attempt     1" in line for line in verdict)
+
+
+def test_of_a_job_that_waits_in_its_queue_again_that_is_said(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    led(tmp_path, stepped(NOW + 20))
+    cluster.held = "Slurm job 12 is PENDING (Resources)"
+    said = diagnosed(tmp_path).output
+    assert said == f"{JOB} is PENDING: no rank trains yet, and no hang was detected\n"
 
 
 def test_of_a_job_that_recovers_the_reason_is_said(tmp_path: Path, cluster: NoCluster) -> None:
