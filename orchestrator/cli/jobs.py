@@ -115,8 +115,6 @@ def diagnose(
         job_json,
         job_text,
     )
-    from orchestrator.app.snapshots import asker
-    from orchestrator.dashboard.scheduler_status import SchedulerPoll
     from orchestrator.diagnosis.hang.report import diagnosis_text
     from orchestrator.errors import JobError
 

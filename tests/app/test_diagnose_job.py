@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from orchestrator.app.diagnose_job import diagnose_job, job_text, story_of
 from orchestrator.app.remote import Found as FoundJob
-from orchestrator.app.snapshots import asker
+from orchestrator.app.snapshots import snapshot_of
 from orchestrator.app.submission import submit_job
 from orchestrator.cli import cli
 from orchestrator.contract.files.run_dir import RunDir
@@ -241,8 +241,7 @@ def test_a_job_without_a_leader_has_the_state_of_its_scheduler(
     submit_job.submit(submission(tmp_path), {}, TurnedClock())
     on_slurm(tmp_path)
     cluster.held = "Slurm job 12 is PENDING (Resources)"
-    poll = SchedulerPoll(asker(FoundJob(RunDir(tmp_path / JOB)), {}, TurnedClock()), TurnedClock())
-    found = diagnose_job(RunDir(tmp_path / JOB), None, NOW, poll)
+    found = diagnose_job(snapshot_of(FoundJob(RunDir(tmp_path / JOB)), {}, TurnedClock()), None)
     assert found.in_order == f"{JOB} is PENDING: no rank trains yet, and no hang was detected"
 
 
