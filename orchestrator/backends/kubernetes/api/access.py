@@ -5,11 +5,13 @@ imported late, because its import is slow and most verbs do not need it.
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from orchestrator.backends.kubernetes.mirror.mirror_paths import IN_CLUSTER
 from orchestrator.errors import BackendError
@@ -30,18 +32,12 @@ class Access:
 
         config: Any = import_module("kubernetes.config")
         made = Configuration()
-        try:
+        with self._reading():
             # In a pod no kubeconfig exists.
             if self.in_cluster:
                 config.load_incluster_config(made)
             else:
                 config.load_kube_config(self._file, self.wanted, made, persist_config=False)
-        except (config.ConfigException, OSError, ValueError) as exc:
-            raise BackendError(
-                f"cannot find a Kubernetes cluster: {exc}",
-                fix="`kubectl config get-contexts` lists your contexts; set KUBECONFIG,"
-                " or cluster.kubernetes.context to one of them",
-            ) from exc
         made.retries = False  # our own retries (requests.py) report the reason
         return made
 
@@ -53,6 +49,31 @@ class Access:
     def _file(self) -> str | None:
         return self.environ.get("KUBECONFIG") or None
 
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Raises BackendError for each error of a client that reads the credentials."""
+        config: Any = import_module("kubernetes.config")
+        try:
+            yield
+        except (config.ConfigException, OSError) as exc:
+            raise BackendError(
+                f"cannot find a Kubernetes cluster: {exc}",
+                fix="`kubectl config get-contexts` lists your contexts; set KUBECONFIG or"
+                " cluster.kubernetes.context, or log in to the cluster as its administrators say",
+            ) from exc
+        # The client expects a YAML file with the right types, and lets every other error through.
+        except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as exc:
+            raise BackendError(
+                f"{self.kubeconfig} is no valid kubeconfig: {' '.join(str(exc).split())}",
+                fix="`kubectl config view` reads the same file; correct it, or set KUBECONFIG to"
+                " another one",
+            ) from exc
+
+    @property
+    def kubeconfig(self) -> str:
+        """The files with the credentials, for messages."""
+        return self._file or "~/.kube/config"
+
     @cached_property
     def _active(self) -> tuple[str, str]:
         """Context and namespace."""
@@ -62,23 +83,20 @@ class Access:
                 return IN_CLUSTER, NAMESPACE.read_text().strip()
             return IN_CLUSTER, "default"
         config: Any = import_module("kubernetes.config")
-        try:
+        with self._reading():
             contexts, current = config.list_kube_config_contexts(self._file)
-        except config.ConfigException as exc:
+            places = {
+                str(one["name"]): str(one["context"].get("namespace") or "default")
+                for one in contexts
+            }
+            wanted = current["name"] if self.wanted is None else self.wanted
+        if wanted not in places:
+            known = ", ".join(places) or "none"
             raise BackendError(
-                f"cannot find a Kubernetes cluster: {exc}",
-                fix="set KUBECONFIG, or log in to the cluster as its administrators say",
-            ) from exc
-        found = current
-        if self.wanted is not None:
-            found = next((one for one in contexts if one["name"] == self.wanted), None)
-        if found is None:
-            known = ", ".join(one["name"] for one in contexts) or "none"
-            raise BackendError(
-                f"the kubeconfig has no context {self.wanted}; there are: {known}",
+                f"the kubeconfig has no context {wanted}; there are: {known}",
                 fix="set cluster.kubernetes.context to one of them",
             )
-        return found["name"], found["context"].get("namespace") or "default"
+        return wanted, places[wanted]
 
     @property
     def context(self) -> str:

@@ -27,6 +27,10 @@ WARNING = re.compile(r'\b299 \S+ "((?:[^"\\]|\\.)*)"')
 """One of the header's warnings, which a proxy may put into one line."""
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """Content type for metadata only: name, labels and annotations, without the content."""
+UNLOADED = re.compile(
+    r"\b(PEM|X509|ASN1|KEY_VALUES_MISMATCH|key values mismatch|no start line)\b", re.IGNORECASE
+)
+"""OpenSSL's errors about a certificate or key that it reads before it connects."""
 CONNECTION = re.compile(r"HTTPS?Connection(Pool)?\(host='[^']*', port=\d+\): ")
 """The prefix of urllib3's messages."""
 
@@ -160,14 +164,28 @@ def _refused(access: Access, asked: ApiRequest, exc: Any) -> BackendError:
     """The error for the client's ApiException, which has no status if TLS failed."""
     # The client reports a failed TLS handshake as an ApiException without a status.
     if not exc.status:
-        return unreachable(access, exc)
+        said = " ".join(str(exc.reason).partition("\n")[2].split())
+        return _unusable_key(access, said) or unreachable(access, exc, said)
     return refusal(asked, exc.status, (exc.body or "").encode())
 
 
-def unreachable(access: Access, exc: Exception) -> Unreachable:
-    """The connection failed or broke."""
+def _unusable_key(access: Access, said: str) -> BackendError | None:
+    """The error if OpenSSL could not load the certificates or the key of the user; None: another
+    failure of TLS. The server may be up."""
+    if not UNLOADED.search(said):
+        return None
+    return BackendError(
+        f"the certificates of context {access.context} in {access.kubeconfig} cannot be used:"
+        f" {said}",
+        fix=f"log in to the cluster again; `kubectl{access.kubectl} auth can-i --list` shows if it"
+        " worked",
+    )
+
+
+def unreachable(access: Access, exc: Exception, said: str = "") -> Unreachable:
+    """The connection failed or broke. `said`: why, if the caller knows it."""
     return Unreachable(
-        f"{access.shown} is unreachable: {_why(exc)}",
+        f"{access.shown} is unreachable: {said or _why(exc)}",
         fix=f"`kubectl{access.kubectl} cluster-info` shows whether it is up",
     )
 

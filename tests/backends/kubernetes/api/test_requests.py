@@ -116,6 +116,23 @@ def test_an_apply_is_yaml_also_with_characters_that_json_would_escape_twice(api:
     assert yaml.load(Server.bodies[0], yaml.CSafeLoader) == item  # libyaml is as strict as Go's
 
 
+def test_a_client_key_that_cannot_be_loaded_is_not_told_as_an_unreachable_server(
+    api: Api, tmp_path: Path
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    config = yaml.safe_load(kubeconfig.read_text())
+    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    cluster |= {"server": cluster["server"].replace("http:", "https:")}
+    cluster |= {"insecure-skip-tls-verify": True}
+    user |= {"client-certificate-data": "AAAA", "client-key-data": "AAAA"}
+    kubeconfig.write_text(yaml.safe_dump(config))
+    with pytest.raises(BackendError, match=r"certificates of context c in .* cannot be") as refused:
+        applied(api)
+    assert not isinstance(refused.value, Unanswered)
+    assert "traceback" not in refused.value.message
+    assert "log in" in refused.value.fix
+
+
 def test_each_warning_of_the_server_is_kept_once(api: Api) -> None:
     said = (
         '299 - "would violate PodSecurity \\"restricted:latest\\": allowPrivilegeEscalation !='
