@@ -59,6 +59,7 @@ from orchestrator.seams import (
 
 log = logging.getLogger(__name__)
 
+NEEDS_FIX = "waiting does not help: correct the spec, and submit it again once this job has ended"
 POD_NAME = "NDCTL_POD_NAME"
 POD_UID = "NDCTL_POD_UID"
 NAMESPACE = "NDCTL_POD_NAMESPACE"
@@ -454,6 +455,7 @@ def sighting_of(seen: Observed, launch: LaunchPlan) -> LaunchStatus:
         leaving=over is not None and seen.pods > 0,
         running=seen.leader_runs,
         at=seen.deleted_at,
+        needs=NEEDS_FIX if seen.needs_fix else "",
     )
 
 

@@ -93,6 +93,11 @@ class Observed(Struct, frozen=True, kw_only=True):
         return "CANCELLED" if self.cancelled_by else None
 
     @property
+    def needs_fix(self) -> bool:
+        """Whether no pods are created until someone corrects the spec."""
+        return self.meaning == "waiting" and any(one.needs_fix for one in self.troubles[:1])
+
+    @property
     def words(self) -> str:
         """The state in one line."""
         match self.meaning:

@@ -28,6 +28,8 @@ class PendingReason(Struct, frozen=True, kw_only=True):
     why: str
     advice: str = ""
     pod: str = ""
+    needs_fix: bool = False
+    """Whether it stays like this until someone corrects the spec or the rules of the namespace."""
 
     def __str__(self) -> str:
         where = f"pod {self.pod}: " if self.pod else ""
@@ -222,10 +224,12 @@ def job_troubles(
             if reason in ("Pending", "QuotaReserved", "EvictedDueToPreempted"):
                 yield PendingReason(what="Kueue", why=message)
         elif not whole and reason in ("FailedCreate", "FailedCreatePod"):
-            yield creation_trouble(message)
+            yield creation_trouble(VALUE.sub("", message))
 
 
 WORKLOAD = "Workload"
+VALUE = re.compile(r"Invalid value: \w+\.\w+\{.*?\}: ")
+"""A value of an invalid field that is a Go struct, with addresses of memory."""
 CLOCKS_S = 3.0
 """Clock difference between controllers and the API server."""
 
@@ -260,13 +264,22 @@ def creation_trouble(message: str) -> PendingReason:
             why=message,
             advice="the namespace's pod security level forbids it: use a namespace that allows"
             " it, or remove what it names (host_network, host paths)",
+            needs_fix=True,
         )
-    if "denied the request" in message or "is forbidden" in message:
+    # The account is created with the job, perhaps a moment after the first pod.
+    if "error looking up service account" in message:
         return PendingReason(what="admission refused", why=message)
+    if "denied the request" in message or "is forbidden" in message:
+        return PendingReason(what="admission refused", why=message, needs_fix=True)
+    if "is invalid:" in message:
+        return PendingReason(what="invalid pods", why=message, needs_fix=True)
     return PendingReason(what="cannot create pods", why=message)
 
 
-GRAVE = ("quota", "admission", "no pod", "ErrImage", "ImagePull", "InvalidImage", "Create", "Run")
+GRAVE = (
+    *("quota", "admission", "invalid", "no pod"),
+    *("ErrImage", "ImagePull", "InvalidImage", "Create", "Run"),
+)
 
 
 def gravity(trouble: PendingReason) -> tuple[int, str]:

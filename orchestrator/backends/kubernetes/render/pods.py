@@ -47,6 +47,7 @@ CONTAINER_SECURITY: Mapping[str, Any] = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
 }
+SYS_ADMIN = "CAP_SYS_ADMIN"
 REFERENCE = re.compile(r"\$\$|\$\(([^)]+)\)")
 """`$(NAME)` in the value of a variable; `$$` is a dollar sign."""
 RDMA_CAPABILITY = "IPC_LOCK"
@@ -132,7 +133,11 @@ def _secured(template: dict[str, Any]) -> dict[str, Any]:
 
 def _safe(container: Mapping[str, Any]) -> dict[str, Any]:
     said = container.get("securityContext", {})
-    return {**container, "securityContext": merged(CONTAINER_SECURITY, said)}
+    usual = dict(CONTAINER_SECURITY)
+    # The API server refuses pods that forbid an escalation and have these.
+    if said.get("privileged") or SYS_ADMIN in said.get("capabilities", {}).get("add", ()):
+        del usual["allowPrivilegeEscalation"]
+    return {**container, "securityContext": merged(usual, said)}
 
 
 def _in_order(template: dict[str, Any]) -> dict[str, Any]:
@@ -231,8 +236,8 @@ def _resources(launch: LaunchPlan, spec: KubernetesSpec) -> dict[str, Any]:
 
 
 def _container_security(spec: KubernetesSpec) -> dict[str, Any]:
-    more = {"capabilities": {"drop": ["ALL"], "add": [RDMA_CAPABILITY]}}
-    return {**CONTAINER_SECURITY, **(more if spec.rdma_resource is not None else {})}
+    """Without what `_safe` adds to each container."""
+    return {"capabilities": {"add": [RDMA_CAPABILITY]}} if spec.rdma_resource is not None else {}
 
 
 def _mounts(spec: KubernetesSpec) -> list[dict[str, Any]]:

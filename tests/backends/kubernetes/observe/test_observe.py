@@ -388,6 +388,42 @@ def test_events_explain_pods_that_were_never_created(message: str, what: str) ->
     assert other.troubles == ()
 
 
+INVALID = (
+    'Error creating: pods.kubeflow.org "x" not created: Pod "x" is invalid:'
+    " [spec.containers[0].securityContext: Invalid value: core.SecurityContext{Capabilities:"
+    "(*core.Capabilities)(0xc00618e360), Privileged:(*bool)(0xc012)}: cannot set"
+    ' allowPrivilegeEscalation to false and privileged to true, spec.x: Invalid value: "5": no]'
+)
+"""As the API server of 1.20 answers."""
+LIMIT = 'pods "x" is forbidden: maximum cpu usage per Container is 1, but limit is 2'
+NO_ACCOUNT = 'pods "x" is forbidden: error looking up service account a/b: not found'
+
+
+@pytest.mark.parametrize(
+    ("message", "needs_fix"),
+    [
+        *((message, what == "admission refused") for message, what in REFUSED),
+        *((INVALID, True), (LIMIT, True), (NO_ACCOUNT, False)),
+    ],
+)
+def test_pods_that_no_wait_creates_need_a_fix(message: str, needs_fix: bool) -> None:
+    events = [event("run-1", "FailedCreatePod", message, kind="PyTorchJob")]
+    given, launch = job("Created"), a_launch(PLAIN, launch=3)
+    seen = sighting_of(observe(PYTORCHJOB, NAME, given, (), events), launch)
+    assert bool(seen.needs) == needs_fix
+    made = observe(PYTORCHJOB, NAME, given, [RUNNING], events, hosts=1)
+    assert not sighting_of(made, launch).needs, "the event is old"
+
+
+def test_the_reason_of_invalid_pods_has_no_addresses_of_memory() -> None:
+    events = [event("run-1", "FailedCreatePod", INVALID, kind="PyTorchJob")]
+    said = observe(PYTORCHJOB, NAME, job("Created"), (), events).words
+    assert said.endswith(
+        "[spec.containers[0].securityContext: cannot set allowPrivilegeEscalation to false and"
+        ' privileged to true, spec.x: Invalid value: "5": no]'
+    )
+
+
 def noted(one: dict[str, Any], **notes: str) -> Observed:
     """The status of a job with a note of its pods."""
     seen = observe(PYTORCHJOB, NAME, one, [RUNNING], hosts=1)

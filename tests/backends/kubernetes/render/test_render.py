@@ -271,6 +271,24 @@ def test_laws_of_every_rendering(spec: KubernetesSpec, hosts: int) -> None:
 
 
 @pytest.mark.parametrize(
+    "said", [{"privileged": True}, {"capabilities": {"add": ["CAP_SYS_ADMIN"]}}]
+)
+@pytest.mark.parametrize("name", ["pytorch", "sidecar"])
+def test_a_privileged_container_does_not_forbid_an_escalation(
+    said: dict[str, Any], name: str
+) -> None:
+    """The API server refuses pods with both, and only once the operator creates them."""
+    container = {"name": name, "image": "busybox", "securityContext": said}
+    patch = {"spec": {"containers": [container]}}
+    for pod in pods_of(objects(a_handover(replace(PLAIN, pod_template=patch), "pytorchjob", 2))):
+        secured = {one["name"]: one["securityContext"] for one in pod["containers"]}
+        assert "allowPrivilegeEscalation" not in secured[name]
+        assert secured[name]["capabilities"]["drop"] == ["ALL"]
+        others = [one for key, one in secured.items() if key != name]
+        assert all(one["allowPrivilegeEscalation"] is False for one in others)
+
+
+@pytest.mark.parametrize(
     ("kind", "value", "path"),
     [
         (MountedVolume, {"name": "a", "mount_path": "/a"}, ""),
