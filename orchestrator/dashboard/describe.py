@@ -332,8 +332,10 @@ def _files(snapshot: Snapshot) -> Iterator[str]:
     run, run_dir = snapshot.seen.run, snapshot.run_dir
     yield row("journal", str(run_dir.journal))
     yield row("metrics", str(run_dir.metrics))
-    yield row("logs", str(run_dir.logs / f"attempt-{run.attempt.number}"))
+    logs = run_dir.logs / f"attempt-{run.attempt.number}"
+    yield row("logs", str(snapshot.on_hosts(logs)))
     if snapshot.standing.fix and run.scheduler.leader:
-        yield row("leader log", str(run_dir.agent_log(run.scheduler.leader)))
+        leader_log = run_dir.agent_log(run.scheduler.leader)
+        yield row("leader log", str(snapshot.on_hosts(leader_log)))
     if any(incident.evidence.stacks for incident in run.history.incidents):
-        yield row("traces", str(run_dir.path / "traces"))
+        yield row("traces", str(snapshot.on_hosts(run_dir.path / "traces")))

@@ -53,11 +53,15 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     @property
     def checkpoints(self) -> Path:
         """The checkpoint folder as the hosts see it."""
+        return self.on_hosts(self.run_dir.checkpoints)
+
+    def on_hosts(self, path: Path) -> Path:
+        """A path in the run directory; if it does not exist here, as the hosts see it."""
         # On Kubernetes `run_dir` may be a copy that has the journal but no checkpoints.
-        here, job = self.run_dir.checkpoints, self.seen.run.job
-        return (
-            here if job is None or here.exists() else RunDir(Path(job.launch.run_dir)).checkpoints
-        )
+        job = self.seen.run.job
+        if job is None or path.exists():
+            return path
+        return Path(job.launch.run_dir) / path.relative_to(self.run_dir.path)
 
     @property
     def view(self) -> View:

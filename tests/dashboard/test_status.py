@@ -736,6 +736,16 @@ def test_a_program_without_steps_that_breaks_again_has_recovered_from_its_first_
     assert "not yet recovered\n" in text
 
 
+def test_describe_names_the_logs_where_they_are() -> None:
+    """A copy of a job on Kubernetes has no logs, unless `ndctl logs` fetched them."""
+    job, *events = started()
+    assert isinstance(job, JobSubmitted)
+    job = replace(job, launch=replace(job.launch, run_dir="/ndctl/runs/quickstart"))
+    text = describe_text(snapshot([job, *events]), UTC)
+    assert "/ndctl/runs/quickstart/logs/attempt-1" in text
+    assert " /runs/quickstart/logs" not in text
+
+
 def test_describe_leaves_out_what_a_program_does_not_report() -> None:
     steps = [replace(one, loss=None, tokens_per_second=None) for one in metrics(1, 9)]
     text = describe_text(snapshot(started(), steps), UTC)

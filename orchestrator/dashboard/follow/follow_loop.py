@@ -1,6 +1,7 @@
 """The loops of `ndctl submit --follow` and `ndctl logs`, which run until the job ends."""
 
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -28,7 +29,7 @@ from orchestrator.job.stage import ENDED, State
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import fold
 from orchestrator.journal.journal import Tail, has_writer
-from orchestrator.journal.snapshot import recall
+from orchestrator.journal.snapshot import recall, replay
 from orchestrator.seams import Clock, LaunchStatus
 
 FOLLOW_POLL_S = 0.2
@@ -127,6 +128,7 @@ def agent_lines(run_dir: RunDir, tail: int | None) -> Iterator[LogLine]:
     """
     files = agent_files(run_dir)
     if not files:
+        _refuse_without_copies(run_dir)
         slurm = run_dir.slurm
         raise JobError(
             f"no agent of {run_dir.path.name} has written a log yet",
@@ -135,6 +137,21 @@ def agent_lines(run_dir: RunDir, tail: int | None) -> Iterator[LogLine]:
             else "try again after the agents have started",
         )
     yield from read_logs(files, tail)
+
+
+def _refuse_without_copies(run_dir: RunDir) -> None:
+    """Raises JobError for a copy of a job whose pods have written logs, and that has none of them:
+    Kubernetes deletes the output of a pod together with the pod."""
+    run = replay(run_dir)
+    job = run.job
+    if job is None or job.backend != "kubernetes" or not run.attempt.number:
+        return
+    logs = RunDir(Path(job.launch.run_dir)).logs
+    if logs != run_dir.logs:
+        raise JobError(
+            f"no log of {run_dir.path.name} is here, and it has no pod whose output can be read",
+            fix=f"the logs are in {logs}, on the volume that the pods mount",
+        )
 
 
 def log_lines(  # noqa: PLR0913 - one argument per option of `ndctl logs`
@@ -165,6 +182,8 @@ def log_lines(  # noqa: PLR0913 - one argument per option of `ndctl logs`
     if not there and attempt is None and rank is None and not hosts:
         yield from agent_lines(run_dir, tail)
         return
+    if not files and not there:
+        _refuse_without_copies(run_dir)
     if not files:
         known = ", ".join(map(str, there)) or "none yet"
         of_rank = f", rank {rank}" if rank is not None else ""

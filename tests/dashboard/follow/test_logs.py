@@ -1,8 +1,10 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.dashboard.follow import logs as module
 from orchestrator.dashboard.follow.follow_loop import agent_lines, log_lines
 from orchestrator.dashboard.follow.logs import (
@@ -14,7 +16,8 @@ from orchestrator.dashboard.follow.logs import (
     start_of_tail,
 )
 from orchestrator.errors import JobError
-from tests.dashboard.dashboard_story import StoryClock
+from orchestrator.journal.journal import to_line
+from tests.dashboard.dashboard_story import StoryClock, journal, started
 
 
 @pytest.fixture
@@ -195,6 +198,25 @@ def test_if_no_agent_started_the_logs_of_its_tasks_are_named(run_dir: RunDir, fo
     with pytest.raises(JobError, match="no agent of") as failed:
         look()
     assert str(run_dir.slurm) in failed.value.fix
+
+
+@pytest.mark.parametrize("rank", [None, 0])
+def test_the_logs_of_pods_that_are_gone_are_on_the_volume(
+    run_dir: RunDir, rank: int | None
+) -> None:
+    """The directory is a copy on a machine without the volume; attempts ran."""
+    submitted, *events = started()
+    assert isinstance(submitted, JobSubmitted)
+    launch = replace(submitted.launch, run_dir="/ndctl/runs/quickstart")
+    submitted = replace(submitted, backend="kubernetes", launch=launch)
+    run_dir.journal.write_bytes(b"".join(map(to_line, journal([submitted, *events]))))
+    for look in (
+        lambda: agent_lines(run_dir, None),
+        lambda: log_lines(run_dir, StoryClock(), lambda: True, rank, None, None, False),
+    ):
+        with pytest.raises(JobError, match="it has no pod whose output can be read") as gone:
+            list(look())
+        assert "/ndctl/runs/quickstart/logs, on the volume" in gone.value.fix
 
 
 def test_without_an_attempt_the_logs_of_agents_are_shown(run_dir: RunDir) -> None:
