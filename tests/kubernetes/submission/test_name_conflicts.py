@@ -40,10 +40,15 @@ def test_a_name_that_a_job_of_another_kind_has_is_refused(kube: KubeTestbed) -> 
     for kind in ("jobset", "trainjob"):
         message = refusal_of(backend, handover(kube, namespace, kind))
         assert f"a name that no PyTorchJob of namespace {namespace} has" in message
-        assert f"`kubectl -n {namespace} delete pytorchjobs.kubeflow.org job`" in message
-    assert "delete pytorchjobs" not in refusal_of(backend, first), (
+        assert "fix: use another name; that PyTorchJob, created at 20" in message
+        assert f"has not ended: `ndctl status job -n {namespace}` shows" in message
+        assert "delete" not in message, "the job may train"
+    assert "that PyTorchJob" not in refusal_of(backend, first), (
         "a repeated submission is the same job"
     )
+    backend.clear(first.launch)
+    message = refusal_of(backend, handover(kube, namespace, "jobset"))
+    assert f"`kubectl -n {namespace} delete pytorchjobs.kubeflow.org job` makes room" in message
     kube.kubectl("-n", namespace, "delete", "pytorchjob", "job")
     assert "PyTorchJob" not in refusal_of(backend, handover(kube, namespace, "jobset"))
 

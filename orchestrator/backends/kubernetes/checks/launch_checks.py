@@ -21,6 +21,8 @@ from orchestrator.backends.kubernetes.checks.pod_security import (
 )
 from orchestrator.backends.kubernetes.checks.queues import gang_there, queue_there
 from orchestrator.backends.kubernetes.checks.references import AT, get_or_none, missing
+from orchestrator.backends.kubernetes.observe.object_fields import LABEL
+from orchestrator.backends.kubernetes.observe.observe import observe
 from orchestrator.backends.kubernetes.render import objects
 from orchestrator.backends.kubernetes.render.checks import problems, refuse
 from orchestrator.backends.kubernetes.resources import (
@@ -29,6 +31,7 @@ from orchestrator.backends.kubernetes.resources import (
     NAMESPACES,
     QUOTAS,
     ROLE_BINDINGS,
+    JobKind,
     Object,
     lookup,
     name_of,
@@ -210,17 +213,32 @@ def _stops(problem: Problem) -> Finding:
 def _of_other_kinds(api: ApiReader, namespace: str, launch: LaunchPlan) -> Iterator[Finding]:
     """A job of another kind with the same name would share its run directory and its ConfigMap."""
     mine = launch.kubernetes_spec.kind
-    for kind in (JOB_KINDS[name].resource for name in JOB_KINDS if name != mine):
-        if get_or_none(api, kind, namespace, launch.job) is not None:
-            yield _stops(
-                Problem(
-                    path="name",
-                    value=launch.job,
-                    limit=f"a name that no {kind.kind} of namespace {namespace} has",
-                    fix=f"`kubectl -n {namespace} delete {kind.word} {launch.job}` makes room for a"
-                    f" {JOB_KINDS[mine].resource.kind}; or use another name",
-                )
-            )
+    for kind in (JOB_KINDS[name] for name in JOB_KINDS if name != mine):
+        job = get_or_none(api, kind.resource, namespace, launch.job)
+        if job is not None:
+            limit = f"a name that no {kind.resource.kind} of namespace {namespace} has"
+            fix = _room_for(JOB_KINDS[mine], kind, namespace, job)
+            yield _stops(Problem(path="name", value=launch.job, limit=limit, fix=fix))
+
+
+def _room_for(mine: JobKind, kind: JobKind, namespace: str, job: Object) -> str:
+    """The fix for a name that an existing `job` of another kind has."""
+    name, resource = name_of(job), kind.resource
+    if observe(kind, name, job).ending is not None:
+        return (
+            f"`kubectl -n {namespace} delete {resource.word} {name}` makes room for a"
+            f" {mine.resource.kind}, because that {resource.kind} has ended; or use another name"
+        )
+    # It may train, and it may be that of somebody else.
+    made = lookup(job, ("metadata", "creationTimestamp"), "")
+    is_ours = LABEL in lookup(job, ("metadata", "labels"), {})
+    show = f"kubectl -n {namespace} describe {resource.word} {name}"
+    if is_ours:
+        show = f"ndctl status {name} -n {namespace}"
+    return (
+        f"use another name; that {resource.kind}, created at {made}, has not ended: `{show}` shows"
+        " what it does"
+    )
 
 
 def _of_strangers(
