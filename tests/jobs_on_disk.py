@@ -62,7 +62,8 @@ class NoCluster:
         return "Slurm job 12"
 
     def describe(self, handover: Handover) -> str:
-        return f"{len(handover.launch.hosts)} agents would be started"
+        number, hosts = handover.launch.launch, len(handover.launch.hosts)
+        return f"launch {number}: {hosts} agents would be started"
 
     def submit(self, handover: Handover) -> None:
         if self.broken:

@@ -323,6 +323,23 @@ def test_a_dry_run_shows_the_configuration_and_what_would_be_started(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_is_refused_as_the_submission_and_shows_its_launch(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    with pytest.raises(JobError, match="has no run to resume"):
+        submit_job.dry_run(submission(tmp_path, resume=True), {}, TurnedClock())
+    submit(tmp_path)
+    before = {path: path.stat().st_size for path in tmp_path.rglob("*")}
+    for asks in (True, False):
+        with pytest.raises(JobError, match=f"job {JOB} already exists in "):
+            submit_job.dry_run(submission(tmp_path), {}, TurnedClock(), asks=asks)
+    again = submit_job.dry_run(submission(tmp_path, resume=True), {}, TurnedClock()).text
+    assert "launch 2: 2 agents would be started\n" in again
+    anew = submit_job.dry_run(submission(tmp_path, new=True), {}, TurnedClock()).text
+    assert "launch 1: 2 agents would be started\n" in anew
+    assert {path: path.stat().st_size for path in tmp_path.rglob("*")} == before
+
+
 def test_for_an_unknown_job_the_known_jobs_are_named(tmp_path: Path, cluster: NoCluster) -> None:
     with pytest.raises(JobError, match=r"no job 'nope' in .*; existing jobs: none"):
         find_job(tmp_path / "nowhere", "nope")

@@ -72,6 +72,7 @@ from orchestrator.registry.submitted import register_job
 from orchestrator.seams import Clock, ExistingJob, JobCopy, RemoteScheduler, SubmittingScheduler
 
 log = logging.getLogger(__name__)
+NEVER_RUN = Run()
 
 
 def hosts_to_exclude(
@@ -119,20 +120,22 @@ def dry_run(
 ) -> DryRun:
     """What `submit` would write and start. With `asks`, the scheduler checks it.
 
-    Raises the errors of `submit` for what does not depend on other jobs: missing inputs, drills
-    that can never happen, jobs without steps left.
+    Raises the errors that `submit` raises before it writes anything. Without `asks` those are
+    missing that need an answer of the scheduler.
     """
-    _check_inputs(submission, environ)
-    _check_trainable(submission)
-    _check_drills(submission)
-    if submission.resume:
-        _check_resume(submission, snapshot.replay(submission.run_dir))
+    _check_spec(submission, environ)
     backend = submitter_of(submission.planned.spec.cluster.backend, environ, clock)
-    handover = _first(submission, backend, environ, clock)
+    past = NEVER_RUN
+    if not isinstance(backend, RemoteScheduler):
+        _check_existing(submission, environ, clock, asks=asks)
+        past = past if submission.new else snapshot.replay(submission.run_dir)
+    handover = _first(submission, backend, environ, clock, past)
     config = json.dumps(handover.trainer, indent=2)
     text = f"# trainer configuration\n{config}\n\n{backend.describe(handover)}"
     try:
         said = backend.check(handover) if asks else ()
+        if asks and isinstance(backend, RemoteScheduler):
+            _admit_remotely(submission, backend, handover.launch, environ)
     except BackendError as exc:
         return DryRun(text=text, refused=exc)
     lines = (line for one in said for line in words_of_finding(one).splitlines())
@@ -146,11 +149,15 @@ def first_handover(submission: Submission, environ: Mapping[str, str], clock: Cl
 
 
 def _first(
-    submission: Submission, backend: SubmittingScheduler, environ: Mapping[str, str], clock: Clock
+    submission: Submission,
+    backend: SubmittingScheduler,
+    environ: Mapping[str, str],
+    clock: Clock,
+    past: Run = NEVER_RUN,
 ) -> Handover:
-    """The payload for a first launch."""
+    """The payload for a first launch, or for the one that follows `past`."""
     without = hosts_to_exclude(submission.run_root, backend, environ, clock)
-    return handover_of(submission, submitted_event(submission, Run(), 0.0, without))
+    return handover_of(submission, submitted_event(submission, past, 0.0, without))
 
 
 def check(submission: Submission, environ: Mapping[str, str], clock: Clock) -> tuple[Finding, ...]:
@@ -162,10 +169,8 @@ def check(submission: Submission, environ: Mapping[str, str], clock: Clock) -> t
     said = backend.check(handover)
     if isinstance(backend, RemoteScheduler):
         _admit_remotely(submission, backend, handover.launch, environ)
-    elif not submission.new:
-        _admit(submission, environ, clock)
-    elif is_alive(submission.run_dir, environ, clock):
-        raise is_running(submission.run_dir, environ, "dashboard")
+    else:
+        _check_existing(submission, environ, clock)
     return said
 
 
@@ -485,23 +490,40 @@ def refuse_existing(
 
 def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Path | None:
     """Raise JobError for a second start. With `new`, move the old run and return its new path."""
+    _check_existing(submission, environ, clock)
+    run_dir = submission.run_dir
+    if not submission.new:
+        return None
+    run = snapshot.replay(run_dir)
+    if run.job is not None:
+        clear(run, environ, clock)
+        return archive(run_dir, clock.now())
+    return archive(run_dir, clock.now()) if files_without_journal(run_dir) else None
+
+
+def _check_existing(
+    submission: Submission, environ: Mapping[str, str], clock: Clock, *, asks: bool = True
+) -> None:
+    """Raise JobError for a second start. `asks`: a scheduler may be asked for the former one."""
     run_dir = submission.run_dir
     refuse_similar_name(run_dir)
     if is_alive(run_dir, environ, clock):
-        raise is_running(submission.run_dir, environ, "dashboard")
+        raise is_running(run_dir, environ, "dashboard")
     run = snapshot.replay(run_dir)
-    if run.job is None:
-        return _admit_without_a_journal(submission, clock)
     if submission.new:
-        clear(run, environ, clock)
-        return archive(run_dir, clock.now())
-    left = None if _has_own(submission, run) else standing(run, environ, clock)
-    if left is not None:
+        return
+    if run.job is None:
+        if files := files_without_journal(run_dir):
+            raise unknown_run(run_dir, files)
+        if submission.resume:
+            raise no_run(run_dir)
+        return
+    asks = asks and not _has_own(submission, run)
+    if asks and (left := standing(run, environ, clock)) is not None:
         raise _at_scheduler(run_dir, left, environ)
-    if submission.resume:
-        _check_resume(submission, run)
-        return None
-    raise _was_run(run_dir, run)
+    if not submission.resume:
+        raise _was_run(run_dir, run)
+    _check_resume(submission, run)
 
 
 def _at_scheduler(run_dir: RunDir, left: str, environ: Mapping[str, str]) -> JobError:
@@ -527,15 +549,3 @@ def _has_own(submission: Submission, run: Run) -> bool:
 
     job = run.job
     return submission.own is not None and job is not None and recorded(job.launch) == submission.own
-
-
-def _admit_without_a_journal(submission: Submission, clock: Clock) -> Path | None:
-    run_dir = submission.run_dir
-    left = files_without_journal(run_dir)
-    if left and submission.new:
-        return archive(run_dir, clock.now())
-    if left:
-        raise unknown_run(run_dir, left)
-    if submission.resume:
-        raise no_run(run_dir)
-    return None
