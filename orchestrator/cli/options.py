@@ -45,7 +45,11 @@ class Amount(click.ParamType[float]):
         try:
             return read_amount(str(value))
         except ValueError:
-            self.fail(f"{value} is not a count from 1 to 1e21, such as 15T or 1.5e12.", param, ctx)
+            self.fail(
+                f"{value} is not a count of at least 1 and below 1e21, such as 15T or 1.5e12.",
+                param,
+                ctx,
+            )
 
 
 class SoftwareName(click.ParamType[str]):

@@ -1,6 +1,7 @@
 """`ndctl policy` and `ndctl classify`: failure classes and the rules for them."""
 
 import os
+import signal
 from typing import TYPE_CHECKING
 
 import click
@@ -54,7 +55,9 @@ def explain(name: str, spec: str | None, overrides: tuple[str, ...], as_json: bo
     print_as(as_json, found, policies.explained_json, policies.explained_text, say_report)
 
 
-def _check_signal(ctx: click.Context, param: click.Parameter, said: str | None) -> str | None:
+def _check_signal(
+    ctx: click.Context, param: click.Parameter | None, said: str | None
+) -> str | None:
     from orchestrator.app.classification import signal_number
 
     if said is None:
@@ -71,9 +74,15 @@ def _check_signal(ctx: click.Context, param: click.Parameter, said: str | None) 
 @click.option(
     "--kernel", type=click.File("rb"), metavar="FILE", help="Kernel log of the host (dmesg)."
 )
-@click.option("--exit-code", type=int, metavar="N", help="Exit code of the rank.  [1]")
+@click.option(
+    "--exit-code",
+    type=click.IntRange(-signal.SIGRTMAX, 255),
+    metavar="N",
+    help="Exit code of the rank; -N is signal N, as torchrun prints it.  [1]",
+)
 @click.option(
     "--signal",
+    "signal_name",
     metavar="NAME",
     callback=_check_signal,
     help="Signal that ended the rank: SIGKILL, KILL or 9.",
@@ -83,7 +92,7 @@ def classify(
     file: "BinaryIO | None",
     kernel: "BinaryIO | None",
     exit_code: int | None,
-    signal: str | None,
+    signal_name: str | None,
     as_json: bool,
 ) -> None:
     """Classify a failure from the end of one rank's log, and print what ndctl does about it.
@@ -92,16 +101,19 @@ def classify(
     """
     from orchestrator.app import classification
 
-    if file is None and kernel is None and exit_code is None and signal is None:
+    if file is None and kernel is None and exit_code is None and signal_name is None:
         raise click.UsageError("Give FILE, --kernel, --exit-code or --signal.")
-    if exit_code is not None and signal is not None:
+    if exit_code is not None and signal_name is not None:
         raise click.UsageError("Give either --exit-code or --signal, not both.")
+    if exit_code is not None and exit_code < 0:
+        name = _check_signal(click.get_current_context(), None, str(-exit_code))
+        exit_code, signal_name = None, name
     found = classification.classify_log(
         "" if file is None else classification.read_end(file),
         kernel=""
         if kernel is None
         else classification.read_end(kernel, classification.KERNEL_BYTES),
         exit_code=exit_code,
-        signal=signal,
+        signal=signal_name,
     )
     print_as(as_json, found, classification.as_json, classification.as_text, say_report)

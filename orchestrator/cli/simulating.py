@@ -38,6 +38,8 @@ def simulate(
     chosen = _seeds(seeds, first, seed)
     if trace and seed is None:
         raise click.UsageError("--trace needs --seed")
+    if trace and as_json:
+        raise click.UsageError("--trace prints text, so it cannot be combined with --json")
     if trace and seed is not None:
         outcome = simulate_one(seed, kinds, keep_history=True)
         say("\n".join(outcome.history))

@@ -141,6 +141,12 @@ def report(  # noqa: PLR0913 - an option each
     from orchestrator.dashboard.report.story import summary
     from orchestrator.system import SystemClock
 
+    if (
+        page is not None
+        and text_file is not None
+        and Path(page).resolve() == Path(text_file).resolve()
+    ):
+        raise click.UsageError(f"--html and --md name the same file, {page}; give two names")
     made = make_report(find(job, run_root, place), only, price, os.environ, SystemClock())
     if page is None and text_file is None:
         say(markdown_report(made).rstrip())

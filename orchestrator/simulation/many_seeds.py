@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
+from orchestrator.dashboard.format import count
 from orchestrator.simulation.run import Outcome, simulate
 from orchestrator.simulation.scenario import KINDS
 
@@ -81,13 +82,13 @@ def command(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> str:
 def text(total: Summary, kinds: Sequence[str], took_s: float) -> str:
     endings = ", ".join(f"{number} {name}" for name, number in sorted(total.endings.items()))
     lines = [
-        f"{total.seeds} seed{'' if total.seeds == 1 else 's'}: {endings or 'none ended'},"
-        f" {len(total.broken)} broke a law",
-        f"{total.attempts} attempts, {total.incidents} incidents, {total.lines} journal lines,"
-        f" {total.events} events, {total.virtual_s / 3600:.0f} h of virtual time;"
-        f" {total.resumed} times a person had to submit a job again",
+        f"{count(total.seeds, 'seed')}: {endings or 'none ended'}, {len(total.broken)} broke a law",
+        f"{count(total.attempts, 'attempt')}, {count(total.incidents, 'incident')},"
+        f" {count(total.lines, 'journal line')}, {count(total.events, 'event')},"
+        f" {total.virtual_s / 3600:.0f} h of virtual time; a person had to submit a job again"
+        f" {count(total.resumed, 'time')}",
         _faults(total),
-        f"{total.seeds / took_s:.0f} seeds/s, {total.events / took_s:.0f} events/s",
+        f"{total.seeds / took_s:.1f} seeds/s, {total.events / took_s:.0f} events/s",
     ]
     for outcome in total.broken[:SHOWN]:
         lines.append(f"seed {outcome.seed}: {outcome.broken}")
@@ -99,7 +100,7 @@ def text(total: Summary, kinds: Sequence[str], took_s: float) -> str:
 
 def _faults(total: Summary) -> str:
     """Totals of faults, and the kinds that mostly had no effect."""
-    words = f"{total.faults.total()} faults, {total.happened.total()} had an effect"
+    words = f"{count(total.faults.total(), 'fault')}, {total.happened.total()} had an effect"
     seldom = [
         f"{kind} {total.happened[kind]} of {started}"
         for kind, started in sorted(total.faults.items())

@@ -59,7 +59,8 @@ def test_a_signal_can_be_a_name_a_number_or_an_exit_code() -> None:
     classes = {json.loads(run("--signal", name, "--json").output)["class"] for name in ("SIGKILL",)}
     for name in ("KILL", "kill", "9"):
         classes.add(json.loads(run("--signal", name, "--json").output)["class"])
-    classes.add(json.loads(run("--exit-code", "137", "--json").output)["class"])
+    for code in ("137", "-9"):
+        classes.add(json.loads(run("--exit-code", code, "--json").output)["class"])
     assert classes == {"sigkill-from-outside"}
 
 
@@ -74,6 +75,8 @@ def test_an_unknown_signal_is_refused(name: str) -> None:
     [
         ((), "Give FILE, --kernel, --exit-code or --signal"),
         (("--signal", "9", "--exit-code", "1"), "Give either --exit-code or --signal"),
+        (("--exit-code", "999"), "999 is not in the range -64<=x<=255"),
+        (("--exit-code", "-32"), "unknown signal 32: give a name"),
         (("--signal", "SIGNOPE"), "unknown signal SIGNOPE"),
         (("/nowhere/log",), "No such file or directory"),
     ],

@@ -93,3 +93,19 @@ def test_help_of_a_narrow_terminal_has_the_whole_sentence_of_each_command(
     text = "".join(shown.output.split())  # a line may also end after a hyphen
     for command in group.commands.values():
         assert "".join(command.get_short_help_str(limit=400).split()) in text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("simulate", "--seed", "5", "--trace", "--json"), "--trace prints text"),
+        (
+            ("report", "job", "--html", "a/../f", "--md", "f"),
+            "--html and --md name the same file",
+        ),
+        (("plan", "examples/quickstart.yaml", "--tokens", "1e21"), "at least 1 and below 1e21"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(words: tuple[str, ...], said: str) -> None:
+    done = CliRunner().invoke(cli, words)
+    assert (done.exit_code, said in " ".join(done.output.split())) == (2, True)

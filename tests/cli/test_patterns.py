@@ -69,10 +69,12 @@ def test_a_job_that_cannot_be_cancelled_is_reported_and_others_are_cancelled(
 
 
 @pytest.mark.parametrize("verb", ["list", "status", "cancel"])
-def test_a_pattern_without_matches_lists_the_existing_jobs(swept: NoCluster, verb: str) -> None:
+def test_a_pattern_without_matches_lists_the_existing_jobs(
+    swept: NoCluster, run_root: Path, verb: str
+) -> None:
     done = ndctl(verb, "sweep-*")
     assert done.exit_code == exit_codes.BAD_JOB_STATE
-    assert "no job matches 'sweep-*' in " in done.output
+    assert f"no job matches 'sweep-*' in {run_root}; jobs: " in done.output
     assert "jobs: e2e-seed-1, e2e-seed-2, e2e-seed-3, other" in done.output
 
 

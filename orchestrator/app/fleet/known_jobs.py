@@ -231,8 +231,10 @@ def _no_match(pattern: str, root: Path, jobs: Iterable[KnownJob]) -> JobError:
             fix="try again when it does, or give another --run-root",
         )
     there = some_of(job.path.name for job in jobs)
+    others = any(job.path.parent != root.absolute() for job in jobs)
+    where = f"{root.absolute()}{' or among the other known jobs' if others else ''}"
     return JobError(
-        f"no job matches {pattern!r} in {root.absolute()}; jobs: {there}",
+        f"no job matches {pattern!r} in {where}; jobs: {there}",
         fix="check the pattern, and --run-root or NDCTL_RUN_ROOT",
     )
 

@@ -24,7 +24,7 @@ from orchestrator.app.submission.submit_job import Submitted
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.spec.job_spec import KUBERNETES_NAME, NAME
 from orchestrator.contract.spec.types import OVERLAY
-from orchestrator.errors import JobError, NdctlError
+from orchestrator.errors import NdctlError, SpecError
 from orchestrator.job_paths import run_root_of
 from orchestrator.load import read_spec
 from orchestrator.seams import Clock
@@ -72,12 +72,12 @@ def elements_of(sweep: Sweep, environ: Mapping[str, str], clock: Clock) -> list[
     """
     found = combinations(sweep.keys)
     if len(found) > MOST:
-        raise JobError(
+        raise SpecError(
             f"the sweep has {len(found):,} combinations; at most {MOST:,} are allowed",
             fix="use fewer values, or split the sweep",
         )
     if twice := [" ".join(values) for values, times in Counter(found).items() if times > 1]:
-        raise JobError(
+        raise SpecError(
             f"the sweep has {twice[0]} more than once", fix="give each value of a key once"
         )
     group, names = _named(sweep, found, environ)
@@ -107,7 +107,7 @@ def _planned(
     overrides = (*_overrides(sweep, values), f"name='{name}'")
     planned = plan_and_look(sweep.spec, overrides, environ, sweep.inventory, purpose="submit")
     if sweep.at_once is not None and planned.spec.cluster.backend != "slurm":
-        raise JobError(
+        raise SpecError(
             f"--at-once needs --backend slurm; backend {planned.spec.cluster.backend} has no job"
             " dependencies",
             fix="remove --at-once",

@@ -184,6 +184,13 @@ def log_lines(  # noqa: PLR0913 - one argument per option of `ndctl logs`
         return
     if not files and not there:
         _refuse_without_copies(run_dir)
+    if not files and lines_needed in there and rank is None and not hosts:
+        name = run_dir.path.name
+        raise JobError(
+            f"the ranks of attempt {lines_needed} have written nothing yet",
+            fix=f"`ndctl logs {name} --follow` waits for them; `ndctl logs {name} --agents` has the"
+            " logs of the agents",
+        )
     if not files:
         known = ", ".join(map(str, there)) or "none yet"
         of_rank = f", rank {rank}" if rank is not None else ""

@@ -22,6 +22,10 @@ FOLLOWS: tuple[Kind, ...] = ("never-entered", "left-inside", "alone", "stopped")
 """Kinds of verdict that also follow if the process of the culprit does not run."""
 STOPPED = 0.98
 """The confidence if a signal stopped all ranks for which the others wait, and no other process."""
+FOR_STOPPED = (
+    "find what stopped it (SIGSTOP, Ctrl-Z, a debugger, a batch system that suspends jobs); if the"
+    " process is still there, `kill -CONT PID` on its host lets it continue"
+)
 FOR_STARVED = (
     "check what else runs on the host (top), and how many CPUs the job has there: cpus_per_task of"
     " Slurm, the limits of the pod, cpu.max of the control group"
@@ -115,4 +119,5 @@ def _certain_if_stopped(case: EvidenceIndex, found: Diagnosis) -> Diagnosis:
         return found
     hosts = {case.scene.host(rank) for rank in found.ranks}
     one = tuple(str(host) for host in hosts) if len(hosts) == 1 and None not in hosts else ()
-    return replace(found, confidence=max(found.confidence, STOPPED), hosts=one)
+    sure = max(found.confidence, STOPPED)
+    return replace(found, confidence=sure, hosts=one, advice=FOR_STOPPED)

@@ -21,7 +21,7 @@ from orchestrator.app.submission.sweep_jobs import (
 )
 from orchestrator.contract.spec.job_spec import KUBERNETES_NAME, NAME
 from orchestrator.contract.submission_payload import Handover
-from orchestrator.errors import BackendError, JobError, NdctlError, PlanError
+from orchestrator.errors import BackendError, JobError, NdctlError, PlanError, SpecError
 from tests.agent.world import TurnedClock
 from tests.jobs_on_disk import SPEC, NoCluster, cluster
 
@@ -154,7 +154,7 @@ def test_a_name_that_exists_is_reported_before_submission(
 
 def test_too_many_combinations_are_refused_before_planning(tmp_path: Path) -> None:
     many = ",".join(map(str, range(1001)))
-    with pytest.raises(JobError, match="1,001 combinations; at most 1,000"):
+    with pytest.raises(SpecError, match="1,001 combinations; at most 1,000"):
         planned(a_sweep(tmp_path, f"train.seed={many}"))
 
 
@@ -206,7 +206,7 @@ def test_the_jobs_of_a_sweep_are_a_group_that_a_job_of_its_name_does_not_hide(
 
 
 def test_the_option_now_is_only_for_slurm(tmp_path: Path, cluster: NoCluster) -> None:
-    with pytest.raises(JobError, match="--at-once needs --backend slurm"):
+    with pytest.raises(SpecError, match="--at-once needs --backend slurm"):
         planned(a_sweep(tmp_path, LR, at_once=2))
 
 
@@ -243,5 +243,5 @@ def _on_slurm(element: Element, args: tuple[str, ...]) -> Element:
 
 
 def test_a_value_that_is_given_twice_is_refused(tmp_path: Path, cluster: NoCluster) -> None:
-    with pytest.raises(JobError, match=r"the sweep has train\.seed=1 more than once"):
+    with pytest.raises(SpecError, match=r"the sweep has train\.seed=1 more than once"):
         elements_of(a_sweep(tmp_path, "train.seed=1,2,1"), {}, TurnedClock())

@@ -232,6 +232,10 @@ def test_without_an_attempt_the_logs_of_agents_are_shown(run_dir: RunDir) -> Non
     assert lines(None, follow=False) == lines(None, follow=True) == [said]
     with pytest.raises(JobError, match="no log of attempt 1, rank 0"):
         lines(0, follow=False)
+    (run_dir.logs / "attempt-1").mkdir()
+    with pytest.raises(JobError, match="the ranks of attempt 1 have written nothing yet") as early:
+        lines(None, follow=False)
+    assert "--follow` waits for them" in early.value.fix
     write(run_dir, 0, "step 1\n")
     assert lines(None, follow=False) == lines(None, follow=True) == ["[host-0 rank 0] step 1"]
     with pytest.raises(JobError, match="no log of attempt 1, rank 7") as absent:

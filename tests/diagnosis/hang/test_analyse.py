@@ -320,6 +320,7 @@ def test_a_stopped_process_is_named_before_any_guess() -> None:
     verdict = analyse(found.scene)
     assert (verdict.kind, verdict.ranks) == ("stopped", (found.culprit,))
     assert "state T" in verdict.cause
+    assert "kill -CONT" in verdict.advice
 
 
 def test_calls_of_another_thread_are_not_another_path() -> None:
