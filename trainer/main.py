@@ -130,6 +130,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Tr
         Resumed(done, done if found.in_memory is None else found.on_disk),
         before_commit=nothing if records is None else records.sync,
     )
+    checkpoints.ends_at(config.train.steps)
     runtime.on_leave.callback(checkpoints.close)
     checkpoints.memory = start_saving(
         memory,

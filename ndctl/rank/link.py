@@ -38,6 +38,8 @@ class Link:
         """Memory and GPU that the rank uses, as keys of `metrics.jsonl`."""
         self.resumed = False
         """It is known from which step the script resumed."""
+        self.saved: int | None = None
+        """Step of the last checkpoint that the script completed in this attempt."""
         self.stopped = False
         """The script knows that it was asked to stop, so its end is not the end of the training."""
 

@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import Any
 
 from ndctl.rank.agreement import Ranks, ranks_of_script
-from ndctl.rank.checkpoint_files import damage, newest_complete, read_marker, shares, step_of
+from ndctl.rank.checkpoint_files import (
+    damage,
+    final_name,
+    newest_complete,
+    read_marker,
+    shares,
+    step_of,
+)
 from ndctl.rank.link import Link, current
 from ndctl.rank.place import Place, place
 
@@ -29,16 +36,20 @@ def latest_checkpoint() -> Path | None:
     looks for itself, and only sizes are compared.
 
     Torn and damaged checkpoints are never given. A job that starts fresh (`ndctl submit --new`)
-    gets none. The folder's name ends with the number of its step.
+    gets none until it has saved one itself. The folder's name ends with the number of its step.
 
     Raises:
         RuntimeError: some ranks did not call it.
     """
     link, where = current(), place()
+    if not where.resume and link.saved is not None:
+        # The folder may also have newer checkpoints of another run.
+        return where.checkpoints / final_name(link.saved)
     ranks = ranks_of_script(link.rank, link.world_size)
     folder, skipped = find_checkpoint(ranks, where) if where.resume else (None, [])
     step = (step_of(folder.name) or 0) if folder is not None else 0
-    _tell(link, step, skipped)
+    if link.saved is None:  # later calls do not tell where the ranks resume
+        _tell(link, step, skipped)
     return folder
 
 

@@ -119,6 +119,7 @@ class Save:
         if why:
             said = f"the checkpoint of step {self.step} is not complete: {why}"
             raise CheckpointError(said) from raised
+        self.link.saved = self.step
 
     def _complete(self, written: dict[str, Written], raised: BaseException | None) -> str:
         """Why the checkpoint is not complete; empty if it is."""

@@ -97,8 +97,10 @@ def find_checkpoint(
     Raises:
         TrainingError: on every rank, if all checkpoints have read some of the data to skip. Then
             only a start at step 0 could skip it, which would discard the whole training. It is
-            raised unless the data starts at batch 1, where nothing is lost.
+            raised unless the data starts at batch 1, where nothing is lost. Also if `checkpoints`
+            is not a folder.
     """
+    broadcast_from_rank0(partial(_refuse_file, checkpoints))
     if not ranks.env.resume:
         # The job starts fresh in a directory that may have checkpoints of an earlier run.
         return Found(None, broadcast_from_rank0(partial(_of_another_run, checkpoints)), skip)
@@ -125,6 +127,15 @@ def find_checkpoint(
         if defect is None:
             return Found(folder, (*remembered, *passed), skip)
         refused[folder.name] = defect
+
+
+def _refuse_file(checkpoints: Path) -> None:
+    """Otherwise the job would train up to its last step, and fail to save it."""
+    if checkpoints.exists() and not checkpoints.is_dir():
+        raise TrainingError(
+            f"no checkpoint can be saved: {checkpoints} is not a folder",
+            fix=f"move {checkpoints} to another place",
+        )
 
 
 def _of_another_run(checkpoints: Path) -> tuple[SkippedCheckpoint, ...]:

@@ -120,6 +120,10 @@ class Checkpoints:
         self._writing = False
         """A save was being written when the current step began."""
 
+    def ends_at(self, step: int) -> None:
+        """The job ends with `step`, which is always saved."""
+        self._schedule = replace(self._schedule, last=step)
+
     def due(self, step: int) -> bool:
         """Whether a periodic save is due after `step`."""
         return self._schedule.due(step)
@@ -300,5 +304,5 @@ class Checkpoints:
             LOG.info("training continues; next save after step %d", self.next_due(step))
 
     def next_due(self, step: int) -> int:
-        """The first step after `step` at which a periodic save is due."""
+        """The first step after `step` at which a save is due."""
         return self._schedule.next_due(step)

@@ -32,6 +32,8 @@ class Schedule:
     """Step of the last regular save, if `every` can change. None: saves are at multiples of it."""
     begun_at: int | None = None
     """Step of the last save."""
+    last: int | None = None
+    """Last step of the job, which is always saved."""
 
     def after(self, resumed: Resumed) -> "Schedule":
         """The schedule of an attempt. Ranks that resume from memory do not come to a step again
@@ -74,7 +76,7 @@ class Schedule:
             regular = step - step % self.every + self.every
         else:
             regular = max(step + 1, self.since + self.every)
-        return regular if self.retry_at is None else min(regular, self.retry_at)
+        return min(one for one in (regular, self.retry_at, self.last) if one is not None)
 
     def _regular(self, step: int) -> bool:
         if self.since is None:

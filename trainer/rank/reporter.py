@@ -156,8 +156,8 @@ class Reporter:
 
     @property
     def computing(self) -> int:
-        """The step that is being computed, or queued on the device."""
-        return self.step + self.unread + 1
+        """The step that is being computed, queued on the device, or saved."""
+        return self.step + self.unread + (self.phase != "checkpoint")
 
     def profile_written(self, profiled: Profiled) -> None:
         self._send(profiled, self._blocking)

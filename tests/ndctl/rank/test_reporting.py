@@ -101,6 +101,7 @@ assert (folder and folder.name) == os.environ.get("EXPECTED"), folder
 for step in (2, 3, 4):
     with ndctl.checkpoint(step) as own:
         (own / "weights").write_text(str(step))
+    assert folder or ndctl.latest_checkpoint().name == f"step-{step}"
 try:
     with ndctl.checkpoint(5):
         1 / 0

@@ -172,6 +172,15 @@ def test_a_resume_with_other_data_is_refused(tmp_path: Path) -> None:
         train_alone(config)
 
 
+def test_a_file_in_the_place_of_the_checkpoints_is_refused_before_training(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "checkpoints").write_text("a file")
+    with pytest.raises(TrainingError, match="checkpoints is not a folder"):
+        train_alone(tiny(out))
+    assert not (out / "metrics.jsonl").exists()
+
+
 def test_a_finished_job_trains_no_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = tiny(tmp_path / "out")
     with caplog.at_level("INFO"):

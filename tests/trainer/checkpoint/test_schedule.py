@@ -66,6 +66,7 @@ def test_a_save_that_is_asked_for_is_due_at_once_but_not_twice() -> None:
     assert begun.asked(8).due(8)
     assert begun.next_due(4) == 10
     assert Schedule(10).begun(10).asked(12).next_due(12) == 20
+    assert Schedule(10, last=24).failed(24).next_due(24) == 24, "no step follows the last one"
 
 
 def test_a_save_that_was_cut_off_is_made_up_for_after_a_resume_from_memory() -> None:

@@ -28,6 +28,15 @@ def test_an_exception_fits_a_datagram_and_keeps_the_end_of_its_traceback() -> No
     assert error.traceback.endswith("\N{SNOWMAN}\n")
 
 
+def test_an_exception_of_a_save_belongs_to_the_step_that_is_saved() -> None:
+    reporter = Reporter(RankEnv())
+    reporter.step = 4
+    assert reporter.computing == 5
+    reporter.beat("checkpoint")
+    assert reporter.computing == 4
+    reporter.close()
+
+
 def test_reports_without_a_listener_are_dropped(tmp_path: Path) -> None:
     for path in ("", str(tmp_path / "none"), "x" * 500):
         reporter = Reporter(RankEnv(heartbeat_socket=path))

@@ -69,6 +69,8 @@ def open_memory(
     opened, why = None, ""
     if spec.on_devices(cpu=ranks.device.type != "cuda").every == "off":
         why = NOT_ON_GPUS
+    elif not ranks.env.memory:
+        why = "they need the agents of ndctl, which did not start these ranks"
     else:
         try:
             opened = _open(spec, ranks, digests)
@@ -80,8 +82,6 @@ def open_memory(
 
 
 def _open(spec: MemoryCheckpointSpec, ranks: Ranks, digests: Digests) -> OpenMemory:
-    if not ranks.env.memory:
-        raise OSError("no agent of ndctl runs there")
     memory: HostMemory = decode(HostMemory, read_json(ranks.env.memory))
     if memory.why:
         raise OSError(memory.why)

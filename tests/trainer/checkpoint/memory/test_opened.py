@@ -90,7 +90,7 @@ def test_an_agent_without_memory_is_named(
 ) -> None:
     caplog.set_level(logging.INFO, "trainer")
     none = HostMemory(lineage=0, slots=(), why="its agent has no memory for them: no file is free")
-    for memory, why in ((none, none.why), (None, "no agent of ndctl runs there")):
+    for memory, why in ((none, none.why), (None, "which did not start these ranks")):
         found, (said, _) = opens(every, "cpu", memory, tmp_path)
         assert not found
         assert isinstance(said, MemoryCheckpointsSet)
