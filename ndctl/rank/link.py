@@ -4,11 +4,12 @@ import contextlib
 import functools
 import json
 import math
+import operator
 import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 SEND_TIMEOUT = struct.pack("ll", 1, 0)
 STEPS = struct.Struct("<q")
@@ -113,3 +114,15 @@ def _is_shared(fd: int) -> bool:
 @functools.cache
 def current() -> Link:
     return Link.of(os.environ)
+
+
+def number_of_steps(step: SupportsIndex, call: str) -> int:
+    """`step` as an int. It may be an integer of numpy or torch.
+
+    Raises:
+        ValueError: it is no number of steps.
+    """
+    with contextlib.suppress(TypeError):
+        if not isinstance(step, bool) and (number := operator.index(step)) >= 0:
+            return number
+    raise ValueError(f"{call}: step is {step!r}; give the number of steps done")

@@ -10,7 +10,7 @@ from typing import Any, SupportsFloat, get_args
 
 from ndctl.rank.fence import GivenUp
 from ndctl.rank.line_file import LineFile
-from ndctl.rank.link import current
+from ndctl.rank.link import current, number_of_steps
 from ndctl.rank.phases import Phase
 from ndctl.rank.place import place
 
@@ -27,8 +27,8 @@ def log(
         ndctl.log(step, loss=loss, learning_rate=scheduler.get_last_lr()[0])
 
     Call it on every rank. Each rank's call is a sign of life, and rank 0's values become a line of
-    `metrics.jsonl` in the run directory. Without ndctl it does nothing. From its first call on,
-    ndctl no longer counts the steps of optimizers itself.
+    `metrics.jsonl` in the run directory. Without ndctl it only checks its arguments. From its first
+    call on, ndctl no longer counts the steps of optimizers itself.
 
     Args:
         step: steps done since the beginning of the training, also in earlier attempts.
@@ -36,14 +36,19 @@ def log(
         metrics: further numbers or short texts. A number that is not finite is written as null.
 
     Raises:
-        ValueError: `step` is negative, or a metric is called `attempt` or `time`.
+        ValueError: `step` is no number of steps, or a metric is called `attempt` or `time`.
         TypeError: a value is neither a number nor a text.
     """
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise ValueError(f"ndctl.log: step is {step!r}; give the number of steps done")
+    step = number_of_steps(step, "ndctl.log")
     if taken := [name for name in RESERVED if name in metrics]:
         raise ValueError(f"ndctl.log: {taken[0]} is written by ndctl; choose another name")
+    # Checked without ndctl too, so that a mistake does not wait for the first real job. Other ranks
+    # than 0 do not read their values, because reading a tensor waits for the GPU.
     link = current()
+    values: dict[str, Any] = {}
+    if link.rank == 0:
+        number = None if loss is None else _finite("loss", loss)
+        values = {name: _value(name, value) for name, value in metrics.items()}
     if not link.active:
         return
     link.logged = True
@@ -51,11 +56,10 @@ def log(
     if link.rank != 0:
         link.beat("train")
         return
-    number = None if loss is None else _finite("loss", loss)
     link.beat("train", loss=number)
     line: dict[str, Any] = {"attempt": link.attempt, "step": step, "loss": number}
     line |= {"time": time.time(), **link.use}
-    line |= {name: _value(name, value) for name, value in metrics.items()}
+    line |= values
     # A later attempt runs; ndctl ends this rank soon.
     with contextlib.suppress(GivenUp):
         _lines().append(json.dumps(line).encode() + b"\n")
@@ -69,12 +73,15 @@ def _lines() -> LineFile:
 def _value(name: str, value: Number | str | None) -> float | str | None:
     if value is None or isinstance(value, str):
         return value
-    return value if isinstance(value, int) else _finite(name, value)
+    number = _finite(name, value)
+    return value if isinstance(value, int) and number is not None else number
 
 
 def _finite(name: str, value: Number) -> float | None:
     try:
         number = float(value)
+    except OverflowError:
+        return None  # an integer that no float can hold
     except (TypeError, ValueError) as exc:
         raise TypeError(f"ndctl.log: {name} is {value!r}; give a number ({exc})") from None
     return number if math.isfinite(number) else None

@@ -16,7 +16,7 @@ from ndctl.rank.checkpoint_files import (
     remove_old,
     sync,
 )
-from ndctl.rank.link import Link, current
+from ndctl.rank.link import Link, current, number_of_steps
 from ndctl.rank.place import Place, place
 
 OWN = ".rank-"
@@ -58,8 +58,7 @@ def checkpoint(step: int, *, timeout_s: float = 600.0) -> Iterator[Path]:
             inside, its own exception is the `__cause__`.
         ValueError: `step` is no step.
     """
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise ValueError(f"ndctl.checkpoint: step is {step!r}; give the number of steps done")
+    step = number_of_steps(step, "ndctl.checkpoint")
     link = current()
     ranks = ranks_of_script(link.rank, link.world_size)
     if ranks is None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ndctl.rank.agreement import NotAgreed, Ranks, ranks_of_script
 from ndctl.rank.checkpoint_files import newest_complete, step_of
-from ndctl.rank.link import Link, current
+from ndctl.rank.link import Link, current, number_of_steps
 from ndctl.rank.memory.slots import NOT_SENT, SENDING, Header, Made, Memory, NoRoom, Slot
 from ndctl.rank.place import Place, place
 
@@ -53,8 +53,7 @@ def save_in_memory(step: int, state: Any, *, timeout_s: float = TIMEOUT_S) -> bo
         RuntimeError: the ranks did not all call it with this step.
         ValueError: `step` is no step.
     """
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise ValueError(f"{SAVE}: step is {step!r}; give the number of steps done")
+    step = number_of_steps(step, SAVE)
     kept = _kept()
     if kept.memory is None or kept.warned:
         kept.warn()

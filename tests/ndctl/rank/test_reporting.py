@@ -176,6 +176,25 @@ def test_a_wrong_call_says_what_to_give(call: Any, error: str) -> None:
         call()
 
 
+@pytest.mark.parametrize("value", ["x", [1], torch.ones(2)])
+def test_a_metric_that_is_no_number_is_refused_without_ndctl_too(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"loss is .*; give a number"):
+        ndctl.log(1, loss=value)
+
+
+INTEGERS = """
+import ndctl, numpy
+ndctl.log(numpy.int64(5), loss=10**400, tokens=10**5000, count=12)
+"""
+
+
+def test_a_step_may_be_an_integer_of_numpy_and_a_huge_number_is_not_finite(tmp_path: Path) -> None:
+    (beat,) = run(INTEGERS, tmp_path)
+    assert (beat.step, beat.loss) == (5, None)
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert [line[key] for key in ("step", "loss", "tokens", "count")] == [5, None, None, 12]
+
+
 def test_a_metric_that_is_no_number_is_refused_and_a_tensor_is_one(tmp_path: Path) -> None:
     script = "import ndctl\ntry: ndctl.log(1, accuracy=[1])\nexcept TypeError as exc: print(exc)\n"
     path = tmp_path / "script.py"
