@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ndctl.client.errors import explained
+from ndctl.client.errors import JobError, explained
 from ndctl.client.job import Job
 from orchestrator.system import SystemClock
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @explained
 def job(
-    name: str,
+    name: str | os.PathLike[str],
     *,
     run_root: str | os.PathLike[str] | None = None,
     context: str | None = None,
@@ -23,6 +23,7 @@ def job(
     """The job `name`, as `ndctl status NAME` finds it.
 
     Args:
+        name: its name, or its run directory.
         run_root: folder of the run directories. None: `NDCTL_RUN_ROOT`, else `ndctl-runs`.
         context: search the cluster of this context of the kubeconfig.
         namespace: search this namespace of the cluster.
@@ -32,8 +33,12 @@ def job(
     """
     from orchestrator.app import remote
 
+    if not isinstance(name, str | os.PathLike):
+        raise JobError(f"the job is {name!r}", fix="give its name, or its run directory")
     root = _root(run_root)
-    found = remote.find(root, name, _place(context, namespace), os.environ, SystemClock())
+    found = remote.find(
+        root, os.fspath(name), _place(context, namespace), os.environ, SystemClock()
+    )
     return Job(found.run_dir.path)
 
 

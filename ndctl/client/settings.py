@@ -40,6 +40,8 @@ def overrides_of(values: Mapping[str, Any] | None, backend: str | None) -> tuple
     Raises:
         SpecError: with each key and value that cannot be in a spec.
     """
+    if not isinstance(values, Mapping | None):
+        raise SpecError(f"set is {values!r}", fix='give a dict such as {"train.steps": 100}')
     given = {**(values or {}), **({} if backend is None else {"cluster.backend": backend})}
     wrong = [
         f"set: {key!r}: must be a key such as train.steps"
@@ -59,6 +61,8 @@ def overrides_of(values: Mapping[str, Any] | None, backend: str | None) -> tuple
 
 def drills_of(texts: Sequence[str]) -> tuple[Drill, ...]:
     """Raises SpecError with each text that is not a drill."""
+    if isinstance(texts, str):
+        raise SpecError(f"drills is {texts!r}, a text", fix=f"give a list: drills=[{texts!r}]")
     found, wrong = [], list[Problem]()
     for number, text in enumerate(texts, 1):
         try:

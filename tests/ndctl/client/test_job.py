@@ -56,6 +56,7 @@ def test_a_program_runs_from_submission_to_success(root: Path, tmp_path: Path) -
     assert status.world_size == 4
     assert status.backend == "local"
     assert status == ndctl.job("first").wait(timeout=0)
+    assert ndctl.job(job.run_dir).run_dir == job.run_dir
     assert [one.name for one in ndctl.jobs()] == ["first"]
 
     second = ndctl.run(work(tmp_path, 0), name="second", gpus_per_host=1)

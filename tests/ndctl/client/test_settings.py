@@ -62,6 +62,9 @@ def test_all_mistakes_of_a_mapping_are_told_at_once(root: Path) -> None:
         (lambda: ndctl.run(["missing.py"]), "missing.py"),
         (lambda: ndctl.run(["--no-python", "true"], gpus_per_host=0), "at least 1"),
         (lambda: ndctl.submit(OWN, drills=["kil:rank=0@step=1", "stop"]), "(?s)kil.*stop"),
+        (lambda: ndctl.submit(OWN, drills="kill:rank=1@step=2"), "drills is 'kill:rank=1@step=2'"),
+        (lambda: ndctl.submit(OWN, set=["a=b"]), r"set is \['a=b'\]"),  # type: ignore[arg-type]
+        (lambda: ndctl.job(None), "the job is None"),  # type: ignore[arg-type]
         (lambda: ndctl.submit(OWN, resume=True, new=True), "resume and new exclude each other"),
         (lambda: ndctl.submit(OWN, inventory="hosts.yaml"), "the backend is local"),
         (lambda: ndctl.submit(OWN, backend="slrum"), "cluster.backend"),

@@ -1,5 +1,6 @@
 """Reads documents from files, in the order of the files."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,11 @@ def parse_line(line: bytes, path: str, number: int) -> dict[str, Any]:
     try:
         row = read_json(line)
     except ValueError as exc:
+        if "int_max_str_digits" in str(exc):  # Python's advice, which a user of ndctl cannot follow
+            raise TrainingError(
+                f"{path}:{number}: a number has more than {sys.get_int_max_str_digits():,} digits",
+                fix="write it as a text in quotes, or leave it out",
+            ) from exc
         raise TrainingError(
             f"{path}:{number}: not JSON: {exc}", fix="each line must be one JSON object"
         ) from exc

@@ -82,6 +82,7 @@ def test_a_prompt_comes_first_and_is_not_learned(tmp_path: Path) -> None:
         ('{"text": 3}', r"column 'text' holds 3 \(int\), not a string"),
         ('{"text": null}', r"column 'text' holds None \(null\), not a string"),
         ('{"text": "x"', r"not JSON: Expecting ',' delimiter"),
+        ('{"text": "x", "n": ' + "1" * 5000 + "}", "a number has more than 4,300 digits"),
         ("[1, 2]", r"'\[1, 2\]' is not a JSON object"),
         ('{"text": "\\ud800"}', r"column 'text' holds half a surrogate pair"),
     ],
