@@ -323,6 +323,10 @@ class JobCopy(Protocol):
     def remember(self, ending: Ending, why: str) -> None:
         """Record that the scheduler reports the job as ended, which the journal here lacks."""
 
+    def deletion(self) -> str:
+        """Says that the job is being deleted while its processes run, and what delays it; empty if
+        it is not, or if that is unknown."""
+
     def fetch_logs(self, hosts: Collection[str] = (), *, follow: bool = False) -> Sequence[str]:
         """Fetch logs of ranks, of some hosts or of all, and return which could not be fetched.
         `follow`: keep fetching new lines."""

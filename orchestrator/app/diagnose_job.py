@@ -198,7 +198,7 @@ def _by_its_state(
 def _advice(snapshot: Snapshot) -> str:
     """The next step for a job with a doubt."""
     if snapshot.standing.as_of is not None:
-        return next_step(snapshot, None)
+        return "; ".join(line.strip() for line in next_step(snapshot, None).splitlines())
     return f"to see what the ranks do: {snapshot.commands.of('snapshot')}"
 
 

@@ -39,7 +39,20 @@ def snapshots_of(
         elif is_named:
             name = found.run_dir.path.name
             raise JobError(f"the submission of job {name} did not finish", fix="submit it again")
-    return with_scheduler(seen, environ, clock)
+    snapshots = with_scheduler(seen, environ, clock)
+    if len(seen) == 1:  # it costs a request for each job
+        return [_with_deletion(seen[0][0], snapshots[0])]
+    return snapshots
+
+
+def _with_deletion(found: Found, snapshot: Snapshot) -> Snapshot:
+    """With the deletion of a job in its cluster, which its leader may outlive: a finalizer holds
+    the job, and its pods run on."""
+    status = snapshot.launch_status
+    if found.copy is None or status is None or not snapshot.leader_alive:
+        return snapshot
+    words = found.copy.deletion()
+    return replace(snapshot, launch_status=replace(status, words=words)) if words else snapshot
 
 
 def snapshot_of(found: Found, environ: Mapping[str, str], clock: Clock) -> Snapshot:

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from orchestrator.backends.kubernetes.api.api_errors import Forbidden
 from orchestrator.backends.kubernetes.api.client import Api
+from orchestrator.backends.kubernetes.mirror.find_mirrors import mirrors_at, seek_mirror
 from orchestrator.contract.files import exit_codes
+from orchestrator.errors import JobError
 from orchestrator.system import SystemClock
 from tests.e2e.job import CommandResult
-from tests.kubernetes.e2e.person import SLEEPS, Person, account
+from tests.kubernetes.e2e.person import SLEEPS, Person, account, advised
 from tests.kubernetes.testbed import REPOSITORY, KubeTestbed
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
@@ -214,3 +217,19 @@ def test_a_warning_of_a_real_server_is_shown(kube: KubeTestbed) -> None:
         "extensions/v1beta1 Ingress is deprecated in v1.14+, unavailable in v1.22+; use"
         " networking.k8s.io/v1 Ingress",
     )
+
+
+def test_one_grant_is_enough_to_list_jobs(kube: KubeTestbed, tmp_path: Path) -> None:
+    """The API server refuses one kind at a time."""
+    namespace = kube.namespace("looks")
+    environ = {"KUBECONFIG": str(kube.as_user([], namespace))}
+    with pytest.raises(Forbidden, match="its jobs cannot be shown") as refused:
+        mirrors_at(tmp_path, None, namespace, environ, SystemClock())
+    with pytest.raises(Forbidden) as of_one_job:
+        seek_mirror(tmp_path, "e2e", None, namespace, environ, SystemClock())
+    assert of_one_job.value.fix == refused.value.fix
+    for command in advised(str(refused.value)):
+        kube.kubectl(*command[1:])
+    assert mirrors_at(tmp_path, None, namespace, environ, SystemClock()) == []
+    with pytest.raises(JobError, match="no job 'e2e' in namespace looks"):
+        seek_mirror(tmp_path, "e2e", None, namespace, environ, SystemClock())

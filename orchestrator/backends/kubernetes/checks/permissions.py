@@ -86,6 +86,17 @@ def needed(spec: KubernetesSpec) -> tuple[Right, ...]:
     return tuple(kept.values())
 
 
+def looking(kinds: Sequence[Resource]) -> tuple[Right, ...]:
+    """The rights to find the jobs of these kinds in a namespace, and to look at them."""
+    return (
+        *(Right(verb, kind, need="look") for kind in kinds for verb in ("get", "list")),
+        Right("get", CONFIG_MAPS, need="look"),
+        *(Right("list", resource, need="look") for resource in (PODS, EVENTS)),
+        Right("get", PODS, "log", "look"),
+        *(Right(verb, PODS, "exec", "look") for verb in ("get", "create")),
+    )
+
+
 def replacing(spec: KubernetesSpec) -> tuple[Right, ...]:
     """The additional rights to replace a job that has ended."""
     kind = JOB_KINDS[spec.kind].resource

@@ -1,11 +1,12 @@
 """Opens mirrors of jobs: existing ones, and new ones of jobs in the cluster."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from orchestrator.backends.kubernetes.api.api_errors import Missing
+from orchestrator.backends.kubernetes.api.api_errors import Forbidden, Missing
 from orchestrator.backends.kubernetes.api.client import Api
+from orchestrator.backends.kubernetes.checks import permissions
 from orchestrator.backends.kubernetes.mirror.mirror import Mirror
 from orchestrator.backends.kubernetes.mirror.mirror_paths import (
     IN_CLUSTER,
@@ -42,8 +43,9 @@ def seek_mirror(
     made = Mirror(folder_of(run_root, api.context, space, job), api)
     seen_before = is_mirror(made.run_dir.path)
     try:
-        if _adopted(made, space, job) or seen_before:
-            return made
+        with _all_rights(api, space):
+            if _adopted(made, space, job) or seen_before:
+                return made
     except BackendError:
         if not seen_before:
             raise
@@ -52,6 +54,18 @@ def seek_mirror(
         f"no job {job!r} in namespace {space} of {api.context} ({api.server})",
         fix=f"`ndctl list --backend kubernetes -n {space}` lists existing ones",
     )
+
+
+@contextlib.contextmanager
+def _all_rights(api: Api, space: str) -> Iterator[None]:
+    """Raises Forbidden with all missing rights of a person who looks at jobs. The API server
+    reports the first one only, and each grant would then lead to the next refusal."""
+    try:
+        yield
+    except Forbidden:
+        kinds = [one.resource for one in JOB_KINDS.values() if api.has(one.resource)]
+        permissions.require(api, permissions.looking(kinds), space, "its jobs cannot be shown")
+        raise
 
 
 def _adopted(made: Mirror, space: str, job: str) -> bool:
@@ -77,12 +91,13 @@ def mirrors_at(
     space = namespace or api.namespace
     found = []
     try:
-        for kind, one in JOB_KINDS.items():
-            with contextlib.suppress(Missing):
-                for job in api.list(one.resource, space, labels=LABEL).items:
-                    made = Mirror(folder_of(run_root, api.context, space, name_of(job)), api)
-                    if made.adopt(kind, space, job):
-                        found.append(made)
+        with _all_rights(api, space):
+            for kind, one in JOB_KINDS.items():
+                with contextlib.suppress(Missing):
+                    for job in api.list(one.resource, space, labels=LABEL).items:
+                        made = Mirror(folder_of(run_root, api.context, space, name_of(job)), api)
+                        if made.adopt(kind, space, job):
+                            found.append(made)
     except Unreachable:
         above = folder_of(run_root, api.context, space, "")
         known = [path for path in known_mirrors(run_root) if path.parent == above]

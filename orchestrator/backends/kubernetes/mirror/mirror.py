@@ -45,7 +45,13 @@ from orchestrator.backends.kubernetes.mirror.report_lookup import newest_report
 from orchestrator.backends.kubernetes.observe import object_fields
 from orchestrator.backends.kubernetes.observe.object_fields import LABEL, leads
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, PODS, Object, name_of
+from orchestrator.backends.kubernetes.resources import (
+    CONFIG_MAPS,
+    JOB_KINDS,
+    PODS,
+    Object,
+    name_of,
+)
 from orchestrator.contract.codec import encode
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.run_dir import RunDir
@@ -405,6 +411,22 @@ class Mirror:
         elif not led and self.held is not None:
             os.close(self.held)
             self.held = None
+
+    def deletion(self) -> str:
+        remote = self.remote
+        resource = JOB_KINDS[remote.kind].resource
+        try:
+            about = self.api.about(resource, remote.namespace, remote.job)
+        except BackendError:  # the status without this is still useful
+            return ""
+        if about is None or not object_fields.is_leaving(about):
+            return ""
+        meta = about["metadata"]
+        return (
+            f"{resource.kind} {remote.namespace}/{remote.job} was deleted at"
+            f" {meta['deletionTimestamp']}; it and its pods stay until its finalizers are removed:"
+            f" {', '.join(meta.get('finalizers') or ()) or 'none is left'}"
+        )
 
     def let_go(self) -> None:
         self._hold(False)

@@ -57,12 +57,20 @@ class Cluster:
     """The API server is unreachable."""
     busy: int = 0
     """Number of log requests that fail before one succeeds."""
+    job: Object | None = None
+    """The job object."""
     no_exec: bool = False
     """The user has no right to exec."""
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         assert (resource, namespace, name) == (CONFIG_MAPS, "team", "job-state")
         return None if self.state is None else {"data": self.state}
+
+    def about(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        assert (resource.kind, namespace, name) == ("PyTorchJob", "team", "job")
+        if self.away:
+            raise Unreachable("the API server cannot be reached: refused")
+        return self.job
 
     def list(
         self, resource: Resource, namespace: str, *, labels: str = "", fields: str = ""
@@ -504,6 +512,22 @@ def test_a_leader_being_deleted_is_read_to_its_end_but_not_counted_as_running(
         copy.refresh()
         assert same(copy, there)
         assert not has_writer(copy.run_dir.journal)
+
+
+def test_the_deletion_of_a_job_that_a_finalizer_holds_is_said(
+    copy: Mirror, cluster: Cluster
+) -> None:
+    """Its leader trains on."""
+    assert copy.deletion() == ""
+    cluster.job = {"metadata": {"name": "job", "finalizers": ["example.org/hold"]}}
+    assert copy.deletion() == ""
+    cluster.job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert copy.deletion() == (
+        "PyTorchJob team/job was deleted at 2026-01-01T00:00:00Z; it and its pods stay until its"
+        " finalizers are removed: example.org/hold"
+    )
+    cluster.away = True
+    assert copy.deletion() == ""
 
 
 def test_without_the_right_to_exec_the_state_is_read_from_the_config_map(
