@@ -269,6 +269,16 @@ def test_json_of_kubectl_is_read_as_its_yaml(kind: str) -> None:
     assert carried.cluster["kubernetes"]["annotations"] == {"note": "\U0001f680"}
 
 
+def test_labels_of_the_controller_of_jobs_stay_behind() -> None:
+    job = yaml.safe_load(manifest("Job"))
+    job["spec"]["template"]["metadata"] = {"labels": {"controller-uid": "1", "job-name": "a"}}
+    job["spec"]["template"]["metadata"]["labels"]["batch.kubernetes.io/job-name"] = "a"
+    assert taken(json.dumps(job)).cluster["kubernetes"]["labels"] == {"team": "a"}
+    del job["spec"]["template"]["metadata"]["labels"]["controller-uid"]
+    kept = taken(json.dumps(job)).cluster["kubernetes"]["labels"]
+    assert kept == {"team": "a", "job-name": "a"}, "a person may have given it"
+
+
 def test_a_list_without_objects_has_no_kinds_to_name() -> None:
     with pytest.raises(SpecError, match="this manifest is a list without objects"):
         taken('{"apiVersion": "v1", "items": [], "kind": "List"}')

@@ -20,7 +20,7 @@ from orchestrator.specs.foreign.shell_words import PLACEHOLDER, variables_for_pl
 QUEUE = "kueue.x-k8s.io/queue-name"
 OF_TOOLS = re.compile(
     r"(trainer\.kubeflow\.org|training\.kubeflow\.org|jobset\.sigs\.k8s\.io|batch\.kubernetes\.io)/.*"
-    r"|controller-uid|job-name|kubectl\.kubernetes\.io/last-applied-configuration"
+    r"|controller-uid|kubectl\.kubernetes\.io/last-applied-configuration"
 )
 """Labels that operators read or set, and what kubectl notes."""
 GPU = re.compile(r"[\w.-]+/(gpu|mig-[\w.]+)|\$\{GPU_RESOURCE\}|gpu", re.IGNORECASE)
@@ -339,6 +339,8 @@ def _labels(
         given = {**(at(pods.template, "metadata", here) or {}), **(at(one, "metadata", here) or {})}
         if here == "labels" and (queue := given.pop(QUEUE, None)) is not None:
             kubernetes["queue"] = queue
+        if "controller-uid" in given:  # a Job of a server, which labels its pods
+            given.pop("job-name", None)
         kept = {key: str(value) for key, value in given.items() if not OF_TOOLS.fullmatch(key)}
         if kept:
             kubernetes[here] = kept
