@@ -160,8 +160,8 @@ def _apply_event(seen: ReplayedJob, entry: Entry, health: dict[int, Health]) -> 
             # The ranks of the attempt ended with their allocation, and hosts of this one may have
             # been their neighbours. After a takeover the hosts are the same.
             health.clear()
-            stays = given is None or given.successor_s is not None
-            return replace(seen, lost=frozenset(), granted=() if stays else given.hosts)
+            hosts = given.hosts if given is not None and given.successor_s is None else ()
+            return replace(seen, lost=frozenset(), granted=hosts)
         case StepReached():
             return replace(seen, started=True)
         case CheckpointSaved() | CheckpointFailed():
