@@ -72,6 +72,9 @@ class FakeMirror:
     def cancel(self, by: str) -> Completed | None:
         return None
 
+    def deletion(self) -> str:
+        return ""
+
     def snapshot(self) -> Completed | None:
         return None
 

@@ -266,10 +266,10 @@ def _facts(told: Told, begins: Sequence[float]) -> Iterator[tuple[str, str]]:
     view = told.view
     state = format.split_fix(view.reason)[0]
     yield "state", f"{view.state}, {state}"
-    first, *later = [format.date_time(at, told.zone) for at in begins]
+    submitted, *later = [format.date_time(at, told.zone) for at in begins]
     yield (
         "submitted",
-        f"{first}; the newest of {1 + len(later)} launches {later[-1]}" if later else first,
+        f"{submitted}; the newest of {1 + len(later)} launches {later[-1]}" if later else submitted,
     )
     if view.state in ENDED:
         yield "ended", format.date_time(told.snapshot.standing.since, told.zone)

@@ -210,12 +210,12 @@ def test_the_logs_of_pods_that_are_gone_are_on_the_volume(
     launch = replace(submitted.launch, run_dir="/ndctl/runs/quickstart")
     submitted = replace(submitted, backend="kubernetes", launch=launch)
     run_dir.journal.write_bytes(b"".join(map(to_line, journal([submitted, *events]))))
-    for look in (
-        lambda: agent_lines(run_dir, None),
-        lambda: log_lines(run_dir, StoryClock(), lambda: True, rank, None, None, False),
+    for lines in (
+        agent_lines(run_dir, None),
+        log_lines(run_dir, StoryClock(), lambda: True, rank, None, None, False),
     ):
         with pytest.raises(JobError, match="it has no pod whose output can be read") as gone:
-            list(look())
+            list(lines)
         assert "/ndctl/runs/quickstart/logs, on the volume" in gone.value.fix
 
 

@@ -146,11 +146,11 @@ def submitted_again(*events: Event) -> list[Event]:
 
 
 def test_the_time_between_two_launches_costs_nothing() -> None:
-    resumed = [
+    resumed: list[Event] = [
         LeaderStarted(at=START + 1833, host="host-0", pid=98),
         *arrivals(("host-0", "host-1"), START + 1834),
     ]
-    trains = [
+    trains: list[Event] = [
         TrainingResumed(at=START + 1840, attempt=2, step=20),
         StepReached(at=START + 1842, attempt=2, step=21, loss=3.4, tokens_per_second=9100.0),
     ]
