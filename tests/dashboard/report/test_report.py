@@ -156,7 +156,7 @@ def test_the_time_between_two_launches_costs_nothing() -> None:
     ]
     waits, on = (
         made(submitted_again(*resumed, *more), metrics(1, 24), now=START + 1850)
-        for more in ([], trains)
+        for more in (list[Event](), trains)
     )
     for report in (waits, on):
         (story,) = report.stories
