@@ -117,7 +117,7 @@ def _look_at_copy(spec: JobSpec, run_dir: RunDir) -> Looked:
 
 
 def is_alive(run_dir: RunDir, environ: Mapping[str, str], clock: Clock) -> bool:
-    """Whether a leader has the job, or agents on this machine start, of which one will lead."""
+    """Whether a leader has the job, or agents on this machine start, and one of them will lead."""
     # First the agents: their leader then still has the journal, or has ended it.
     return starts_here(snapshot.replay(run_dir), environ, clock) or has_writer(run_dir.journal)
 
