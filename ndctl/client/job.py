@@ -203,6 +203,8 @@ def _await_leader(found: Found, deadline: float) -> None:
 def _deadline(timeout: float | None, now: float) -> float:
     if timeout is None:
         return math.inf
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"timeout is {timeout!r}; give seconds, at least 0, or None")
     if not timeout >= 0:
         raise ValueError(f"timeout is {timeout}; give seconds, at least 0, or None")
     return now + timeout

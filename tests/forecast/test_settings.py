@@ -48,11 +48,12 @@ def test_an_interval_in_the_spec_is_used() -> None:
     [
         (("--days", "1e9"), ("--days",)),
         (("--repair", "1e12"), ("--repair",)),
-        (("--mtbf", "1e-6"), ("--days", "--repair")),
+        (("--mtbf", "1e-5"), ("--days", "--repair")),
+        (("--days", "1e9", "--mtbf", "1e-300"), ()),
     ],
 )
 def test_a_forecast_that_would_take_many_minutes_is_refused(
-    options: tuple[str, str], named: tuple[str, ...]
+    options: tuple[str, ...], named: tuple[str, ...]
 ) -> None:
     """Failures are simulated one by one, and the closed form counts the hosts under repair."""
     refused = CliRunner().invoke(cli, ["forecast", *SPEC, *HOSTS, *options])

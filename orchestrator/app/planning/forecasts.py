@@ -19,6 +19,8 @@ MOST_FAILURES = 1_000_000
 """In all histories together. The simulation of so many takes about a minute."""
 MOST_IN_REPAIR = 100_000
 """Hosts under repair at a time, on average. The closed form for so many takes about a minute."""
+SENSIBLE = 0.01
+"""Days and hours below this are no advice."""
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -90,26 +92,28 @@ def _too_long(setting: Setting, asked: Asked) -> Iterator[tuple[str, str]]:
     """What makes the forecast take many minutes, each with its fix."""
     failures = setting.horizon_s * sum(one.per_s for one in setting.hazards) * asked.histories
     if failures > MOST_FAILURES:
-        days = _below(asked.days * MOST_FAILURES / failures)
+        days = _at_most("--days", asked.days * MOST_FAILURES / failures)
         yield (
             f"{asked.histories:,} histories of {asked.days:g} days have about {failures:.2g}"
             f" failures; ndctl simulates at most {MOST_FAILURES:,}",
-            f"give --days {days} or less, or fewer --histories, or a longer --mtbf",
+            f"give {days}fewer --histories, or a longer --mtbf",
         )
     in_repair = setting.leaving_per_s * setting.repair_s
     if in_repair > MOST_IN_REPAIR:
-        hours = _below(asked.repair_h * MOST_IN_REPAIR / in_repair)
+        hours = _at_most("--repair", asked.repair_h * MOST_IN_REPAIR / in_repair)
         yield (
             f"with --repair {asked.repair_h:g} about {in_repair:.2g} hosts are under repair at a"
             f" time; ndctl forecasts with at most {MOST_IN_REPAIR:,}",
-            f"give --repair {hours} or less, or a longer --mtbf",
+            f"give {hours}a longer --mtbf",
         )
 
 
-def _below(number: float) -> str:
-    """`number` with two digits, rounded down."""
+def _at_most(option: str, number: float) -> str:
+    """The beginning of an advice: `number` with two digits, rounded down; empty if tiny."""
+    if number < SENSIBLE:
+        return ""
     unit = 10.0 ** (math.floor(math.log10(number)) - 1)
-    return f"{math.floor(number / unit) * unit:.2g}"
+    return f"{option} {math.floor(number / unit) * unit:.2g} or less, or "
 
 
 def hosts_there(planned: Planned, environ: Mapping[str, str], inventory: Path | None) -> int | None:

@@ -98,6 +98,8 @@ def test_a_timeout_leaves_the_job_running_and_another_thread_cancels_it(
     begun = time.monotonic()
     with pytest.raises(ndctl.WaitTimeout, match=r"has not ended after 0\.3 s") as late:
         job.wait(timeout=0.3)
+    with pytest.raises(TypeError, match="timeout is '1'; give seconds"):
+        job.wait(timeout="1")  # type: ignore[arg-type]
     assert time.monotonic() - begun < 10
     assert isinstance(late.value, TimeoutError)
     assert isinstance(late.value, ndctl.Error)
