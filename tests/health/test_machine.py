@@ -151,8 +151,11 @@ def test_a_run_root_must_be_a_folder_to_write_in(tmp_path: Path) -> None:
 
 
 def test_locks_are_tried_as_agents_use_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # With other locks than theirs, folders of agents that live look abandoned, and are removed.
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("scratch")))
+
     def nfs_without_lockd(file: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 

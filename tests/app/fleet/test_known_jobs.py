@@ -19,6 +19,7 @@ from orchestrator.contract.files import env, exit_codes
 from orchestrator.contract.messages.events import CancelRequested
 from orchestrator.dashboard.fleet.row import is_old
 from orchestrator.errors import JobError
+from orchestrator.journal.journal import Journal
 from orchestrator.posix.crew import Crew
 from orchestrator.registry.store import own_entries
 from tests.agent.world import TurnedClock
@@ -238,10 +239,13 @@ def test_completion_knows_registered_jobs(elsewhere: Path) -> None:
 
 def test_hosts_of_all_jobs_are_shown_from_any_folder(elsewhere: Path) -> None:
     assert "no strikes" in ndctl("hosts").output
-    hosts = ndctl_json("hosts", "--all")["hosts"]
-    assert [host["host"] for host in hosts] == ["host-0", "host-1"]
-    assert [job["name"] for job in hosts[0]["jobs"]] == [JOB]
-    assert f"used by {JOB}" in ndctl("hosts", "show", "host-1").output
+    assert ndctl_json("hosts", "--all")["hosts"] == [], "a job that only waits has no hosts"
+    lead(elsewhere)
+    with Journal(elsewhere / JOB / "journal.jsonl", TurnedClock()):  # its leader lives
+        hosts = ndctl_json("hosts", "--all")["hosts"]
+        assert [host["host"] for host in hosts] == ["host-0", "host-1"]
+        assert [job["name"] for job in hosts[0]["jobs"]] == [JOB]
+        assert f"used by {JOB}" in ndctl("hosts", "show", "host-1").output
     assert ndctl("hosts", "show", "host-7").exit_code == exit_codes.BAD_JOB_STATE
 
 
