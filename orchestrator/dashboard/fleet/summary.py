@@ -71,8 +71,11 @@ def summary_of(snapshot: Snapshot, spent: TimeSpent | None = None) -> JobSummary
     assert job is not None
     standing = snapshot.standing
     spent = time_spent(snapshot) if spent is None else spent
-    # A queued job has no hosts: its plan has names of hosts, and its last attempt had others.
-    has_hosts = standing.state not in (*ENDED, "SUBMITTED", "PENDING")
+    # A queued job has no hosts: its plan has names of hosts, and its last attempt had others. A
+    # job whose leader waits for agents is PENDING too, but has its hosts.
+    is_queued = standing.state == "SUBMITTED" or (
+        standing.state == "PENDING" and not snapshot.leader_alive
+    )
     names = snapshot.seen.hosts
     done = last_step(run, snapshot.progress)
     # Ranks of the user's own program were alive, but nothing shows that they trained.
@@ -97,7 +100,7 @@ def summary_of(snapshot: Snapshot, spent: TimeSpent | None = None) -> JobSummary
         effective_ratio=spent.ratio if spent.effective_s and trained else None,
         hosts=len(names),
         gpus=run.plan.world_size,
-        placement=tuple(names) if has_hosts else (),
+        placement=() if is_queued or standing.state in ENDED else tuple(names),
         submitted_at=job.at,
         updated_at=snapshot.heard_at,
         leader_alive=snapshot.leader_alive,
