@@ -116,6 +116,10 @@ def insists(level: str) -> dict[str, Any]:
     return {"metadata": {"name": "team-a", "labels": labels}, "status": {"phase": "Active"}}
 
 
+def patched(**pod: Any) -> KubernetesSpec:
+    return replace(SPEC, pod_template={"spec": pod})
+
+
 HOST_PATH = replace(SPEC, runs=RunVolume(host_path="/runs"))
 
 
@@ -143,6 +147,27 @@ def test_a_pod_security_standard_is_reported(
         (HOST_PATH, "runs.host_path"),
         (replace(SPEC, host_network=True), "host_network"),
         (replace(SPEC, rdma_resource="rdma/hca"), "rdma_resource"),
+        (patched(hostIPC=True), "pod_template.spec.hostIPC"),
+        (
+            patched(volumes=[{"name": "e"}, {"name": "d", "hostPath": {"path": "/d"}}]),
+            "pod_template.spec.volumes[1].hostPath",
+        ),
+        (
+            patched(containers=[{"name": "c", "securityContext": {"privileged": True}}]),
+            "pod_template.spec.containers[0].securityContext.privileged",
+        ),
+        (
+            patched(
+                initContainers=[
+                    {"name": "i", "securityContext": {"capabilities": {"add": ["KILL", "BPF"]}}}
+                ]
+            ),
+            "pod_template.spec.initContainers[0].securityContext.capabilities.add",
+        ),
+        (
+            patched(containers=[{"name": "c", "ports": [{"hostPort": 80}]}]),
+            "pod_template.spec.containers[0].ports[0].hostPort",
+        ),
     ],
 )
 def test_a_key_that_would_keep_pods_out_is_named(spec: KubernetesSpec, key: str) -> None:

@@ -103,7 +103,8 @@ def _environment(spec: KubernetesSpec) -> Iterator[Problem]:
         given = pod.get(key) if isinstance(pod, Mapping) else None
         for at, one in enumerate(given if isinstance(given, list) else []):
             said = one.get("env") if isinstance(one, Mapping) else None
-            listed = [each.get("name") for each in said or [] if isinstance(each, Mapping)]
+            said = said if isinstance(said, list) else []
+            listed = [each.get("name") for each in said if isinstance(each, Mapping)]
             place = f"{PLACE}.pod_template.spec.{key}[{at}].env"
             yield from _variables(place, [str(name) for name in listed])
 
@@ -181,6 +182,13 @@ def _template(spec: KubernetesSpec) -> Iterator[Problem]:
     place = f"{PLACE}.pod_template"
     yield from strangers(spec.pod_template, place)
     pod = spec.pod_template.get("spec")
+    for removed, path in ((spec.pod_template, "spec"), (pod, "containers")):
+        # A null would remove what runs the agent.
+        if isinstance(removed, Mapping) and path in removed and removed[path] is None:
+            where = place if path == "spec" else f"{place}.spec"
+            yield Problem(
+                path=f"{where}.{path}", limit="set, because pods need it", fix="remove the key"
+            )
     for key in (*CONTAINER_LISTS, "volumes"):
         given = pod.get(key) if isinstance(pod, Mapping) else None
         if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):

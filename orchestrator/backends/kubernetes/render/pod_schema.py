@@ -31,7 +31,7 @@ WORDS = {
 
 
 def strangers(template: Mapping[str, Any], place: str) -> Iterator[Problem]:
-    """Unknown fields and values of wrong types, each with its place. null is allowed everywhere,
+    """Unknown fields and values of wrong types, each with its place. null is allowed in mappings,
     because it removes a value that ndctl sets."""
     made = _document()
     yield from _read(template, str(made["root"]), place)
@@ -65,6 +65,9 @@ def _list(value: Any, kind: str, place: str) -> Iterator[Problem]:
         yield _wrong(place, value, "a list")
         return
     for at, one in enumerate(value):
+        if one is None:
+            fix = "remove it; null removes the value of a key, not an item of a list"
+            yield Problem(path=f"{place}[{at}]", value=None, limit="a value", fix=fix)
         yield from _read(one, kind, f"{place}[{at}]")
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.render import objects
 from orchestrator.backends.kubernetes.render.checks import problems
@@ -14,7 +15,7 @@ from orchestrator.backends.kubernetes.render.pod_schema import FILE, strangers
 from orchestrator.contract.codec import Problem
 from tests.backends.kubernetes.render.pod_fields import written
 from tests.backends.kubernetes.render.test_render import pods_of
-from tests.backends.kubernetes.rendered import CASES, PLAIN, a_launch
+from tests.backends.kubernetes.rendered import CASES, PLAIN, a_handover, a_launch
 
 
 def wrong(spec: dict[str, Any]) -> list[Problem]:
@@ -66,6 +67,7 @@ def test_every_rendered_pod_has_only_known_fields(name: str) -> None:
             'put it in quotes: "5"',
         ),
         ({"securityContext": 5}, "securityContext", "key: value pairs", "kubectl explain"),
+        ({"volumes": [{"name": "a"}, None]}, "volumes[1]", "a value", "not an item of a list"),
     ],
 )
 def test_a_field_that_no_pod_has_is_named_with_the_nearest(
@@ -92,22 +94,39 @@ def test_known_fields_of_pods_are_accepted(spec: dict[str, Any]) -> None:
     assert wrong(spec) == []
 
 
+KEYS = [
+    *("spec", "metadata", "containers", "volumes", "env", "name", "image", "value", "labels"),
+    *("securityContext", "capabilities", "add", "initContainers", "volumeMounts", "resources"),
+]
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
     lambda inside: (
-        st.lists(inside, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["spec", "metadata", "containers", "volumes", "env", "name", "image"]),
-            inside,
-        )
+        st.lists(inside, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inside, max_size=4)
     ),
     max_leaves=8,
 )
+CONTAINER = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4)
+TEMPLATES = VALUES | st.builds(
+    lambda pod, ours: {"spec": {**pod, "containers": [{**ours, "name": "pytorch"}]}},
+    st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3),
+    CONTAINER,
+)
 
 
-@given(VALUES)
-def test_any_template_can_be_checked(template: Any) -> None:
-    from msgspec.structs import replace
-
+@settings(deadline=None)
+@given(TEMPLATES)
+def test_any_template_can_be_checked_and_what_is_accepted_can_be_rendered(template: Any) -> None:
     if isinstance(template, dict):
-        list(problems(a_launch(replace(PLAIN, pod_template=template))))
+        spec = replace(PLAIN, pod_template=template)
+        if not list(problems(a_launch(spec))):
+            objects(a_handover(spec))
+
+
+@pytest.mark.parametrize(
+    ("patch", "path"),
+    [({"spec": None}, "spec"), ({"spec": {"containers": None}}, "spec.containers")],
+)
+def test_a_null_may_not_remove_the_pods(patch: dict[str, Any], path: str) -> None:
+    (found,) = problems(a_launch(replace(PLAIN, pod_template=patch)))
+    assert found.path == f"cluster.kubernetes.pod_template.{path}"
+    assert found.fix == "remove the key"
