@@ -5,7 +5,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, SupportsFloat, get_args
 
 from ndctl.rank.fence import GivenUp
@@ -27,8 +27,8 @@ def log(
         ndctl.log(step, loss=loss, learning_rate=scheduler.get_last_lr()[0])
 
     Call it on every rank. Each rank's call is a sign of life, and rank 0's values become a line of
-    `metrics.jsonl` in the run directory. Without ndctl it only checks its arguments. From its first
-    call on, ndctl no longer counts the steps of optimizers itself.
+    `metrics.jsonl` in the run directory. Without ndctl it only checks its arguments, and reads no
+    tensor. From its first call on, ndctl no longer counts the steps of optimizers itself.
 
     Args:
         step: steps done since the beginning of the training, also in earlier attempts.
@@ -42,24 +42,21 @@ def log(
     step = number_of_steps(step, "ndctl.log")
     if taken := [name for name in RESERVED if name in metrics]:
         raise ValueError(f"ndctl.log: {taken[0]} is written by ndctl; choose another name")
-    # Checked without ndctl too, so that a mistake does not wait for the first real job. Other ranks
-    # than 0 do not read their values, because reading a tensor waits for the GPU.
     link = current()
-    values: dict[str, Any] = {}
-    if link.rank == 0:
-        number = None if loss is None else _finite("loss", loss)
-        values = {name: _value(name, value) for name, value in metrics.items()}
     if not link.active:
+        # A mistake must not wait for the first real job, but reading a tensor waits for the GPU.
+        _check_types(loss, metrics)
         return
     link.logged = True
     link.step = step
     if link.rank != 0:
         link.beat("train")
         return
+    number = None if loss is None else _finite("loss", loss)
     link.beat("train", loss=number)
     line: dict[str, Any] = {"attempt": link.attempt, "step": step, "loss": number}
     line |= {"time": time.time(), **link.use}
-    line |= values
+    line |= {name: _value(name, value) for name, value in metrics.items()}
     # A later attempt runs; ndctl ends this rank soon.
     with contextlib.suppress(GivenUp):
         _lines().append(json.dumps(line).encode() + b"\n")
@@ -68,6 +65,15 @@ def log(
 @functools.cache
 def _lines() -> LineFile:
     return LineFile(place().metrics, place().admit)
+
+
+def _check_types(loss: object, metrics: Mapping[str, object]) -> None:
+    for name, value in {"loss": loss, **metrics}.items():
+        if value is None or (isinstance(value, str) and name != "loss"):
+            continue
+        numel = getattr(value, "numel", None)  # of a tensor
+        if not isinstance(value, SupportsFloat) or (callable(numel) and numel() != 1):
+            raise TypeError(f"ndctl.log: {name} is {value!r}; give a number")
 
 
 def _value(name: str, value: Number | str | None) -> float | str | None:

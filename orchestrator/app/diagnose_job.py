@@ -138,15 +138,31 @@ def diagnose_job(snapshot: Snapshot, attempt: int | None) -> Found:
             fix="`ndctl describe JOB` shows the attempt of each incident",
         )
     chosen = _newest_with_evidence(run_dir, story) if attempt is None else attempt
-    folder = run_dir.traces(chosen)
+    shown, verdict = _analysed(run_dir, story, chosen)
+    unexplained = verdict.kind == "not-known" and chosen not in story.hung
+    return Found(
+        scene=shown,
+        diagnosis=verdict,
+        attempt=chosen,
+        decided=decided(snapshot, chosen),
+        other_cause=_cause_of(snapshot, chosen, story.newest) if unexplained else "",
+        in_order=healthy,
+        unknown=last_known(snapshot),
+    )
+
+
+def _analysed(run_dir: RunDir, story: "Story", attempt: int) -> tuple[HangEvidence, Diagnosis]:
+    """The verdict from the dumps, stacks and exits of an attempt, with the evidence that it is
+    from."""
+    folder = run_dir.traces(attempt)
     there = folder.is_dir()
     scene, last = HangEvidence(), HangEvidence()
     if there:
         scene, last = read_folder(folder, one_attempt=True), read_last(folder)
     # Each rank opens its file of stacks when it starts. Only its host knows whether it was asked.
     scene = replace(scene, facts={r: f for r, f in scene.facts.items() if f.stack or f.ended})
-    begun = story.attempts.get(chosen)
-    told, unfit = _reported(run_dir, chosen)
+    begun = story.attempts.get(attempt)
+    told, unfit = _reported(run_dir, attempt)
     facts = {
         rank: replace(found, stack=found.stack or _stack(scene, rank))
         for rank, found in told.items()
@@ -160,17 +176,7 @@ def diagnose_job(snapshot: Snapshot, attempt: int | None) -> Found:
             replace(last, world=plan.world_size, axes=axes), _on_hosts({}, plan, hosts)
         )
     ended = {*unfit, *(ended_by_class(folder, CLASS) if there else ())}
-    shown, verdict = judge(with_facts(scene, facts), last, ended)
-    unexplained = verdict.kind == "not-known" and chosen not in story.hung
-    return Found(
-        scene=shown,
-        diagnosis=verdict,
-        attempt=chosen,
-        decided=decided(snapshot, chosen),
-        other_cause=_cause_of(snapshot, chosen, story.newest) if unexplained else "",
-        in_order=healthy,
-        unknown=last_known(snapshot),
-    )
+    return judge(with_facts(scene, facts), last, ended)
 
 
 def _by_its_state(

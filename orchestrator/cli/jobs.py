@@ -62,11 +62,10 @@ def _is_one(jobs: tuple[str, ...], found: "list[tuple[Found, bool]]") -> bool:
 
 
 def _snapshot(job: str, run_root: str | None, place: "Place | None") -> "Snapshot":
-    from orchestrator.app.snapshots import snapshots_of
+    from orchestrator.app.snapshots import snapshot_of
     from orchestrator.system import SystemClock
 
-    found = find(job, run_root, place, warns=False)
-    return snapshots_of([(found, True)], os.environ, SystemClock())[0]
+    return snapshot_of(find(job, run_root, place, warns=False), os.environ, SystemClock())
 
 
 @click.command(epilog="Example: ndctl describe quickstart")
