@@ -17,6 +17,7 @@ from typing import Any, assert_never
 
 import aiohttp
 from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.agent.attempts import Attempts
 from orchestrator.agent.connection import Connector, Line, NotAdmitted, WebSockets, WrongLeader
@@ -172,8 +173,9 @@ class Agent:
         """The last signal of a scheduler since the leader was last heard. The leader's host got it
         as well, but no leader has acted on it."""
         self.exit_code: int | None = None
-        self.warnings: dict[str, HostWarned] = {}
-        """Problem -> the last warning of it, to repeat after a reconnection."""
+        self.warnings: dict[str, tuple[HostWarned, float]] = {}
+        """Problem -> the last warning of it and when it was noticed, to repeat after a
+        reconnection."""
         self.tasks: set[asyncio.Task[None]] = set()
         self.checks: dict[int, Checked | None] = {}
         """The result of each all-reduce check; None while the check is running."""
@@ -378,9 +380,16 @@ class Agent:
             # version of it, with the present `alone_s`.
             again = await self.attempts.ends()
             former = self.attempts.ended
-            self.outbox = deque(report for report in self.outbox if report is not former)
+            self.outbox = deque(
+                report
+                for report in self.outbox
+                if report is not former and not isinstance(report, HostWarned)
+            )
             self.outbox.extend(again)
-            self.outbox.extend(one for one in self.warnings.values() if one not in self.outbox)
+            now = self.clock.monotonic()
+            self.outbox.extend(
+                replace(one, age_s=now - noticed) for one, noticed in self.warnings.values()
+            )
             both += [asyncio.create_task(self._speak(ws)), asyncio.create_task(self._obey(ws))]
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             # This raises what broke the connection. `_serve` ignores network errors and reconnects.
@@ -536,7 +545,7 @@ class Agent:
 
     def _report(self, report: Report) -> None:
         if isinstance(report, HostWarned):
-            self.warnings[report.problem] = report
+            self.warnings[report.problem] = report, self.clock.monotonic()
         self.outbox.append(report)
         self.wake.set()
 

@@ -429,8 +429,8 @@ def _restart(
         return _leave(run, leaving, at)
     if decision.action == "requeue":
         return requeue(run, at, decision.words, whole=not has_successors(run))
-    # Agents of hosts in `findings.lost` were asked for when they were lost.
-    ordered = {lost.host for lost in findings.lost}
+    # Agents of these hosts were asked for when they were lost.
+    ordered = {lost.host for lost in (*findings.lost, *findings.left)}
     missing = tuple(
         ReplaceAgent(host=host.name, reason=decision.words)
         for host in run.hosts.by_name.values()

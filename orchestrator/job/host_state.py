@@ -68,6 +68,9 @@ class Hosts(Struct, frozen=True, kw_only=True):
     reason."""
     warned: tuple[HostWarned, ...] = ()
     """What hosts warn of at present, oldest first. At most one of a kind for each host."""
+    warned_before: tuple[HostWarned, ...] = ()
+    """What hosts warned of in earlier launches, at most one of a kind for each host. New agents
+    take minutes to notice it again; agents that stayed repeat it at once."""
     save_asked_at: float = 0.0
     """When the ranks were last told to save a checkpoint because a host warns; 0: never."""
     carried: tuple[str, ...] = ()

@@ -18,6 +18,7 @@ from orchestrator.job.failures.incident_records import (
     with_incident_before_cancel,
 )
 from orchestrator.job.host_state import Hosts, HostState, SchedulerState
+from orchestrator.job.hosts.warned_hosts import remembered
 from orchestrator.job.leave import Result, end
 from orchestrator.job.plans import Plans
 from orchestrator.job.stage import ATTEMPT, OUTSIDE, Ended, Holding, Queued, Submitted
@@ -269,6 +270,7 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
         by_name={},
         # The agents of a new allocation report afresh.
         warned=run.hosts.warned if same else (),
+        warned_before=run.hosts.warned_before if same else remembered(run.hosts),
         settle_until=event.at + SETTLE_S,
         always=event.always,
         exclude={**known, **event.exclude},

@@ -155,24 +155,25 @@ async def _notifying(
         return
     from orchestrator.notify.notifier import Notifier, notifying
 
-    late: list[NoticeSent] = []
-
-    def record(event: NoticeSent) -> None:
-        # After the ending nothing takes events from the queue.
-        if leader.ending is None:
-            leader.events.happened(event)
-        else:
-            late.append(event)
-
     async def finish() -> None:
         await notifier.finish()
-        while late:
-            await leader.worker(leader.supervisor.feed, late.pop(0))
+        if leader.ending is None:
+            return  # the run directory is gone, and its journal with it
+        # After the ending nothing takes events from the queue, not even those that came before it.
+        for event in leader.events.waiting:
+            if isinstance(event, NoticeSent):
+                await leader.worker(leader.supervisor.feed, event)
 
     sent = await leader.worker(_notices_sent, run_dir)
-    supervisor = leader.supervisor
+    supervisor, happened = leader.supervisor, leader.events.happened
     notifier = Notifier(
-        leader.job.notify, run_dir, lambda: supervisor.run, leader.steady.now, record, environ, sent
+        leader.job.notify,
+        run_dir,
+        lambda: supervisor.run,
+        leader.steady.now,
+        happened,
+        environ,
+        sent,
     )
     leader.before_release = finish
     async with notifying(notifier):

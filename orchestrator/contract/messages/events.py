@@ -538,6 +538,8 @@ class HostWarned(Struct, frozen=True, kw_only=True):
     """The device, and what it reports."""
     lasts: bool = True
     """False: the problem has ended."""
+    age_s: float = 0.0
+    """Seconds since its agent noticed it, if the agent repeats it."""
 
 
 class HostFlagged(Struct, frozen=True, kw_only=True):
@@ -675,6 +677,12 @@ E = TypeVar("E", bound=Event)
 
 
 def stamped(event: E, now: float) -> E:
-    """`event` with the leader's time: `now`, or earlier by `detected_after_s` for a rank's end."""
-    age_s = event.detected_after_s if isinstance(event, RankExited) else 0.0
+    """`event` with the leader's time: `now`, or earlier for what the agent noticed earlier."""
+    match event:
+        case RankExited():
+            age_s = event.detected_after_s
+        case HostWarned():
+            age_s = event.age_s
+        case _:
+            age_s = 0.0
     return replace(event, at=now - age_s)

@@ -14,7 +14,7 @@ from enum import IntEnum
 
 from msgspec.structs import replace
 
-from orchestrator.contract.messages.events import AgentLost, RankExited
+from orchestrator.contract.messages.events import AgentLost, HostStopped, RankExited
 from orchestrator.contract.spec.failures import FailureRule, Reading
 from orchestrator.diagnosis.cause.exits import (
     CONNECTION_LOST,
@@ -153,18 +153,33 @@ def _signs_of_hosts(findings: Findings, *, failed: bool) -> Iterator[Sign]:
     """`failed`: a rank failed by itself."""
     alone = [stopped for stopped in findings.stopped if stopped.alone_s]
     if alone:
-        verdict = cut_off(alone)
+        verdict = cut_off(alone, _silent_with(findings.lost, alone))
         # An agent that stops its ranks makes their peers lose connections, and nothing else. So a
         # rank that failed by itself did so whether or not agents were alone at that time.
         yield Weight.WEAK if failed else Weight.CAUSE, verdict.at, verdict
+    # An agent that stopped its ranks because it was alone was there all the time.
+    there = {stopped.host for stopped in alone} | {*_silent_with(findings.lost, alone)}
     for lost in _with_known_cuts(findings.lost):
-        # An agent that stopped its ranks because it was alone was there all the time.
-        if lost.host not in {stopped.host for stopped in alone}:
+        if lost.host not in there:
             # The same holds for a host that was silent while the leader itself was cut off.
             weight = Weight.WEAK if failed and lost.cut_off_s else Weight.CAUSE
             yield weight, lost.at - lost.silent_s, host_lost(lost)
     for stuck in findings.stuck:
         yield Weight.WEAK, stuck.at, host_lost(stuck)
+
+
+def _silent_with(lost: Sequence[AgentLost], alone: Sequence[HostStopped]) -> list[str]:
+    """Hosts that fell silent when agents in `alone` lost the leader, and are not heard again. The
+    same broken network explains both."""
+    back = {stopped.host for stopped in alone}
+    since = [stopped.at - stopped.alone_s for stopped in alone]
+    return [
+        one.host
+        for one in lost
+        if one.host not in back
+        and not one.taken
+        and any(abs(one.at - one.silent_s - at) <= TOGETHER_S for at in since)
+    ]
 
 
 def _with_known_cuts(lost: Sequence[AgentLost]) -> Iterator[AgentLost]:
@@ -227,6 +242,11 @@ def _together(first: Verdict, causes: Iterable[Verdict], findings: Findings) -> 
         for one in causes
         if _same(one, first) and one.at - first.at <= within_s and one.culprit.host is not None
     }
+    if first.failure is None:
+        # That a host was lost while the job left its hosts blames nobody, but may be a part of it.
+        for lost in findings.left:
+            if abs(lost.at - lost.silent_s - first.at) <= within_s:
+                hosts.setdefault(lost.host, lost.at - lost.silent_s)
     return hosts if len(hosts) > 1 else {}
 
 

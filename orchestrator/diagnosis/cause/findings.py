@@ -21,6 +21,9 @@ class Findings(Struct, frozen=True, kw_only=True):
     """When the first sign was seen."""
     exits: tuple[RankExited, ...] = ()
     lost: tuple[AgentLost, ...] = ()
+    left: tuple[AgentLost, ...] = ()
+    """Hosts that were lost while the job left its hosts, as the scheduler wished. That is expected,
+    so no such loss blames a host. But a host that was lost together with them is not alone."""
     returned: tuple[str, ...] = ()
     """Hosts among `lost` whose agent was alive all the time, and is heard again."""
     hang: HangDetected | None = None

@@ -14,14 +14,19 @@ MOST_NAMED = 8
 """Hosts that a message names."""
 
 
-def cut_off(alone: Sequence[HostStopped]) -> Verdict:
-    """The leader and the agents in `alone` lived all the time, but did not hear each other."""
+def cut_off(alone: Sequence[HostStopped], silent: Sequence[str] = ()) -> Verdict:
+    """The leader and the agents in `alone` lived all the time, but did not hear each other.
+
+    Args:
+        silent: hosts that fell silent at the same moment, and are not heard again.
+    """
     hosts = sorted({stopped.host for stopped in alone})
     first = min(alone, key=lambda stopped: stopped.at - stopped.alone_s)
+    more = f"; {named(sorted({*silent}))} fell silent with them and did not come back"
     return Verdict(
         kind="cut-off",
         cause=f"the leader and {named(hosts)} did not hear each other for {first.alone_s:.1f} s,"
-        " so ranks were stopped; they hear each other again",
+        f" so ranks were stopped; they hear each other again{more if silent else ''}",
         culprit=NOBODY,
         at=first.at - first.alone_s,
         detected_after_s=first.alone_s,

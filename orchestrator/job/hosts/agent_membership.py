@@ -182,24 +182,15 @@ def _lost_while_leaving(run: Run, event: AgentLost, known: HostState) -> Result:
     again = () if expected else asked_again(run, [event.host], f"{why}: {event.why}")
     if event.host not in run.attempt.placement or event.host in run.attempt.done:
         return run, again
-    run = _with_shared_loss(run, event)
+    found = run.interruption.findings
+    if found is not None and not event.taken:
+        run = with_findings(run, replace(found, left=(*found.left, event)))
     run = replace(
         run,
         attempt=replace(run.attempt, done=with_ended(run.attempt.done, event.host, finished=False)),
     )
     run, actions = stop_or_conclude(run, event.at, why)
     return run, (*again, *actions)
-
-
-def _with_shared_loss(run: Run, event: AgentLost) -> Run:
-    """A host fell silent together with one whose loss was a failure, so that one alone is not the
-    culprit, whatever the scheduler has asked for since."""
-    found = run.interruption.findings
-    if found is None or event.taken:
-        return run
-    heard = event.at - event.silent_s
-    near = [one for one in found.lost if abs(one.at - one.silent_s - heard) <= TOGETHER_S]
-    return with_findings(run, replace(found, lost=(*found.lost, event))) if near else run
 
 
 def host_unavailable(run: Run, event: HostUnavailable) -> Result:

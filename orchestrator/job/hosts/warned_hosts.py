@@ -18,6 +18,7 @@ from orchestrator.diagnosis.classes import FailureSigns, classify, reading_of
 from orchestrator.job.attempt_end import stop
 from orchestrator.job.failures.incident_records import drill_on, incident_of
 from orchestrator.job.failures.policy import rule_for
+from orchestrator.job.host_state import Hosts
 from orchestrator.job.hosts.exclusion import replaced
 from orchestrator.job.incident import WARNED, Incident
 from orchestrator.job.interruption import Leaving
@@ -26,8 +27,9 @@ from orchestrator.job.stage import Running
 from orchestrator.job.state import Run, switches_of, usable, with_incident, with_leaving
 from orchestrator.plan.placement.place import room_for
 
-WAIT_S: Mapping[WarningKind, float] = {"links": 90.0, "throttling": 90.0}
-"""Seconds until a warning counts, because others may report the same. Agents look every 30 s."""
+WAIT_S: Mapping[WarningKind, float] = {"links": 90.0, "throttling": 270.0}
+"""Seconds until a warning counts, because others may report the same. Agents look every 30 s. An
+agent that has just started reports a GPU that slows down after three minutes."""
 SHARED: tuple[WarningKind, ...] = ("links", "throttling")
 """Problems that a room or a switch may cause. Memory errors are of one device."""
 TOGETHER_S = 300.0
@@ -40,14 +42,26 @@ RECENT_S = 60.0
 
 
 def host_warned(run: Run, event: HostWarned) -> Result:
-    about = (event.host, event.problem)
-    others = tuple(one for one in run.hosts.warned if (one.host, one.problem) != about)
+    others = _without(run.hosts.warned, event)
     known = len(others) < len(run.hosts.warned)
     # An agent repeats its warnings after a reconnection, and a replaced host may go on to warn.
     if known == event.lasts or (event.lasts and event.host in run.hosts.exclude):
         return run, ()
     warned = (*others, event) if event.lasts else others
-    return replace_warned(replace(run, hosts=replace(run.hosts, warned=warned)), event.at)
+    before = _without(run.hosts.warned_before, event)
+    run = replace(run, hosts=replace(run.hosts, warned=warned, warned_before=before))
+    return replace_warned(run, event.at + event.age_s)
+
+
+def _without(warnings: Sequence[HostWarned], event: HostWarned) -> tuple[HostWarned, ...]:
+    about = (event.host, event.problem)
+    return tuple(one for one in warnings if (one.host, one.problem) != about)
+
+
+def remembered(hosts: Hosts) -> tuple[HostWarned, ...]:
+    """What hosts have warned of, for the next launch."""
+    newest = {(one.host, one.problem): one for one in (*hosts.warned_before, *hosts.warned)}
+    return tuple(newest.values())
 
 
 def replace_warned(run: Run, at: float) -> Result:
@@ -179,16 +193,18 @@ def _incident(run: Run, verdict: Verdict, rule: str) -> Incident:
 
 def _with_same(run: Run, one: HostWarned) -> int:
     """Hosts with the same problem, if they are too many for a problem of each. They are of the
-    attempt, or were of it when the warning came: a room stays warm if some hosts are lost."""
+    attempt, or warned at about the same time: a room stays warm if some hosts or agents are lost.
+    """
     if one.problem not in SHARED:
         return 0
     placed = set(run.attempt.placement)
-    alike = {
-        other.host
-        for other in run.hosts.warned
-        if other.problem == one.problem
-        and (other.host in placed or abs(other.at - one.at) <= TOGETHER_S)
-    }
+    there = [other for other in run.hosts.warned if other.host in placed]
+    near = [
+        other
+        for other in (*run.hosts.warned, *run.hosts.warned_before)
+        if abs(other.at - one.at) <= TOGETHER_S
+    ]
+    alike = {other.host for other in (*there, *near) if other.problem == one.problem}
     return len(alike) if len(alike) > 1 and 2 * len(alike) >= len(placed) else 0
 
 

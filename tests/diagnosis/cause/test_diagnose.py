@@ -377,6 +377,31 @@ def test_hosts_cut_off_from_a_live_leader_have_no_culprit() -> None:
     assert (said.failure.name, said.failure.scope) == ("cut-off", "fabric")
 
 
+def test_a_host_that_fell_silent_with_a_cut_off_agent_is_no_culprit() -> None:
+    """Both were cut off, and one of them is heard again. Found by the simulation."""
+    silent = lost("host-2", at=START + 50, silent_s=10.5)
+    said = verdict(*PEERS, stopped=(cut_off("host-5"),), lost=(silent,))
+    assert (said.kind, said.culprit) == ("cut-off", NOBODY)
+    assert said.cause.endswith(
+        "they hear each other again; host-2 fell silent with them and did not come back"
+    )
+    long_before = replace(silent, silent_s=20.0)
+    said = verdict(*PEERS, stopped=(cut_off("host-5"),), lost=(long_before,))
+    assert said.culprit.host == "host-2"
+    taken = replace(silent, taken="preempted")
+    said = verdict(*PEERS, stopped=(cut_off("host-5"),), lost=(taken,))
+    assert said.culprit.host == "host-2", "its loss is explained, and has no incident"
+
+
+def test_a_host_that_was_lost_while_the_job_left_shares_the_blame_and_bears_none() -> None:
+    one, other = lost("host-5", silent_s=3.0), lost("host-2", silent_s=4.0)
+    said = verdict(lost=(one,), left=(other,))
+    assert (said.kind, said.culprit) == ("hosts-lost", NOBODY)
+    assert said.cause.startswith("2 hosts were lost at once: host-2, host-5")
+    assert verdict(lost=(one,), left=(replace(other, silent_s=9.0),)).culprit.host == "host-5"
+    assert verdict(KILLED, left=(other,)).culprit.rank == KILLED.rank
+
+
 def test_an_earlier_failure_is_the_cause_even_if_agents_are_cut_off_later() -> None:
     assert verdict(KILLED, stopped=(cut_off("host-5", since=START + 55),)).kind == "rank-killed"
 

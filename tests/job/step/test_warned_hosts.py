@@ -231,6 +231,32 @@ def test_what_half_of_them_reported_stays_shared_if_one_of_them_is_lost(
 
 
 @pytest.mark.parametrize("problem", WAIT_S)
+def test_what_all_reported_stays_shared_if_only_one_agent_lives_on_to_repeat_it(
+    problem: WarningKind,
+) -> None:
+    job = a_job(hosts=4, spares=1).granted(successor_s=60.0).running()
+    for number in (0, 1, 3):
+        warns(job, f"host-{number}", problem)
+    noticed = job.at
+    job.granted(restarts=1, successor_s=60.0).leads()
+    for number in range(5):
+        job.registers(f"host-{number}")
+    job.waits(30.0)
+    again = HostWarned(
+        at=noticed, host="host-3", problem=problem, what="again", age_s=job.at - noticed
+    )
+    job.tell(again)
+    job.trains()
+    assert job.waits(WAIT_S[problem] + 1) == ()
+    assert "3 hosts report the same" in outlook(job.run, again, job.at)
+    warns(job, "host-0", problem)
+    warns(job, "host-0", problem, lasts=False)
+    warns(job, "host-1", problem)
+    stopped(warns(job, "host-1", problem, lasts=False))
+    assert job.run.history.incidents[-1].culprit.host == "host-3", "the others have ended"
+
+
+@pytest.mark.parametrize("problem", WAIT_S)
 def test_what_others_may_report_too_counts_after_a_while(problem: WarningKind) -> None:
     job = a_job(hosts=4).running()
     assert warns(job, "host-1", problem) == ()
