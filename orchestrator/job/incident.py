@@ -1,6 +1,6 @@
 """Incidents: what went wrong, who caused it, and what was done about it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 
@@ -101,9 +101,31 @@ class Incident(Struct, frozen=True, kw_only=True):
 
 def newly_resumed(before: Sequence[Incident], after: Sequence[Incident]) -> Iterator[Incident]:
     """Of the incidents `before` those from which the job has resumed since, as they are `after`."""
-    for old, new in zip(before, after, strict=False):
+    first = len(before) - len(open_last(before, lambda one: one.resumed_after_s is None))
+    for old, new in zip(before[first:], after[first:], strict=False):
         if old.resumed_after_s is None and new.resumed_after_s is not None:
             yield new
+
+
+def open_last(
+    incidents: Sequence[Incident], is_open: Callable[[Incident], bool]
+) -> Sequence[Incident]:
+    """The last incidents that are all still open. A step closes all of them, so those before are
+    closed, and a job of months has thousands."""
+    first = len(incidents)
+    while first and is_open(incidents[first - 1]):
+        first -= 1
+    return incidents[first:]
+
+
+def with_last_changed(
+    incidents: Sequence[Incident],
+    is_open: Callable[[Incident], bool],
+    change: Callable[[Incident], Incident],
+) -> tuple[Incident, ...]:
+    """`incidents` with the last open ones changed."""
+    last = open_last(incidents, is_open)
+    return (*incidents[: len(incidents) - len(last)], *map(change, last))
 
 
 def evidence_lines(incident: Incident) -> tuple[str, ...]:

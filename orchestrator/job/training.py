@@ -1,7 +1,5 @@
 """What ranks report while they train: steps, checkpoints, drills."""
 
-from collections.abc import Iterator
-
 from msgspec.structs import replace
 
 from orchestrator.contract.files.checkpoint_names import Made
@@ -19,7 +17,7 @@ from orchestrator.job.failures import no_progress
 from orchestrator.job.hosts import scale_up
 from orchestrator.job.hosts.scheduler import leave_drained
 from orchestrator.job.hosts.straggler_replacement import replace_straggler
-from orchestrator.job.incident import Incident
+from orchestrator.job.incident import Incident, with_last_changed
 from orchestrator.job.leave import Result
 from orchestrator.job.stage import Running, Starting
 from orchestrator.job.state import Run
@@ -37,7 +35,7 @@ def training_resumed(run: Run, event: TrainingResumed) -> Result:
     run = replace(
         run,
         attempt=replace(run.attempt, step=event.step),
-        history=replace(run.history, incidents=tuple(_with_resumed_step(run, event))),
+        history=replace(run.history, incidents=_with_resumed_step(run, event)),
     )
     if event.in_memory:
         return _remembered(run, event), ()
@@ -85,24 +83,29 @@ def _remembered(run: Run, event: TrainingResumed) -> Run:
     )
 
 
-def _with_resumed_step(run: Run, event: TrainingResumed) -> Iterator[Incident]:
+def _with_resumed_step(run: Run, event: TrainingResumed) -> tuple[Incident, ...]:
     """The incidents from which the job recovers now get the step of the checkpoint that was loaded.
 
     The leader may have died before it heard of the newest checkpoint, or that was unreadable.
     """
-    for incident in run.history.incidents:
-        open_still = incident.recovered_after_s is None and incident.attempt < event.attempt
+
+    def change(incident: Incident) -> Incident:
         # Ranks of a user's program ran if they did steps, even if no checkpoint of it was known.
         ran = incident.saved is not None or (run.is_own and incident.step > 0)
-        if open_still and ran:
-            yield replace(
-                incident,
-                saved=event.step,
-                in_memory=event.in_memory,
-                skipped=event.passed_over[:MOST_SKIPPED],
-            )
-        else:
-            yield incident
+        if not ran or incident.attempt >= event.attempt:
+            return incident
+        return replace(
+            incident,
+            saved=event.step,
+            in_memory=event.in_memory,
+            skipped=event.passed_over[:MOST_SKIPPED],
+        )
+
+    return with_last_changed(run.history.incidents, _is_open, change)
+
+
+def _is_open(incident: Incident) -> bool:
+    return incident.recovered_after_s is None
 
 
 def program_runs(run: Run, event: ProgramRuns) -> Result:
@@ -112,11 +115,10 @@ def program_runs(run: Run, event: ProgramRuns) -> Result:
     if run.progress.stepped_at or run.attempt.runs:
         return run, ()
     stage = Starting(since=event.at, reason=f"attempt {run.attempt.number} runs, without steps")
-    incidents = tuple(
-        replace(incident, runs_after_s=max(0.0, event.at - incident.at))
-        if incident.runs_after_s is None
-        else incident
-        for incident in run.history.incidents
+    incidents = with_last_changed(
+        run.history.incidents,
+        lambda one: one.runs_after_s is None,
+        lambda one: replace(one, runs_after_s=max(0.0, event.at - one.at)),
     )
     return replace(
         run,
@@ -137,15 +139,14 @@ def step_reached(run: Run, event: StepReached) -> Result:
     if not isinstance(run.stage, Starting):
         return run, ()
     # The first step of an attempt: the job has recovered from its incidents.
-    incidents = tuple(
-        replace(
-            incident,
-            saved=_repeats_from(run, incident, event),
-            recovered_after_s=max(0.0, event.at - incident.at),
-        )
-        if incident.recovered_after_s is None
-        else incident
-        for incident in run.history.incidents
+    incidents = with_last_changed(
+        run.history.incidents,
+        _is_open,
+        lambda one: replace(
+            one,
+            saved=_repeats_from(run, one, event),
+            recovered_after_s=max(0.0, event.at - one.at),
+        ),
     )
     stage = Running(since=event.at, reason=f"attempt {run.attempt.number} trains")
     return replace(run, stage=stage, history=replace(run.history, incidents=incidents)), ()

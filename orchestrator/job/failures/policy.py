@@ -36,6 +36,8 @@ HANG = "hang"
 """Kind of the incident of ranks that made no progress."""
 UNKNOWN = "unknown"
 """The class of a failure that no line explains; its name tells a person nothing."""
+CLOCKS_S = 3600.0
+"""Limit of what the clocks of two leaders may differ by."""
 BEFORE_FIX = "; fix: "
 """Separates why a job ended from what to do, in the reason of its end."""
 OOM_ON_CPU = "on-oom-cpu"
@@ -201,14 +203,32 @@ def count(rule: PolicyRule, run: Run, failure: Classified) -> int:
 
 
 def _covered(rule: PolicyRule, run: Run, failure: Classified) -> list[Incident]:
-    """The earlier failures that the rule covers."""
-    return [
-        incident
-        for incident in run.history.incidents[run.history.forgiven :]
-        if covers(rule, incident.failure, incident.scope, incident.phase)
-        and (rule.window is None or failure.verdict.at - incident.at <= rule.window)
-        and _is_same(rule, run, incident, failure)
-    ]
+    """The earlier failures that the rule covers, the newest first. It looks no further back than it
+    must: a job of months has thousands."""
+    if rule.same == "error" and not failure.verdict.signature:
+        return []
+    found = []
+    for incident in reversed(run.history.incidents[run.history.forgiven :]):
+        if _is_over(rule, run, incident, failure.verdict.at):
+            break
+        if (
+            _is_same(rule, run, incident, failure)
+            and covers(rule, incident.failure, incident.scope, incident.phase)
+            and (rule.window is None or failure.verdict.at - incident.at <= rule.window)
+        ):
+            found.append(incident)
+    return found
+
+
+def _is_over(rule: PolicyRule, run: Run, incident: Incident, at: float) -> bool:
+    """Neither this incident nor one before it counts."""
+    match rule.same:
+        case "start" if incident.recovered_after_s is not None:
+            return True
+        case "checkpoint" if incident.id <= run.history.advanced:
+            return True
+    # Incidents come in the order of their times, but leaders may have had different clocks.
+    return rule.window is not None and at - incident.at > rule.window + CLOCKS_S
 
 
 def _is_same(rule: PolicyRule, run: Run, incident: Incident, failure: Classified) -> bool:
@@ -216,13 +236,10 @@ def _is_same(rule: PolicyRule, run: Run, incident: Incident, failure: Classified
     match rule.same:
         case "any":
             return True
-        case "class":
+        case "class" | "checkpoint":
             return incident.failure == failure.name
-        case "checkpoint":
-            advanced = incident.id <= run.history.advanced
-            return incident.failure == failure.name and not advanced
         case "error":
-            return bool(verdict.signature) and incident.signature == verdict.signature
+            return incident.signature == verdict.signature
         case "start":
             return incident.recovered_after_s is None
         case "host":

@@ -4,7 +4,11 @@ import pytest
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.messages.actions import EndJob, StartAttempt
+from orchestrator.contract.spec.policy import PolicyRule
 from orchestrator.diagnosis.cause.verdict import NOBODY
+from orchestrator.job.failures import policy
+from orchestrator.job.incident import Incident
+from orchestrator.job.state import Run
 from tests.job.job_driver import Job, error
 
 
@@ -108,3 +112,28 @@ def test_a_configuration_that_the_trainer_refuses_ends_the_job_at_once() -> None
     assert incident.culprit == NOBODY, "every rank would refuse it"
     evidence = incident.evidence
     assert (evidence.traceback, evidence.log_tail, evidence.notes) == ("", (), ())
+
+
+def test_a_decision_looks_no_further_back_than_its_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of months has thousands of incidents, and each replay decides all of them again."""
+    looks: list[str] = []
+
+    is_over = policy._is_over
+
+    def counted(rule: PolicyRule, run: Run, incident: Incident, at: float) -> bool:
+        looks.append(rule.name)
+        return is_over(rule, run, incident, at)
+
+    monkeypatch.setattr(policy, "_is_over", counted)
+    job = Job(max_restarts=1).running()
+    costs = []
+    for number in range(1, 30):
+        job.trains(first=10 * (number - 1))
+        job.saves(10 * number)
+        looks.clear()
+        (start,) = job.fails_once()
+        assert isinstance(start, StartAttempt)
+        job.at += 10_000.0
+        costs.append(len(looks))
+    # Two rules count the kills of a day, which are nine here.
+    assert max(costs) == costs[12] == costs[-1]
