@@ -14,7 +14,13 @@ from orchestrator.diagnosis.hang.evidence_index import STARVED, STATES, Evidence
 from orchestrator.diagnosis.hang.mismatch import mismatch, skipped, strayed
 from orchestrator.diagnosis.hang.missing_dumps import not_waiting, went_past, without_dumps
 from orchestrator.diagnosis.hang.report import ranks_words
-from orchestrator.diagnosis.hang.unattributed import all_stopped, network, not_known, together
+from orchestrator.diagnosis.hang.unattributed import (
+    all_stopped,
+    crossed,
+    network,
+    not_known,
+    together,
+)
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, Kind
 from orchestrator.diagnosis.hang.wait_graph import elsewhere, left_inside, never_entered
 
@@ -56,6 +62,7 @@ def analyse(scene: HangEvidence) -> Diagnosis:
         or network(case)
         or all_stopped(case)
         or together(case)
+        or crossed(case)
         or not_known(case)
     )
     found = _most_direct_first(case, found)

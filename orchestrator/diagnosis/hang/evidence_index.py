@@ -202,6 +202,7 @@ class EvidenceIndex:
             entered=tuple(sorted(stuck.entered)),
             missing=stuck.missing,
             unknown=stuck.unknown,
+            open=stuck.group.open,
         )
 
 

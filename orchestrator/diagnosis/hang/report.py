@@ -119,7 +119,8 @@ def _culprit(diagnosis: Diagnosis, scene: HangEvidence, decided: str) -> str:
 
 
 def waiting_words(waiting: Waiting) -> str:
-    parts = [f"{len(waiting.entered)} of {waiting.size} ranks entered it"]
+    size = "an unknown number of" if waiting.open else waiting.size
+    parts = [f"{len(waiting.entered)} of {size} ranks entered it"]
     if waiting.missing:
         parts.append(f"missing: {ranks_words(waiting.missing)}")
     if waiting.unknown:

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from orchestrator.diagnosis.hang.evidence_index import SHOWN, EvidenceIndex, named
+from orchestrator.diagnosis.hang.groups import Stuck
+from orchestrator.diagnosis.hang.mismatch import PATHS
 from orchestrator.diagnosis.hang.report import ranks_wait, ranks_words
 from orchestrator.diagnosis.hang.verdicts import Diagnosis
 from orchestrator.diagnosis.stacks import python_stacks
@@ -73,6 +75,52 @@ def together(case: EvidenceIndex) -> Diagnosis | None:
         evidence=("all stacks are the same",),
         advice="check what all ranks share: storage, a server, the program itself",
     )
+
+
+def crossed(case: EvidenceIndex) -> Diagnosis | None:
+    """Two ranks that wait for each other in operations of two groups."""
+    for one in case.stuck:
+        places = dict.fromkeys(case.scene.dumps[rank].first for rank in one.missing)
+        for other in (case.at[place] for place in places if place in case.at):
+            ours, theirs = _waits_first(case, one, other), _waits_first(case, other, one)
+            if ours and theirs:
+                return _crossed(case, (min(ours), one), (min(theirs), other))
+    return None
+
+
+def _crossed(case: EvidenceIndex, one: tuple[int, Stuck], other: tuple[int, Stuck]) -> Diagnosis:
+    (a, of_a), (b, of_b) = sorted((one, other), key=lambda pair: pair[0])
+    unseen = [rank for rank in (a, b) if rank not in case.stacks]
+    doubt = "if it called that with async_op=True, it may wait for something else"
+    return Diagnosis(
+        kind="mismatch",
+        scope="user",
+        ranks=(),
+        hosts=(),
+        confidence=0.6,
+        cause=f"ranks {a} and {b} wait for each other: rank {a} in {named(of_a)}, which rank {b}"
+        f" did not call, and rank {b} in {named(of_b)}, which rank {a} did not call",
+        evidence=tuple(f"no stack of rank {rank}: {doubt}" for rank in unseen),
+        waiting=(case.waiting(of_a), case.waiting(of_b)),
+        advice=PATHS,
+    )
+
+
+def _waits_first(case: EvidenceIndex, one: Stuck, other: Stuck) -> set[int]:
+    """Ranks that wait in `one` and did not call `other`.
+
+    A rank whose state or stack shows that it waits for something else does not count. A partial
+    dump does not show which operations a rank did not call.
+    """
+    if case.partial:
+        return set()
+    return {
+        rank
+        for rank in set(one.entered) & set(other.missing)
+        if case.scene.dumps[rank].first == one.group.id
+        and rank not in case.odd_states
+        and (rank not in case.stacks or python_stacks.talks(case.stacks[rank]))
+    }
 
 
 def not_known(case: EvidenceIndex) -> Diagnosis:

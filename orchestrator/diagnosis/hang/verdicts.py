@@ -87,6 +87,8 @@ class Waiting(Struct, frozen=True, kw_only=True):
     """Ranks whose dump shows that they did not call it."""
     unknown: tuple[int, ...]
     """Ranks without a dump."""
+    open: bool = False
+    """No dump names the members of its group, so `size` counts only those that are known."""
 
 
 class Diagnosis(Struct, frozen=True, kw_only=True):

@@ -7,7 +7,8 @@ import pytest
 
 from orchestrator.diagnosis.hang.analyse import analyse
 from orchestrator.diagnosis.hang.evidence_index import SURE
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
+from orchestrator.diagnosis.hang.report import waiting_words
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts, Waiting
 from orchestrator.diagnosis.hang.wait_graph import KNOWN
 from tests.diagnosis.recorder import (
     IN_ALL_REDUCE,
@@ -159,3 +160,43 @@ def test_of_two_ranks_the_one_that_a_signal_stopped_is_named(
     assert (found.ranks, found.hosts) == ((stopped,), ("h0",)) or not sure
     if called:  # otherwise the dumps alone are enough
         assert (found.confidence >= SURE) == sure
+
+
+PAIR = Pg("1", "undefined", (0, 1))
+
+
+def crossing(stack: tuple[str, ...] = ()) -> HangEvidence:
+    """Rank 1 calls an operation of a pair once more than rank 0, which is in one of all ranks."""
+    ranks = recorders(4)
+    everyone = Pg("0", "default_pg", range(4))
+    for one in ranks:
+        one.call(everyone)
+        if one.rank < 2:
+            one.call(PAIR)
+        one.call(PAIR if one.rank == 1 else everyone, state="started")
+    facts = {rank: RankFacts(rank=rank, host=f"h{rank}", stack=stack) for rank in (0,)}
+    return HangEvidence(dumps=dumps_of(ranks, ()), facts=facts, world=4)
+
+
+def test_two_ranks_that_wait_for_each_other_show_a_wrong_program() -> None:
+    found = analyse(crossing())
+    assert (found.kind, found.scope, found.ranks, found.hosts) == ("mismatch", "user", (), ())
+    assert found.cause.startswith("ranks 0 and 1 wait for each other: rank 0 in operation 2 of ")
+    assert [one.group for one in found.waiting] == ["0", "1"]
+    # An operation that rank 0 called asynchronously is not what it waits for.
+    assert "wait for each other" not in analyse(crossing(IN_LOADER)).cause
+
+
+def test_members_that_no_dump_names_are_not_counted() -> None:
+    waiting = Waiting(
+        group="3",
+        desc="undefined",
+        seq=1,
+        op="all_reduce",
+        size=1,
+        entered=(0,),
+        missing=(),
+        unknown=(),
+        open=True,
+    )
+    assert waiting_words(waiting).endswith("; 1 of an unknown number of ranks entered it")
