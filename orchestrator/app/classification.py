@@ -5,6 +5,7 @@ one way to classify a failure.
 """
 
 import signal as signals
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -113,10 +114,18 @@ def classify_log(
 
 def read_end(file: BinaryIO, most: int = MOST_BYTES) -> str:
     """The last `most` bytes. Reads to the end, so that pipes work too."""
-    end = b""
+    start = end = b""
+    size = 0
     while piece := file.read(most):
+        start = start or piece[:2]
+        size += len(piece)
         end = (end + piece)[-most:]
-    return end.decode(errors="replace")
+    if start not in (BOM_UTF16_LE, BOM_UTF16_BE):
+        return end.decode(errors="replace")
+    # The log comes from a shell of Windows. `end` may begin in the middle of a character.
+    whole = end[(size - len(end)) % 2 :]
+    code = "utf-16-le" if start == BOM_UTF16_LE else "utf-16-be"
+    return whole.decode(code, errors="replace").removeprefix("\ufeff")
 
 
 def signal_number(said: str) -> int:

@@ -1,5 +1,6 @@
 """`ndctl classify` gives the end of a log the class that the supervisor gives it."""
 
+import io
 import json
 from pathlib import Path
 
@@ -111,3 +112,11 @@ def test_a_users_class_has_priority() -> None:
     own = FailureRule(name="licence", scope="host", action="replace", patterns=("licence .*gone",))
     found = classify_log("ERROR licence 7 is gone: Connection refused", own=(own,))
     assert (found.class_, found.excludes_host, found.pattern) == ("licence", True, "licence .*gone")
+
+
+@pytest.mark.parametrize("code", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("before", [0, 3, MOST_BYTES])
+def test_a_log_in_utf_16_is_read(code: str, before: int) -> None:
+    text = f"\ufeff{'x' * before}\nKeyError: 'labels'\n".encode(code)
+    for most in (MOST_BYTES, 63):
+        assert read_end(io.BytesIO(text), most).splitlines()[-1] == "KeyError: 'labels'"
