@@ -14,6 +14,7 @@ from enum import IntEnum
 
 from msgspec.structs import replace
 
+from orchestrator.contract.files import exit_codes
 from orchestrator.contract.messages.events import AgentLost, HostStopped, RankExited
 from orchestrator.contract.spec.failures import FailureRule, Reading
 from orchestrator.diagnosis.cause.exits import (
@@ -108,11 +109,22 @@ def _first(signs: Sequence[Sign]) -> Sign:
     """
     first = signs[0]
     weight, at, verdict = first
+    if weight is Weight.SYMPTOM and verdict.evidence.signal == "SIGTERM":
+        # torchrun ends the other ranks of its host as soon as one exits, and their ends may be
+        # noticed before that exit.
+        near = (sign for sign in signs if sign[1] - at <= TOGETHER_S)
+        own = (sign for sign in near if _exited_on(sign[2], verdict.culprit.host))
+        return next(own, first)
     if verdict.failure is None or verdict.failure.name != PYTHON:
         return first
     near = (sign for sign in signs if sign[0] is weight and sign[1] - at <= TOGETHER_S)
     kills = (sign for sign in near if _is_kill_elsewhere(sign[2], verdict.culprit.host))
     return next(kills, first)
+
+
+def _exited_on(verdict: Verdict, host: str | None) -> bool:
+    code = verdict.evidence.exit_code
+    return code not in (None, exit_codes.CHECKPOINTED) and verdict.culprit.host == host
 
 
 def _is_kill_elsewhere(verdict: Verdict, host: str | None) -> bool:

@@ -289,6 +289,20 @@ def test_a_service_that_several_hosts_cannot_reach_has_no_culprit() -> None:
     assert verdict(exits[0]).culprit.host == "host-0"
 
 
+def test_a_neighbour_that_torchrun_ends_does_not_explain_a_lost_connection() -> None:
+    """The end of the neighbour may be noticed before the exit that made torchrun end it."""
+    ended = exited(0, at=START + 49.9, signal=signal.SIGTERM)
+    closed = "NCCL WARN Connection closed by remote peer node5<43210>"
+    left = exited(1, exit_code=1, log_tail=(closed,))
+    said = verdict(ended, left)
+    assert said.cause.endswith("(first: rank 1 exited with code 1)")
+    assert said.failure is not None
+    assert said.failure.name == "nccl-remote-error"
+    # A rank of another host was not ended by that torchrun.
+    other = verdict(ended, replace(left, rank=2, host="host-1"))
+    assert other.cause.endswith("(first: rank 0 was killed by SIGTERM)")
+
+
 def test_symptoms_alone_have_no_culprit() -> None:
     said = verdict(*PEERS, exited(1, signal=signal.SIGTERM))
     assert (said.kind, said.culprit, said.signature) == ("connection-lost", NOBODY, "")
