@@ -67,6 +67,10 @@ POINTS_BACK = (
     r"returned non-zero exit status|non-zero (exit|return) (code|status)",
 )
 """An exception that only says that something failed earlier. The reason stands further up."""
+OF_LIBRARIES = (r"\bNCCL WARN\b|\bUCX +[A-Z]+\b|^wandb: |^\[[WEI](\d+ | \S+\.cpp:)",)
+"""Lines that a library prints by itself, so that they are no part of an exception's message."""
+LOGGED = (r"\b(warn(ing)?|error|critical|fatal|exception)\b",)
+"""A line before a traceback that a program logs, perhaps because it survives the exception."""
 CLEANUP = (r'multiprocessing/util\.py", line \d+, in _(run_finalizers|exit_function)',)
 """Frame of a process that is cleaning up at its end. An exception there ends nothing."""
 WARNED = (r"^\[W(\d+ | \S+\.cpp:)",)
@@ -241,6 +245,27 @@ def last_words(text: Text, ended_by: int | None) -> Text:
     begins = _raised_at(heard)
     raised = without_noise(heard.since(begins))
     return _warned_by_nccl(heard, begins).followed_by(raised) if raised.has(NCCL) else raised
+
+
+def uncaught(text: Text) -> Text | None:
+    """The exception that ended a rank, without what libraries printed after it while the process
+    ended; None if there is none, or if the rank may have survived it.
+
+    A process that ends closes its connections, and its libraries print the loss of its peers.
+    """
+    heard = _without(ASIDE, _without_launchers(text))
+    begins = _raised_at(heard)
+    if not heard.has(TRACEBACK) or heard.pick(range(begins)[-1:]).has(LOGGED):
+        return None
+    raised = heard.since(begins)
+    last = max(raised.numbers(TRACEBACK))
+    below = (n for n in range(last + 1, len(raised.lines)) if not raised.line(n)[:1].isspace())
+    exception = next(below, len(raised.lines))
+    if raised.since(exception).has(COUNTED):
+        return None
+    printed = {n for n in raised.numbers(OF_LIBRARIES) if n > exception}
+    alone = without_noise(raised.without(printed))
+    return None if alone.has(NCCL) else alone  # NCCL's own exception is about its connections
 
 
 def _warned_by_nccl(text: Text, begins: int) -> Text:

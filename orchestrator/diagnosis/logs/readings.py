@@ -40,6 +40,7 @@ from orchestrator.diagnosis.logs.last_words import (
     last_warning,
     last_words,
     points_back,
+    uncaught,
     with_warnings,
     without_cleanup,
     without_frames,
@@ -200,7 +201,7 @@ def _said(end: End) -> Text:
 def _raised(end: End) -> Text | None:
     if end.error is None:
         return None
-    said = f"{end.error.error}: {end.error.message}".splitlines()
+    said = end.error.said.splitlines()
     traceback = end.error.traceback.splitlines()
     frames = Text.of((*traceback, said[0]))
     # The last exception comes first: what it says itself is the better text of a general class.
@@ -263,6 +264,8 @@ def _class_of(end: End, words: Words, own: tuple[FailureRule, ...]) -> Classifie
         return classify(replace(signs, said=said), named, kills)
     last = last_words(said, _number(signs.signal))
     found = classify(replace(signs, said=last), own)
+    if not by and found is not None and found.rule not in own:
+        found = _without_what_follows(found, signs, said)
     if not by and (before := _of_what_came_before(found, last, said)):
         return before
     if by == "SIGABRT" and (found is None or found.rule.name in ENDINGS):
@@ -274,6 +277,22 @@ def _class_of(end: End, words: Words, own: tuple[FailureRule, ...]) -> Classifie
         replace(signs, said=without_noise(said)), own if by else (), _that_stand_anywhere()
     )
     return stands or _warned_of(said, last, found) or found
+
+
+def _without_what_follows(found: Classified, signs: FailureSigns, said: Text) -> Classified:
+    """The class of the exception, for a rank whose libraries lost a connection after it.
+
+    Example: `IndexError: ...`, and below it NCCL's warning about a peer that closed its connection.
+    The warning does not explain the exception, which ended the rank.
+    """
+    if not found.line or found.rule.scope != "fabric":
+        return found
+    raised = uncaught(said)
+    # An exception that only refers to an earlier failure may be about the lost connection.
+    if raised is None or points_back(raised):
+        return found
+    own = classify(replace(signs, said=raised))
+    return found if own is None or not own.line else own
 
 
 def _warned_of(said: Text, words: Text, found: Classified | None) -> Classified | None:

@@ -73,6 +73,49 @@ def test_an_independent_exception_does_not_refer_to_an_earlier_one() -> None:
     assert found(log).class_ == "python-exception"
 
 
+@pytest.mark.parametrize(
+    "after",
+    [
+        "node3:11:12 [3] NCCL WARN Connection closed by remote peer node5<43210>",
+        "[rank1]:[E1201 10:00:00.1 TCPStore.cpp:125] recvValue failed: Connection reset by peer",
+        "[E socket.cpp:957] [c10d] The client socket has timed out after 60s",
+        "node3:11:12 [3] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<1> with error 12",
+        "wandb: ERROR Error while calling W&B API: context deadline exceeded (<Response [500]>)",
+    ],
+)
+def test_a_connection_that_a_library_loses_after_an_exception_is_not_its_cause(after: str) -> None:
+    wrong = "ValueError: Expected input batch_size (8) to match target batch_size (4)."
+    assert found(f"{TRACEBACK}{wrong}\n{after}").class_ == "python-exception"
+    # The same line explains an exception about a connection, and one that only refers to it.
+    lost = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:6"
+    assert found(f"{TRACEBACK}{lost}\n{after}").class_ == "gloo-connection"
+    refers = "RuntimeError: process group failed, see the messages in the log"
+    assert found(f"{TRACEBACK}{refers}\n{after}").class_ != "python-exception"
+
+
+@pytest.mark.parametrize(
+    ("before", "between"),
+    [("2026-03-01 10:00:00 ERROR the upload failed\n", ""), ("", "step 41  loss 3.218\n")],
+)
+def test_an_exception_that_a_rank_survived_does_not_hide_the_loss_of_a_peer(
+    before: str, between: str
+) -> None:
+    lost = "node3:11:12 [3] NCCL WARN Connection closed by remote peer node5<43210>"
+    log = f"{before}{TRACEBACK}ValueError: odd\n{between}{lost}"
+    assert found(log).class_ == "nccl-remote-error"
+
+
+def test_a_service_that_an_exception_names_is_its_cause() -> None:
+    lost = "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='api', port=443): x"
+    log = f"{TRACEBACK}{lost}\nwandb: ERROR context deadline exceeded"
+    assert found(log).class_ == "service-unreachable"
+
+
+def test_broken_hardware_that_nccl_reports_after_an_exception_is_the_cause() -> None:
+    ecc = "node3:11:12 [3] NCCL WARN Cuda failure 'uncorrectable ECC error encountered'"
+    assert found(f"{TRACEBACK}RuntimeError: odd\n{ecc}").class_ == "uncorrectable-ecc"
+
+
 def test_errors_during_cleanup_are_not_the_cause() -> None:
     cleanup = """Traceback (most recent call last):
   File "/usr/lib/python3.11/multiprocessing/util.py", line 303, in _run_finalizers
