@@ -57,6 +57,21 @@ def test_a_sample_gets_its_class_and_not_a_similar_one(sample: dict[str, Any]) -
     )
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python: can't open file '/work/train.py': [Errno 2] No such file or directory",
+        "/usr/bin/python3: No module named train",
+        "Could not override 'trainer.gpus'.",
+        "train.py: error: unrecognized arguments: --lrr 3",
+    ],
+)
+def test_a_program_that_cannot_start_is_not_started_again(line: str) -> None:
+    found = classify(FailureSigns(lines=(line,), exit_code=2))
+    assert found is not None
+    assert (found.rule.scope, found.rule.action) == ("user", "stop")
+
+
 def test_every_class_has_a_sample() -> None:
     xids = {name for name in (rule.name for rule in default_rules()) if name.startswith("xid-")}
     sampled = {sample["class"] for sample in SAMPLES}  # test_xids.py has all Xids

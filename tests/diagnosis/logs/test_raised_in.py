@@ -51,6 +51,18 @@ def test_a_matching_rule_has_priority_over_the_package() -> None:
     assert found.class_ == "disk-full"
 
 
+def test_a_socket_that_times_out_is_no_file_system() -> None:
+    timeout = "TimeoutError: [Errno 110] Connection timed out"
+    path = "/usr/lib/python3.11/socket.py"
+    found = classify_log(raised(path, timeout), exit_code=1)
+    assert found.class_ == "service-unreachable"
+    # A read of a file that is open already names no path.
+    found = classify_log(raised("/opt/job/data.py", timeout), exit_code=1)
+    assert found.class_ == "storage-error"
+    found = classify_log(raised(path, f"{timeout}: '/mnt/data/x'"), exit_code=1)
+    assert found.class_ == "storage-error"
+
+
 def test_an_error_during_import_has_the_class_environment() -> None:
     path = "/opt/v/lib/python3.11/site-packages/odd/setup.py"
     error = raised(path, "RuntimeError: odd").replace("in inner", "in <module>")

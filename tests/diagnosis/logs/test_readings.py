@@ -94,6 +94,30 @@ def test_a_stage_that_failed_because_of_a_lost_peer_is_no_cause() -> None:
     assert reading.failure.name == "python-exception"
 
 
+@pytest.mark.parametrize(
+    ("name", "message", "class_name"),
+    [
+        ("BadShard", "shard 7 has no text", "python-exception"),
+        ("ExceptionGroup", "several (2 sub-exceptions)", "python-exception"),
+        ("UserWarning", "lr_scheduler.step() before optimizer.step()", "python-exception"),
+        ("Odd", "", "python-exception"),
+        ("KeyboardInterrupt", "", "interrupted"),
+    ],
+)
+def test_an_exception_with_an_unusual_name_or_no_message_has_the_class_that_its_log_has(
+    name: str, message: str, class_name: str
+) -> None:
+    text = f"Traceback (most recent call last):\n{name}{message and ': '}{message}"
+    error = RankError(error=name, message=message, step=0, traceback=text)
+    for end in (
+        End(exit_code=1, signal=None, error=error),
+        End(exit_code=1, signal=None, lines=tuple(text.splitlines())),
+    ):
+        failure = read_exit(end).failure
+        assert failure is not None
+        assert failure.name == class_name
+
+
 def cpu_seconds(end: End, rules: tuple[FailureRule, ...] = ()) -> float:
     """The minimum of three tries, because the CPU is shared and the first try may build tables."""
     read = read_exit.__wrapped__
