@@ -19,6 +19,7 @@ from orchestrator.contract.messages.events import AgentLost, HostStopped, RankEx
 from orchestrator.contract.spec.failures import FailureRule, Reading
 from orchestrator.diagnosis.cause.exits import (
     CONNECTION_LOST,
+    PYTHON,
     class_notes,
     exited_verdict,
     explained_by_kernel,
@@ -38,7 +39,7 @@ from orchestrator.diagnosis.cause.host_verdicts import (
 from orchestrator.diagnosis.cause.mismatch import mismatch_verdict
 from orchestrator.diagnosis.cause.verdict import NOBODY, Verdict
 from orchestrator.diagnosis.classes import FailureSigns, classify, reading_of
-from orchestrator.diagnosis.logs.readings import PYTHON, SERVICE
+from orchestrator.diagnosis.logs.readings import SERVICE
 
 MOST_UNREACHED = 8
 """Addresses that an incident names."""

@@ -1,5 +1,6 @@
 """What one exit of a rank, or one line of a kernel, means: its kind, its class and its text."""
 
+import re
 import signal
 from collections import Counter
 
@@ -30,6 +31,7 @@ CONNECTION_LOST = "connection-lost"
 OUT_OF_MEMORY = "host-out-of-memory"
 CRASHED = "segfault"
 """The class of lines about a process that crashed."""
+PYTHON = "python-exception"
 BY_SHELL = 128
 """A shell exits with this plus the number of the signal that ended its child."""
 SHARED: tuple[Scope, ...] = ("fabric", "storage")
@@ -37,6 +39,16 @@ SHARED: tuple[Scope, ...] = ("fabric", "storage")
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
 """Neither a network nor a file system ends a process by these signals. A file system does by
 SIGBUS, if the process had a file mapped."""
+# These patterns backtrack over at most one word of a line.
+ERROR = re.compile(
+    r"\b(fatal|failed|cannot|could not|unable to)\b|(error|exception)\b", re.IGNORECASE
+)
+NO_ERROR = re.compile(
+    r"^\W*(Traceback|Exception (in thread|ignored))\b|\b(warn|warning|info|debug|wandb)\b"
+    r"|\bNCCL\b|\[[WEI]\d+ |\b(0|no) (errors?|failures?)\b",
+    re.IGNORECASE,
+)
+"""Headings, notices, and what libraries print while a process ends."""
 
 
 def after_step(step: int) -> str:
@@ -226,7 +238,19 @@ def _cause(kind: str, exited: RankExited) -> tuple[str, str]:
     if unstable:
         first = f"(rank {exited.rank} first)"
         return f"all ranks exited with code {exit_codes.UNSTABLE} {first}", ""
-    return f"rank {exited.rank} exited with code {exited.exit_code}", ""
+    words = f"rank {exited.rank} exited with code {exited.exit_code}"
+    said = _last_error(exited)
+    return (f"{words}; its last error: {_in_a_sentence(said)}" if said else words), ""
+
+
+def _last_error(exited: RankExited) -> str:
+    """The last error in the log of a rank that reported none, if no known message gave it its
+    class; empty if there is none. For example the text of `sys.exit("the vocabulary is empty")`."""
+    found = failure_of(exited)
+    if found is None or (found.line and found.name != PYTHON):
+        return ""
+    lines = (line.strip() for line in reversed(exited.log_tail))
+    return next((one for one in lines if ERROR.search(one) and not NO_ERROR.search(one)), "")
 
 
 def _in_a_sentence(said: str) -> str:

@@ -21,6 +21,7 @@ from orchestrator.diagnosis.cause.exits import (
     EARLY,
     ENDED_FIRST,
     OUT_OF_MEMORY,
+    PYTHON,
     is_broken_hardware,
     kind_of,
     signal_name,
@@ -56,7 +57,6 @@ OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
 WATCHDOG = "nccl-watchdog-timeout"
 SERVICE = "service-unreachable"
 """Class with messages like those about a lost peer, but about another service."""
-PYTHON = "python-exception"
 ENDINGS = frozenset({"abort", "segfault", PYTHON, "unknown"})
 """Classes by how a process ended, used if its log has no known message."""
 POINTING = ENDINGS | {"data-loader"}

@@ -289,6 +289,29 @@ def test_a_service_that_several_hosts_cannot_reach_has_no_culprit() -> None:
     assert verdict(exits[0]).culprit.host == "host-0"
 
 
+@pytest.mark.parametrize(
+    ("log", "error"),
+    [
+        (("start", "fatal: the vocabulary file is empty"), "fatal: the vocabulary file is empty"),
+        (
+            (
+                "Exception in thread Thread-1 (f):",
+                "Traceback (most recent call last):",
+                "RuntimeError: shard 12 is odd",
+                "[rank1]:[W1201 10:00:00.1 x.cpp:1] Warning: failed to destroy the group",
+            ),
+            "RuntimeError: shard 12 is odd",
+        ),
+        (("step 41  loss 3.218", "0 errors"), ""),
+    ],
+)
+def test_the_cause_of_an_exit_without_an_exception_has_the_last_error_of_the_log(
+    log: tuple[str, ...], error: str
+) -> None:
+    cause = verdict(exited(1, exit_code=1, log_tail=log)).cause
+    assert cause == "rank 1 exited with code 1" + (f"; its last error: {error}" if error else "")
+
+
 def test_a_neighbour_that_torchrun_ends_does_not_explain_a_lost_connection() -> None:
     """The end of the neighbour may be noticed before the exit that made torchrun end it."""
     ended = exited(0, at=START + 49.9, signal=signal.SIGTERM)
