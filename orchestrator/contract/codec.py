@@ -232,7 +232,8 @@ def _read_tagged(kinds: Mapping[str, Any], data: Any, path: str, problems: list[
     if not isinstance(tag, str) or tag not in kinds:
         limit = f"an object whose {TAG!r} is one of {', '.join(kinds)}"
         fix = "read it with the ndctl that wrote it"
-        problems.append(Problem(path=path, value=data, limit=limit, fix=fix))
+        words = f"unknown {TAG} {_show(tag)}" if isinstance(tag, str) else ""
+        problems.append(Problem(path=path, value=data, limit=limit, fix=fix, words=words))
         return None
     rest = {key: item for key, item in data.items() if key != TAG}
     return _read(kinds[tag], rest, path, problems)
@@ -394,12 +395,17 @@ def join(path: str, key: object) -> str:
     return f"{path}.{key}" if path and key else f"{path or key}"
 
 
+SIMILAR = 0.65
+"""`ratio` of difflib above which a word may stand for another; `cancelled` and `stalled` have 0.63.
+"""
+
+
 def nearest(word: object, known: Iterable[str]) -> str | None:
     """The known name that `word` probably stands for; None if no name is similar."""
     import difflib  # imported only for errors, so that fast commands do not pay for it
 
     by_lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(str(word).lower(), by_lower, n=1)
+    near = difflib.get_close_matches(str(word).lower(), by_lower, n=1, cutoff=SIMILAR)
     return by_lower[near[0]] if near else None
 
 

@@ -84,6 +84,8 @@ def _headline(notice: Notice, run: Run) -> str:
             return f"FAILED: {format.split_fix(run.stage.reason)[0]}"
         case "succeeded":
             return "SUCCEEDED"
+        case "cancelled":
+            return f"CANCELLED: {run.stage.reason}"
         case "stalled":
             return f"no step since {format.date_time(notice.at, None)}"
         case _:

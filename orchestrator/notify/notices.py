@@ -1,7 +1,7 @@
 """What there is to tell about a job. Pure: it follows from the state, so a new leader finds the
 same notices under the same keys, and the journal says which of them were sent."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from msgspec import Struct
 
@@ -15,7 +15,12 @@ from orchestrator.job.incident import Incident
 from orchestrator.job.stage import Ended, Submitted
 from orchestrator.job.state import Run
 
-ALWAYS: tuple[Occasion, ...] = ("failed", "succeeded")
+ENDINGS: Mapping[str, Occasion] = {
+    "FAILED": "failed",
+    "SUCCEEDED": "succeeded",
+    "CANCELLED": "cancelled",
+}
+ALWAYS = frozenset(ENDINGS.values())
 """`quiet_for` does not silence these."""
 
 
@@ -58,15 +63,14 @@ def notices_of(run: Run, now: float, stalled_after: float, led_since: float) -> 
             )
     last = run.history.incidents[-1] if run.history.incidents else None
     if isinstance(run.stage, Ended):
-        if run.stage.ending != "CANCELLED":
-            failed = run.stage.ending == "FAILED"
-            yield Notice(
-                key=f"ended-{launch}",
-                on="failed" if failed else "succeeded",
-                severity="critical" if failed else "info",
-                at=run.stage.since,
-                incident=last if failed else None,
-            )
+        failed = run.stage.ending == "FAILED"
+        yield Notice(
+            key=f"ended-{launch}",
+            on=ENDINGS[run.stage.ending],
+            severity="critical" if failed else "info",
+            at=run.stage.since,
+            incident=last if failed else None,
+        )
         return
     if run.history.fruitless >= run.job.max_restarts > 0:
         yield Notice(

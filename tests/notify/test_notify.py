@@ -14,6 +14,7 @@ from orchestrator.contract.codec import Invalid, decode
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages import wire
 from orchestrator.contract.messages.events import (
+    CancelRequested,
     CheckpointSaved,
     Event,
     HostStopped,
@@ -110,6 +111,16 @@ def test_what_there_is_to_tell() -> None:
     assert [one.severity for one in notices(restarting())] == ["info"]  # it was a drill
     assert [one.key for one in notices(finished())] == ["incident-1", "recovered-1", "ended-1"]
     assert notices(finished())[-1].on == "succeeded"
+
+
+def test_a_cancelled_job_is_told_to_those_who_ask_for_it() -> None:
+    cancelled = [*started(), CancelRequested(at=START + 20, by="ann"), *stopped()]
+    (notice,) = notices(cancelled)
+    assert (notice.key, notice.on, notice.severity) == ("ended-1", "cancelled", "info")
+    assert message(cancelled).title.startswith("quickstart: CANCELLED: ")
+    assert "ann" in message(cancelled).title
+    assert wants(NotifySpec(webhook="http://a/", on=("cancelled",)), notice)
+    assert not wants(NotifySpec(webhook="http://a/"), notice)
 
 
 def test_a_stall_is_told_once_for_each_attempt() -> None:

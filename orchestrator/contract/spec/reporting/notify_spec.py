@@ -11,7 +11,9 @@ from orchestrator.contract.spec.limits import AtLeast, AtMost, Matches
 from orchestrator.contract.spec.reporting.secret_text import SecretRef
 from orchestrator.contract.spec.types import Seconds
 
-Occasion = Literal["incident", "recovered", "failed", "succeeded", "stalled", "budget_low"]
+Occasion = Literal[
+    "incident", "recovered", "failed", "succeeded", "cancelled", "stalled", "budget_low"
+]
 """When a message is sent: `NotifySpec.on`."""
 Severity = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
@@ -59,8 +61,9 @@ class NotifySpec(Struct, frozen=True, kw_only=True):
 
     on: tuple[Occasion, ...] = ("incident", "failed", "succeeded", "stalled", "budget_low")
     """Occasions. `incident`: ranks are stopped. `recovered`: the first step after it; of a program
-    without steps, all its ranks run again. `failed`, `succeeded`: the end. `stalled`: no step for
-    `stalled_after`. `budget_low`: the next incident before a checkpoint ends the job."""
+    without steps, all its ranks run again. `failed`, `succeeded`, `cancelled`: the end. `stalled`:
+    no step for `stalled_after`. `budget_low`: the next incident before a checkpoint ends the
+    job."""
     slack: SecretRef | None = None
     """URL of an incoming webhook of Slack, a secret: `file:PATH` or `env:VARIABLE`."""
     webhook: Word | None = None
@@ -70,11 +73,11 @@ class NotifySpec(Struct, frozen=True, kw_only=True):
     command: tuple[Word, ...] = ()
     """Program and arguments, run on the leader's host with the same JSON at its standard input."""
     min_severity: Severity = "info"
-    """Drills, recovery and success are `info`; incidents and stalls `warning`; the end of all
-    restarts, and failure, `critical`."""
+    """Drills, recovery, success and cancellation are `info`; incidents and stalls `warning`; the
+    end of all restarts, and failure, `critical`."""
     quiet_for: Seconds | None = None
-    """Seconds after a message in which no other one of the same kind is sent. Failure and success
-    are always sent. null: each is sent."""
+    """Seconds after a message in which no other one of the same kind is sent. The end of a job is
+    always sent. null: each is sent."""
     stalled_after: Seconds = 1800.0
     """Seconds without a step, under the present leader, after which `stalled` is sent, once for
     each attempt. Not of a program that runs and reports no steps."""
