@@ -158,10 +158,17 @@ def _entry(line: bytes, number: int | None, path: Path | None = None) -> Entry:
         where = "" if path is None else f"{path}: "
         which = "the last journal line" if number is None else f"journal line {number}"
         raise JobError(
-            f"{where}{which} cannot be read: {exc}",
+            f"{where}{which} cannot be read: {_why(exc)}",
             fix="read it with the ndctl that wrote it; if the file was damaged, restore it, or"
             " start the job from the beginning with `ndctl submit SPEC --new`",
         ) from exc
+
+
+def _why(exc: Exception) -> str:
+    """What is wrong with a line. The fixes of the codec are for specs: nobody edits a journal."""
+    if not isinstance(exc, Invalid):
+        return str(exc)
+    return "; ".join(f"{one.path}: {one.said}" if one.path else one.said for one in exc.problems)
 
 
 def complete_length(data: bytes | bytearray) -> int:

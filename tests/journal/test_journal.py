@@ -153,6 +153,24 @@ def test_a_damaged_line_is_an_error_with_its_number(
     assert not has_writer(path), "the lock is not kept"
 
 
+@pytest.mark.parametrize(
+    ("event", "why"),
+    [
+        ({"kind": "Meteor", "at": 1}, "unknown kind 'Meteor'"),
+        ({"kind": "Tick", "at": 1, "size": 2}, "size: unknown key"),
+        ({"kind": "Tick", "at": "noon"}, "at: must be a finite number, got 'noon'"),
+    ],
+)
+def test_a_line_that_cannot_be_read_has_one_fix(
+    path: Path, event: dict[str, Any], why: str
+) -> None:
+    path.write_text(json.dumps({"v": 1, "seq": 1, "event": event, "actions": []}) + "\n")
+    with pytest.raises(JobError) as caught:
+        read(path)
+    assert caught.value.message == f"{path}: journal line 1 cannot be read: {why}"
+    assert caught.value.fix.startswith("read it with the ndctl that wrote it; ")
+
+
 def test_a_journal_of_another_version_says_so(path: Path) -> None:
     body = json.loads(to_line(Entry(seq=1, event=tick(1), actions=())))
     path.write_text(json.dumps(body | {"v": 2}) + "\n")
