@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 FAULTHANDLER = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
@@ -11,7 +12,12 @@ THREAD = re.compile(r"^(Current )?[Tt]hread ")
 OUTERMOST = ("<module>", "_run_module_as_main")
 """Frames of the start of a program."""
 PROGRAM = re.compile(r"trainer/__main__\.py\W.* in <module>|<module> \(\S*trainer/__main__\.py:")
-"""The rank's outermost own frame. Frames outside it belong to the process that forked the rank."""
+"""The outermost frame of ndctl's trainer. Frames outside it belong to the process that forked the
+rank."""
+STARTER = re.compile(
+    r"trainer/program/run\.py\W.* in _run_python|_run_python \(\S*trainer/program/run\.py:"
+)
+"""The frame that starts a program of the user, by runpy."""
 HELPER_LINES = 8
 """Number of frames of a thread that is not the main one, if there is no room for all."""
 DEPTH = 6
@@ -54,17 +60,40 @@ def main_thread(lines: Iterable[str]) -> Sequence[str]:
 
 
 def of_the_program(lines: Iterable[str]) -> list[str]:
-    """The lines without frames of the process that forked the rank, which are the same
-    everywhere."""
+    """The lines without the frames that started the program, which are the same on every rank."""
     kept: list[str] = []
-    outside = False
-    for line in lines:
-        is_frame = bool(FAULTHANDLER.match(line) or PY_SPY.match(line) or line.strip() == "...")
-        outside = outside and is_frame
-        if not outside:
-            kept.append(line)
-        outside = outside or bool(PROGRAM.search(line))
+    for are_frames, some in groupby(lines, _is_frame):
+        same = list(some)
+        kept += _inside(same) if are_frames else same
     return kept
+
+
+def _is_frame(line: str) -> bool:
+    # faulthandler writes dots for the frames above the 100th.
+    return bool(FAULTHANDLER.match(line) or PY_SPY.match(line) or line.strip() == "...")
+
+
+def _inside(frames: list[str]) -> list[str]:
+    """Frames of one thread up to the outermost one of the program. That one says what is cut."""
+    end = _end_of_program(frames)
+    cut = len(frames) - end
+    if not end or not cut:
+        return frames
+    more = "more than " if frames[-1].strip() == "..." else ""
+    count = f"{cut - bool(more)} frames" if cut - bool(more) > 1 else "1 frame"
+    return [*frames[: end - 1], f"{frames[end - 1]} (started by {more}{count} of ndctl)"]
+
+
+def _end_of_program(frames: Sequence[str]) -> int:
+    """Number of frames of the program; all, if it cannot be told which ones started it."""
+    for number, line in enumerate(frames):
+        if PROGRAM.search(line):
+            return number + 1
+        if STARTER.search(line):
+            while number and "<frozen runpy>" in frames[number - 1]:
+                number -= 1
+            return number
+    return len(frames)
 
 
 def shortened(lines: Sequence[str], most: int) -> tuple[str, ...]:

@@ -97,10 +97,45 @@ Current thread 0x00007f12 (most recent call first):
 Thread 0x00007f13 (most recent call first):
   File "/x/trainer/flight.py", line 37 in _answer
 """.splitlines()
-    assert of_the_program(written) == [*written[:6], *written[6:7], *written[10:]]
+    outermost = f"{written[6]} (started by more than 2 frames of ndctl)"
+    assert of_the_program(written) == [*written[:6], outermost, *written[10:]]
+    assert main_stack(of_the_program(written)) == main_stack(written[4:7])
     spied = [
         "Thread 7 (active)",
         "    train (loop.py:79)",
         "    <module> (x/trainer/__main__.py:14)",
     ]
-    assert of_the_program([*spied, "    run_module (<frozen runpy>:226)"]) == spied
+    assert of_the_program([*spied, "    run_module (<frozen runpy>:226)"]) == [
+        *spied[:2],
+        f"{spied[2]} (started by 1 frame of ndctl)",
+    ]
+
+
+@pytest.mark.parametrize(
+    "launchers",
+    [
+        [
+            '  File "<frozen runpy>", line 88 in _run_code',
+            '  File "<frozen runpy>", line 291 in run_path',
+            '  File "/x/trainer/program/run.py", line 124 in _run_python',
+            '  File "/x/torch/distributed/elastic/multiprocessing/api.py", line 9 in _start',
+        ],
+        [
+            "    _run_code (<frozen runpy>:88)",
+            "    run_path (<frozen runpy>:291)",
+            "    _run_python (trainer/program/run.py:124)",
+            "    _start (torch/distributed/elastic/multiprocessing/api.py:9)",
+        ],
+    ],
+)
+def test_frames_that_started_an_own_program_are_cut(launchers: list[str]) -> None:
+    own = ['  File "/x/train.py", line 9 in work', '  File "/x/train.py", line 12 in <module>']
+    if launchers[0].startswith("    "):
+        own = ["    work (train.py:9)", "    <module> (train.py:12)"]
+    assert of_the_program(["Thread 7:", *own, *launchers]) == [
+        "Thread 7:",
+        own[0],
+        f"{own[1]} (started by 4 frames of ndctl)",
+    ]
+    # A rank that still reads its program has no frame of it.
+    assert of_the_program(launchers) == launchers
