@@ -31,13 +31,13 @@ def describe_forecast(found: Forecast, basis: Basis, rates: Rates) -> str:
         f" {_stall(setting.stalled_s)}",
         *_memory(basis),
         "",
-        f"effective  {said.effective:.1%} of the time is training, with the spec's checkpoint every"
-        f" {_steps(said, basis)}",
-        f"{INDENT}{said.low:.1%} to {said.high:.1%} in 90 % of the simulations; closed form"
-        f" {said.closed:.1%}",
-        f"{INDENT}{_many(said.failures)} failures on average ({said.fewest:,} to {said.most:,}); no"
-        f" spare was free {_many(said.waits)} times",
-        f"best       {found.best.effective:.1%} with a checkpoint every"
+        f"effective  {_share(said.effective)} of the time is training, with the spec's checkpoint"
+        f" every {_steps(said, basis)}",
+        f"{INDENT}{_share(said.low)} to {_share(said.high)} in 90 % of the simulations; closed form"
+        f" {_share(said.closed)}",
+        f"{INDENT}{_many(said.failures)} failures on average ({said.fewest:,} to {said.most:,});"
+        f" times without a free spare: {_many(said.waits)}",
+        f"best       {_share(found.best.effective)} with a checkpoint every"
         f" {_steps(found.best, basis)} and {found.best.setting.spares} spare"
         f" host{'' if found.best.setting.spares == 1 else 's'}",
         *_held(found),
@@ -149,6 +149,11 @@ def _apart(found: Forecast) -> list[str]:
 def _steps(one: Expected, basis: Basis) -> str:
     steps = round(one.setting.interval_s / basis.step_s)
     return f"{steps:,} step{'' if steps == 1 else 's'} ({_time(one.setting.interval_s)})"
+
+
+def _share(share: float) -> str:
+    """Never rounded up to 100 %, beside lost time."""
+    return f"{share:.1%}" if share < 0.9995 or share == 1 else f"{min(share, 0.9999):.2%}"
 
 
 def _many(count: float) -> str:

@@ -94,18 +94,25 @@ def with_prices(made: Plan, spec: JobSpec, inventory: Inventory, config: Mapping
     factor = used.factor if used else 1.0
     step_s = factor * min([made.time.step_s, *(one.step_s for one in made.alternatives)])
     waits_s = factor * sum(one.exposed_seconds for one in made.communication if one.axis == "cp")
-    prices = (_price_of(space, one, factor) for one in price_list(space, step_s, waits_s))
+    # The search compares with the fastest plan, and a person with the plan that is shown, which may
+    # be a simpler one.
+    prices = (
+        _price_of(space, one, factor, made.time.step_s)
+        for one in price_list(space, step_s, waits_s)
+    )
     return replace(made, prices=tuple(prices))
 
 
-def _price_of(space: Space, found: FixedKeys, factor: float) -> Price:
-    choice = _decided(found.option, space.spec.cluster.gpus_per_host).choice
-    assert choice is not None
+def _price_of(space: Space, found: FixedKeys, factor: float, step_s: float) -> Price:
+    """`step_s`: seconds of a step of the plan with the keys of the spec."""
+    decided = _decided(found.option, space.spec.cluster.gpus_per_host).choice
+    assert decided is not None
+    choice = scaled_choice(decided, factor)
     return Price(
         fixed={path: show_value(value_at(space.spec, path)) for path in found.edits},
         edits={path: show_value(value) for path, value in found.edits.items()},
-        choice=scaled_choice(choice, factor),
-        share=found.share,
+        choice=choice,
+        share=step_s / choice.step_s - 1,
         changes_numbers=found.changes_numbers,
     )
 
@@ -201,7 +208,7 @@ def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
         rejected=found.rejected,
         methods=methods_of(setup, best.time),
         notes=(
-            *notes_of(space, setup, best.time, inventory),
+            *notes_of(space, found.options, inventory),
             *idle_note(inventory, hosts, spec.cluster.gpus_per_host),
             *price_note(inventory, hosts),
         ),

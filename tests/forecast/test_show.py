@@ -39,6 +39,13 @@ def test_a_different_best_number_of_spares_is_explained(
     assert "too few" not in told
 
 
+def test_lost_time_is_never_rounded_away(tmp_path: Path) -> None:
+    told = forecast(tmp_path / "hosts.yaml", 2, 0, "--mtbf", "5000000", "--days", "60")
+    assert "effective 99.9" in told
+    assert "100.0%" not in told
+    assert re.search(r"failures on average \(\d+ to \d+\); times without a free spare: \d", told)
+
+
 def test_a_gap_between_simulation_and_closed_form_is_explained(tmp_path: Path) -> None:
     far = ("--mtbf", "200", "--repair", "2000", "--days", "2")
     told = forecast(tmp_path / "hosts.yaml", 5, 2, *far)

@@ -1,5 +1,6 @@
 """Planning a spec, and refusals with their fixes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
+from orchestrator.app.planning.plans import plan_spec, with_prices
 from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.mesh import Mesh
@@ -30,6 +32,7 @@ from orchestrator.plan.search.rules import refusals
 from orchestrator.plan.training import trainer_config
 from trainer.model.build import check_model, read_model_config
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 TINY = PRESETS["llama-tiny"]
 LLAMA_8B = PRESETS["llama3-8b"]
 CPU = load_profile("cpu")
@@ -74,7 +77,7 @@ def test_the_quickstart_gets_a_simple_mesh_and_notes_the_choices() -> None:
     assert found.hosts == ("host-0", "host-1")
     assert (found.micro_batch_size, found.gradient_accumulation) == (4, 1)
     assert found.activation_checkpointing == "none"
-    assert found.notes[0].startswith("chosen for the shortest step that fits: pp=1, dp_replicate=")
+    assert found.notes[0].startswith("chosen for the simplest mesh within ")
 
 
 @pytest.mark.parametrize(
@@ -97,6 +100,20 @@ def test_auto_degrees_fill_what_the_fixed_degrees_leave(
     changes: dict[str, Any], mesh: Mesh
 ) -> None:
     assert planned(job(**changes)).mesh == mesh
+
+
+def test_a_simpler_mesh_than_the_fastest_says_so_and_prices_are_those_of_its_step() -> None:
+    inventory = EXAMPLES / "inventories" / "h100.yaml"
+    planned = plan_spec(EXAMPLES / "llama3-70b.yaml", (), {}, inventory)
+    assert planned.plan.comparison is not None, "another mesh is faster"
+    shortest = "the simplest mesh within 5.4% of the shortest step that fits"
+    (note,) = (one for one in planned.plan.notes if one.startswith("chosen for"))
+    assert note.startswith(f"chosen for {shortest}: pp=1, ")
+    priced = with_prices(planned).plan
+    assert priced.time is not None
+    assert priced.prices
+    for one in priced.prices:
+        assert one.share == pytest.approx(priced.time.step_s / one.choice.step_s - 1)
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [

@@ -26,8 +26,6 @@ class FixedKeys(Struct, frozen=True, kw_only=True):
     """The keys, each with the value that allows a faster plan."""
     option: Option
     """The fastest plan then."""
-    share: float
-    """Share by which a step takes longer with the keys of the spec."""
     changes_numbers: bool
 
 
@@ -50,12 +48,9 @@ def price_list(space: Space, step_s: float, waits_s: float) -> tuple[FixedKeys, 
             continue  # the new values exclude each other
         option = fastest(replace(space, spec=spec), least / (1 + LEAST))
         if option is not None:
-            share = step_s / option.time.step_s - 1
             numbers = "train.float8" in edits
-            found.append(
-                FixedKeys(edits=edits, option=option, share=share, changes_numbers=numbers)
-            )
-    return tuple(sorted(found, key=lambda one: -one.share))
+            found.append(FixedKeys(edits=edits, option=option, changes_numbers=numbers))
+    return tuple(sorted(found, key=lambda one: one.option.time.step_s))
 
 
 def _candidates(space: Space, *, methods: bool) -> Iterator[Edits]:

@@ -17,17 +17,13 @@ SHOWN = 4
 LEAST_GAIN = 0.001
 IDLE = 0.25
 """A pipeline bubble above this share of a step gets a note."""
-AIMS = {
-    "throughput": "the shortest step that fits",
-    "memory": "the lowest peak memory",
-    "fewest_hosts": "the fewest hosts, then the shortest step",
-}
 
 
-def notes_of(space: Space, setup: Setup, time: StepTime, inventory: Inventory) -> tuple[str, ...]:
-    spec = space.spec
+def notes_of(space: Space, options: Sequence[Option], inventory: Inventory) -> tuple[str, ...]:
+    """`options`: the chosen plan, then the others that are shown."""
+    spec, setup, time = space.spec, options[0].setup, options[0].time
     return (
-        *_chosen(spec, setup),
+        *_chosen(spec, setup, _aim(space, options)),
         *_micro(space, setup),
         *_across_hosts(setup, space.fabric.hosts, space.fabric.devices_per_host),
         *_waits(setup, time),
@@ -117,7 +113,17 @@ def memory_note(spec: JobSpec, made: Plan) -> Iterator[str]:
     yield words
 
 
-def _chosen(spec: JobSpec, setup: Setup) -> Iterator[str]:
+def _aim(space: Space, options: Sequence[Option]) -> str:
+    """What the plan is best at."""
+    if space.spec.objective == "memory":
+        return "the lowest peak memory"
+    shortest = "the shortest step that fits"
+    if comparison_of(space, options):
+        shortest = f"the simplest mesh within {space.margin:.1%} of {shortest}"
+    return f"{'the fewest hosts, then ' * (space.spec.objective == 'fewest_hosts')}{shortest}"
+
+
+def _chosen(spec: JobSpec, setup: Setup, aim: str) -> Iterator[str]:
     wish, mesh = spec.parallel, setup.mesh
     values = {axis: getattr(mesh, axis) for axis in AXES if getattr(wish, axis) == "auto"}
     if setup.mesh.pp > 1 and wish.pipeline.schedule == "auto":
@@ -138,7 +144,7 @@ def _chosen(spec: JobSpec, setup: Setup) -> Iterator[str]:
         values["activation_checkpointing"] = setup.checkpointing
     if values:
         shown = ", ".join(f"{name}={value}" for name, value in values.items())
-        yield f"chosen for {AIMS[spec.objective]}: {shown}"
+        yield f"chosen for {aim}: {shown}"
 
 
 def _micro(space: Space, setup: Setup) -> Iterator[str]:
