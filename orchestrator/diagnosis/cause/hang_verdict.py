@@ -44,6 +44,10 @@ def hang_verdict(findings: Findings) -> Verdict:
         doubt = f", but {alone} has broken hardware ({found.name})"
     elif judged.ranks:
         doubt = ", but that is not sure enough to name a culprit"
+        if judged.confidence >= SURE:
+            # Such as a rank without CPU, for which the limits of the job may be the cause.
+            host = "its host is" if len(judged.ranks) == 1 else "a host is"
+            doubt = f", but this does not show that {host} at fault, so no culprit is named"
     notes = (
         *seen.notes,
         *judged.signs,

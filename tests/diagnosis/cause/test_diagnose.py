@@ -694,6 +694,16 @@ def test_the_verdict_from_dumps_has_priority_over_the_journal() -> None:
     assert "waiting: op 7 of mesh_tp" in said.evidence.notes
 
 
+def test_a_sure_verdict_without_a_host_says_why_nobody_is_named() -> None:
+    said = verdict(hang=hang(), judged=hang_judged(hosts=()))
+    assert said.culprit == NOBODY
+    assert said.cause.endswith(
+        "but this does not show that its host is at fault, so no culprit is named"
+    )
+    unsure = verdict(hang=hang(), judged=hang_judged(hosts=(), confidence=0.5))
+    assert unsure.cause.endswith("but that is not sure enough to name a culprit")
+
+
 def test_an_error_of_the_program_excludes_no_host_and_has_a_signature() -> None:
     program = {"verdict": "mismatch", "scope": "user", "hosts": ()}
     said = verdict(hang=hang(), judged=hang_judged(**program))
