@@ -89,10 +89,12 @@ def run(  # noqa: PLR0913 - one argument for each option of `ndctl run`
     The other arguments and the errors are those of `ndctl.submit`.
     """
     from orchestrator.app.planning.plans import plan_written
-    from orchestrator.app.submission.own_program import Asked, write
+    from orchestrator.app.submission.own_program import Asked, refuse_launcher, write
 
+    words = _words(program)
+    refuse_launcher(words)
     asked = Asked(
-        words=_words(program),
+        words=words,
         name=name,
         hosts=hosts,
         gpus_per_host=gpus_per_host,

@@ -61,13 +61,13 @@ def run(  # noqa: PLR0913 - click hands over one argument for each option
     from pathlib import Path
 
     from orchestrator.app.planning.plans import plan_written
-    from orchestrator.app.submission.own_program import Asked, write
+    from orchestrator.app.submission.own_program import Asked, refuse_launcher, write
     from orchestrator.app.submission.payload import Submission
     from orchestrator.job_paths import run_root_of
 
     if not words:
         raise click.UsageError("name your program after --, for example: ndctl run -- train.py")
-    _refuse_launcher(words)
+    refuse_launcher(words)
     asked = Asked(
         words=words,
         name=name,
@@ -95,33 +95,3 @@ def _note_own_options(words: tuple[str, ...]) -> None:
         if one.partition("=")[0] in OWN:
             text = f"note: {one} is an argument of {words[0]}: options of ndctl run come before --"
             say(text, err=True)
-
-
-def _refuse_launcher(words: tuple[str, ...]) -> None:
-    from pathlib import Path
-
-    from orchestrator.errors import SpecError
-    from orchestrator.specs.foreign.command_lines import (
-        SET_IN_SCRIPT,
-        settings_in,
-        without_launcher,
-    )
-
-    in_quotes = len(words) == 1 and " " in words[0] and not Path(words[0]).exists()
-    if in_quotes:
-        words = tuple(words[0].split())
-    found = without_launcher(words)
-    if in_quotes and found is None and words[0].endswith(".py"):
-        fix = f"ndctl run -- {' '.join(words)}"
-        raise SpecError("the program and its arguments are one word in quotes", fix=fix)
-    # A script in the working directory may have such a name; /usr/bin/python is the launcher.
-    if found is None or ("/" not in words[0] and Path(words[0]).is_file()):
-        return
-    launcher, typed = found
-    settings = settings_in(words)
-    also = f". {SET_IN_SCRIPT.format(', '.join(settings))}" if settings else ""
-    raise SpecError(
-        f"leave {launcher} out: ndctl starts torchrun on each host, and your program on each rank"
-        f"{also}",
-        fix=typed,
-    )

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,11 @@ from orchestrator.errors import SpecError
 from orchestrator.inventory.local import visible_gpus
 from orchestrator.job_paths import run_root_of
 from orchestrator.load import Written, written_from
+from orchestrator.specs.foreign.command_lines import (
+    SET_IN_SCRIPT,
+    settings_in,
+    without_launcher,
+)
 
 LONGEST_NAME = 55
 """Leaves room for a number."""
@@ -46,6 +51,29 @@ def write(asked: Asked, run_root: str | None, environ: Mapping[str, str]) -> Wri
     root = run_root_of(run_root, environ, written.spec.run_root)
     name = next(one for one in _numbered(stem) if not (root / one).exists())
     return _written(asked, run, name, environ)
+
+
+def refuse_launcher(words: Sequence[str]) -> None:
+    """Raises SpecError if `words` start the program by torchrun or another launcher. The fix is the
+    command without it."""
+    in_quotes = len(words) == 1 and " " in words[0] and not Path(words[0]).exists()
+    if in_quotes:
+        words = words[0].split()
+    found = without_launcher(words)
+    if in_quotes and found is None and words[0].endswith(".py"):
+        fix = f"ndctl run -- {' '.join(words)}"
+        raise SpecError("the program and its arguments are one word in quotes", fix=fix)
+    # A script in the working directory may have such a name; /usr/bin/python is the launcher.
+    if found is None or ("/" not in words[0] and Path(words[0]).is_file()):
+        return
+    launcher, typed = found
+    settings = settings_in(words)
+    also = f". {SET_IN_SCRIPT.format(', '.join(settings))}" if settings else ""
+    raise SpecError(
+        f"leave {launcher} out: ndctl starts torchrun on each host, and your program on each rank"
+        f"{also}",
+        fix=typed,
+    )
 
 
 def _written(

@@ -5,6 +5,7 @@ import contextlib
 import os
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,9 +63,9 @@ def test_a_program_runs_from_submission_to_success(root: Path, tmp_path: Path) -
     second = ndctl.run(work(tmp_path, 0), name="second", gpus_per_host=1)
     with pytest.raises(ndctl.JobError, match="has already ended"):
         job.cancel()
-    with pytest.raises(ndctl.JobError, match="--resume") as refused:
+    with pytest.raises(ndctl.JobError, match="first") as refused:
         ndctl.run(work(tmp_path, 1), name="first", gpus_per_host=1)
-    assert refused.value.fix
+    assert "resume=True" in refused.value.fix
     second.wait(check=True)
     assert [one.name for one in ndctl.jobs("s*")] == ["second"]
 
@@ -153,7 +154,12 @@ def test_a_long_living_program_keeps_no_zombies_and_jobs_are_not_its_threads(
 def test_a_job_that_is_missing_names_the_jobs_that_exist(root: Path) -> None:
     with pytest.raises(ndctl.JobError, match=r"no job 'nothing'.*existing jobs: none") as missing:
         ndctl.job("nothing")
-    assert "run-root" in missing.value.fix
+    assert "run_root=FOLDER" in missing.value.fix
+    assert "namespace=NAMESPACE" in missing.value.fix
+    shown = "".join(traceback.format_exception(missing.value))
+    assert "\nndctl.JobError: no job 'nothing'" in shown
+    assert shown.count("Traceback") == 1
+    assert "job_paths.py" not in shown
     assert ndctl.jobs() == []
     gone = ndctl.Job(root / "gone")
     for call in (gone.status, gone.wait, gone.cancel):
