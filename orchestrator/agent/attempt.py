@@ -15,7 +15,6 @@ from ndctl.rank.phases import Phase
 from orchestrator.agent.evidence.rank_evidence import (
     STACK_LINES,
     gather_stacks,
-    holders,
     how_ended,
     last_lines,
     nobody,
@@ -28,6 +27,7 @@ from orchestrator.agent.evidence.rank_progress import Pace, still_in
 from orchestrator.agent.processes.cgroups import Count, Counted, oom_kills, throttlings
 from orchestrator.agent.processes.fork_server_client import Running, Standby
 from orchestrator.agent.processes.kept_ranks import KeptRanks
+from orchestrator.agent.processes.left_behind import find_left, marks_of, named
 from orchestrator.agent.processes.torchrun import HostPlace, environment, render
 from orchestrator.agent.rank_socket import free_port
 from orchestrator.contract.files import exit_codes
@@ -64,8 +64,8 @@ from orchestrator.seams import Clock
 log = logging.getLogger(__name__)
 
 REAP_S = 2.0
-"""After torchrun ended: limit for the rank watchers to report how the ranks ended, and for all
-processes to release the lock."""
+"""After torchrun ended: how long the processes that its ranks left behind have after SIGTERM, if
+the grace of the attempt's end is shorter."""
 POLL_S = 0.05
 TAIL_S = 2.0
 """Limit to read the last lines of a log. After it, an end is reported without them."""
@@ -143,6 +143,8 @@ class Attempt:
         """Given if the ranks may outlive this attempt."""
         self.all_left = asyncio.Event()
         """Every rank of this host has left the attempt."""
+        self.kill_at = float("-inf")
+        """When processes that outlive the ranks are killed (monotonic)."""
         self.outlasted: tuple[int, ...] = ()
         """Ranks that still ran when the grace of a stop ended, so that they were killed."""
         self.log_dir = place.run_dir.attempt_logs(start.attempt, place.host)
@@ -391,13 +393,13 @@ class Attempt:
         # Before `stopping` is set, because from then on each exit counts as an effect of the stop.
         self._note_gone_ranks()
         self.stopping = True
+        deadline = self.kill_at = self.clock.monotonic() + grace_s
         if keep_ranks and self.kept is not None:
             self._order_to_leave(self.kept)
         else:
             self._signal(STOP_IN_MEMORY if in_memory else signal.SIGTERM)
         if self.torchrun is None and self.launching is None:
             return  # torchrun was never started
-        deadline = self.clock.monotonic() + grace_s
         while self._ends_by_itself() and self.clock.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
         if self.all_left.is_set():
@@ -460,6 +462,9 @@ class Attempt:
         if self.all_left.is_set():
             number, host = self.start.attempt, self.place.host
             return [], HostStopped(attempt=number, host=host, finished=False, kept=True)
+        if self._is_finished() and not self.stopping:
+            # Nothing waits for this host, and what is left may still write or upload results.
+            self.kill_at = self.clock.monotonic() + self.start.stop_grace
         # torchrun may be killed before its ranks have ended, and a rank may leave processes behind.
         # The next attempt needs their GPUs.
         await self._until_gone()
@@ -467,9 +472,7 @@ class Attempt:
         # A rank without a report lost its watcher as well, so something above them was killed.
         above = await self._above() if silent else {}
         unseen = [self._unseen(rank, above) for rank in silent]
-        done = [record for record in self.ranks.values() if self.is_done(record)]
-        # torchrun's own exit code does not count: it may fail after its ranks are done.
-        finished = len(done) == self.start.ranks_per_host
+        finished = self._is_finished()
         why = ""
         if not (finished or self.stopping):  # torchrun's output about a stop explains nothing
             output = await self._torchrun_output()
@@ -483,6 +486,11 @@ class Attempt:
         )
         unreported = [self.exited(end) for end in (*unseen, *self._ended_first(finished=finished))]
         return unreported, await with_reading(stopped, self.start.classes)
+
+    def _is_finished(self) -> bool:
+        """torchrun's own exit code does not count: it may fail after its ranks are done."""
+        done = [record for record in self.ranks.values() if self.is_done(record)]
+        return len(done) == self.start.ranks_per_host
 
     async def _ended_or_left(self, torchrun: Running) -> int | None:
         """Wait until torchrun has ended, or all its ranks have left the attempt. Returns its exit
@@ -547,17 +555,27 @@ class Attempt:
             return f"reading {path} timed out after {TAIL_S:.1f} s"
 
     async def _until_gone(self) -> None:
-        """Wait until no process holds the lock that all processes of the attempt share. Kill the
-        holders that do not end."""
-        waited, patience = 0.0, REAP_S
-        # In a thread, because the lock file may be on slow storage and the agent must keep sending.
-        while not await within(None, is_free, self.place.lock) or self._reports_due(waited):
+        """Wait until no process of this host's ranks is left. Those that outlive the ranks get
+        SIGTERM, and SIGKILL when their time is over."""
+        torchrun = None if self.torchrun is None else self.torchrun.pid
+        marks = marks_of(self.place.run_dir, self.place.host, torchrun)
+        waited, asked = 0.0, set[int]()
+        while True:
+            # In a thread, because the lock file may be on slow storage and the agent must keep
+            # sending.
+            held = not await within(None, is_free, self.place.lock)
+            left = await find_left(marks, held=held)
+            if not (held or left or self._reports_due(waited)):
+                return
+            new = {pid: name for pid, name in left.items() if pid not in asked}
+            if new:
+                log.info("attempt %s: ending what is left: %s", self.start.attempt, named(new))
+                asked |= new.keys()
+            is_over = waited > REAP_S and self.clock.monotonic() >= self.kill_at
+            for pid in left if is_over else new:
+                send_signal(pid, signal.SIGKILL if is_over else signal.SIGTERM)
             await asyncio.sleep(POLL_S)
             waited += POLL_S
-            if waited > patience:
-                patience += REAP_S
-                for pid in holders(self.place.lock):
-                    send_signal(pid, signal.SIGKILL)
 
     def _reports_due(self, waited: float) -> bool:
         """The watchers have ended, but their last datagrams may still be on the way."""

@@ -49,13 +49,14 @@ def run_attempt(
     ranks: int = 1,
     clock: Clock | None = None,
     steps: int = 0,
+    stop_grace: float = 0.0,
     **environ: str,
 ) -> tuple[list[RankExited], Outcome]:
     """Run an attempt with `script` at the same time; returns reported exits and the outcome."""
 
     async def run() -> tuple[list[RankExited], Outcome]:
         place = a_place(folder)
-        start = replace(a_start(place, program, ranks), steps=steps)
+        start = replace(a_start(place, program, ranks), steps=steps, stop_grace=stop_grace)
         attempt = Attempt(start, place, clock or SystemClock())
         standby = Standby(place, os.environ)
         reports: list[RankExited] = []
@@ -289,12 +290,109 @@ def test_the_output_of_torchrun_is_the_reason_of_a_failed_launch(tmp_path: Path)
     assert stopped.why == "torchrun ended with code 3\nthe rendezvous was refused"
 
 
+CHILD = """
+import os, pathlib, subprocess, sys
+start = {}
+child = subprocess.Popen([sys.executable, "-c", {!r}], stdout=subprocess.PIPE, **start)
+child.stdout.readline()  # it is ready for SIGTERM
+pathlib.Path({!r}).write_text(str(child.pid))
+sys.exit({})
+"""
+READY = "import signal, time; {} print(flush=True); time.sleep(600)"
+IGNORES = READY.format("signal.signal(signal.SIGTERM, signal.SIG_IGN);")
+
+
 @pytest.mark.process
-def test_processes_that_a_rank_left_running_are_killed(
+@pytest.mark.parametrize(
+    "start",
+    ["{}", "{'env': {}}", "{'start_new_session': True}"],
+    ids=["plain", "without variables", "in its own session"],
+)
+@pytest.mark.parametrize("code", [0, 9])
+def test_programs_that_a_rank_left_running_are_ended(
+    tmp_path: Path, start: str, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    file = tmp_path / "pid"
+    program = CHILD.format(start, READY.format(""), str(file), code)
+    _, (_, stopped) = run_attempt(tmp_path, program, do_nothing)
+    assert stopped.finished == (code == 0)
+    assert is_gone(int(file.read_text()))
+    assert f"attempt 1: ending what is left: {file.read_text()} (python" in caplog.text
+
+
+@pytest.mark.process
+def test_programs_that_a_killed_rank_left_running_are_ended(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    program = CHILD.format("{}", READY.format(""), str(file), "__import__('time').sleep(600)")
+
+    async def kill_rank(attempt: Attempt) -> None:
+        await until(file.exists, "the child")
+        kill(attempt.ranks[0].pid)
+
+    run_attempt(tmp_path, program, kill_rank)
+    assert is_gone(int(file.read_text()))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("start", ["{}", "{'start_new_session': True}"])
+def test_what_ignores_sigterm_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    monkeypatch.setattr("orchestrator.agent.attempt.REAP_S", 0.2)
+    file = tmp_path / "pid"
+    run_attempt(tmp_path, CHILD.format(start, IGNORES, str(file), 0), do_nothing)
+    assert is_gone(int(file.read_text()))
+
+
+SAVES_AT_THE_END = """
+import pathlib, signal, sys, time
+def save(*_):
+    time.sleep(0.5)
+    pathlib.Path({!r}).touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, save)
+print(flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.process
+def test_what_finished_ranks_leave_running_has_the_grace_of_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.agent.attempt.REAP_S", 0.0)
+    saved = tmp_path / "saved"
+    program = CHILD.format("{}", SAVES_AT_THE_END.format(str(saved)), str(tmp_path / "pid"), 0)
+    run_attempt(tmp_path, program, do_nothing, stop_grace=WAIT_S)
+    assert saved.exists()
+
+
+@pytest.mark.process
+def test_a_stop_ends_the_grace_of_what_finished_ranks_left_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another host failed: the next attempt waits for this one."""
+    monkeypatch.setattr("orchestrator.agent.attempt.REAP_S", 0.2)
+    file = tmp_path / "pid"
+
+    async def stop_late(attempt: Attempt) -> None:
+        await until(lambda: attempt.kill_at > 0, "the end of the ranks")
+        await attempt.stop(0.0)
+
+    program = CHILD.format("{}", IGNORES, str(file), 0)
+    _, (_, stopped) = run_attempt(tmp_path, program, stop_late, stop_grace=WAIT_S)
+    assert stopped.finished
+    assert is_gone(int(file.read_text()))
+
+
+@pytest.mark.process
+def test_forks_that_a_rank_left_running_are_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.agent.attempt.REAP_S", 0.2)
-    program = "import os, time\nif os.fork() == 0:\n    time.sleep(600)\n"
+    program = "import os, signal, time\nif os.fork() == 0:\n"
+    program += "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    time.sleep(600)\n"
     _, (_, stopped) = run_attempt(tmp_path, program, do_nothing)
     assert stopped.finished
 

@@ -342,12 +342,12 @@ ranks = []
 for local in range(count):
     rank = int(options["rdzv-conf"].removeprefix("rank=")) * count + local
     env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": "9"}
-    ranks.append(subprocess.Popen(command, env=env, start_new_session=True))
+    ranks.append(subprocess.Popen(command, env=env))
 while None in [rank.poll() for rank in ranks]:
     if any(rank.returncode for rank in ranks):
         for rank in ranks:
             if rank.returncode is None:
-                os.killpg(rank.pid, signal.SIGTERM)
+                rank.terminate()
         for rank in ranks:
             rank.wait()
     time.sleep(0.01)

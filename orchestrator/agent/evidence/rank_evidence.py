@@ -78,16 +78,9 @@ def how_ended(exit_code: int | None, number: int | None) -> str:
     return "exit code unknown" if exit_code is None else f"exit code {exit_code}"
 
 
-def holders(path: Path) -> list[int]:
-    """Every other process of this user that has the file `path` open."""
-    wanted = str(path.resolve())
-    found = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
-            if wanted in map(_target, (process / "fd").iterdir()):
-                found.add(int(process.name))
-    # The agent opens the lock to test it, and must not kill itself.
-    return sorted(found - {os.getpid()})
+def has_open(pid: int, path: str) -> bool:
+    """Whether the process has the file `path`, without links, open. Raises OSError."""
+    return path in map(_target, Path(f"/proc/{pid}/fd").iterdir())
 
 
 def _target(fd: Path) -> str:

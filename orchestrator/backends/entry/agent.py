@@ -21,7 +21,8 @@ from orchestrator.agent.agent import (
     Agent,
     AgentConfig,
 )
-from orchestrator.agent.evidence.rank_evidence import holders, send_signal
+from orchestrator.agent.evidence.rank_evidence import send_signal
+from orchestrator.agent.processes.left_behind import find_left, marks_of, named
 from orchestrator.agent.processes.torchrun import HostPlace
 from orchestrator.backends.by_name import backend_named
 from orchestrator.contract.check_results import BEFORE_HOOK, Finding, troubles
@@ -221,19 +222,30 @@ def _hold_host(run_dir: RunDir, host: str, clock: Clock, fd: int | None = None) 
     with contextlib.suppress(OSError):  # the disk may be full
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
-    ranks, begun, patience = run_dir.ranks_lock(host), clock.monotonic(), ORPHANS_S
-    while not is_free(ranks):
+    return _end_former_ranks(run_dir, host, clock)
+
+
+def _end_former_ranks(run_dir: RunDir, host: str, clock: Clock) -> bool:
+    """The kernel kills the ranks of an agent with it, but not what the ranks had started."""
+    marks, begun, asked = marks_of(run_dir, host), clock.monotonic(), set[int]()
+    while True:
+        held = not is_free(run_dir.ranks_lock(host))
+        left = asyncio.run(find_left(marks, held=held))
+        if not (held or left):
+            return True
         waited = clock.monotonic() - begun
         if waited > LOCK_WAIT_S:
-            log.error("failed to lock %s: ranks of a former agent are still running", host)
+            why = "processes of a former agent are still running"
+            log.error("failed to lock %s: %s: %s", host, why, named(left))
             return False
-        if waited > patience:
-            patience += ORPHANS_S
-            for pid in holders(ranks):
-                log.warning("killing process %s of a former agent", pid)
-                send_signal(pid, signal.SIGKILL)
+        new = {pid: name for pid, name in left.items() if pid not in asked}
+        if new:
+            log.warning("ending processes of a former agent: %s", named(new))
+            asked |= new.keys()
+        is_over = waited > ORPHANS_S
+        for pid in left if is_over else new:
+            send_signal(pid, signal.SIGKILL if is_over else signal.SIGTERM)
         clock.sleep(LOCK_POLL_S)
-    return True
 
 
 if __name__ == "__main__":

@@ -270,6 +270,8 @@ class Start(Struct, frozen=True, kw_only=True):
     """The copy of the program that ranks run; None: they run it where it is."""
     keep_ranks: bool = False
     """Ranks may outlive the attempt."""
+    stop_grace: float = 0.0
+    """Seconds from SIGTERM to SIGKILL for processes that finished ranks leave behind."""
 
 
 class Prepare(Struct, frozen=True, kw_only=True):

@@ -92,6 +92,7 @@ class AttemptStart:
             keep=job.keep,
             capture=job.launch.captured,
             keep_ranks=job.keep_ranks,
+            stop_grace=job.stop_grace,
         )
 
     def _copy_plans(self, action: StartAttempt) -> Sequence[CopyPlan | None]:

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -104,11 +105,34 @@ def test_the_lock_has_the_pid_of_an_agent_that_waits_for_old_ranks(run_dir: RunD
 
 
 @pytest.mark.process
+def test_programs_that_an_old_rank_started_are_ended_and_no_others(run_dir: RunDir) -> None:
+    ours = {"NDCTL_RUN_DIR": str(run_dir.path), "NDCTL_HOST": "host-0", "NDCTL_TORCHRUN_PID": "7"}
+    others: list[dict[str, str]] = [
+        {**ours, "NDCTL_HOST": "host-1"},
+        {**ours, "NDCTL_RUN_DIR": f"{run_dir.path}-2"},
+        {name: value for name, value in ours.items() if name != "NDCTL_TORCHRUN_PID"},
+    ]
+    left, *stay = (subprocess.Popen(["sleep", "600"], env=environ) for environ in [ours, *others])
+    try:
+        assert _hold_host(run_dir, "host-0", SystemClock())
+        assert left.wait(WAIT_S) == -signal.SIGTERM
+        assert [one.poll() for one in stay] == [None] * len(others)
+    finally:
+        for one in [left, *stay]:
+            one.kill()
+            one.wait()
+
+
+@pytest.mark.process
 def test_processes_of_an_old_rank_are_killed(run_dir: RunDir) -> None:
     ranks = run_dir.ranks_lock("host-0")
     fd = os.open(ranks, os.O_RDWR | os.O_CREAT)
     fcntl.flock(fd, fcntl.LOCK_SH)
-    orphan = subprocess.Popen(["sleep", "600"], pass_fds=[fd])
+    ignores = "import signal; signal.signal(15, signal.SIG_IGN); print(flush=True); signal.pause()"
+    command = [sys.executable, "-c", ignores]
+    orphan = subprocess.Popen(command, pass_fds=[fd], stdout=subprocess.PIPE)
+    assert orphan.stdout is not None
+    orphan.stdout.readline()
     os.close(fd)
     assert not is_free(ranks)
 
@@ -120,6 +144,7 @@ def test_processes_of_an_old_rank_are_killed(run_dir: RunDir) -> None:
 
     assert _hold_host(run_dir, "host-0", ReapsOnSleep())
     assert orphan.wait(WAIT_S) == -signal.SIGKILL
+    orphan.stdout.close()
 
 
 def test_a_second_agent_of_a_host_exits_as_not_admitted(
