@@ -559,21 +559,23 @@ class Attempt:
         SIGTERM, and SIGKILL when their time is over."""
         torchrun = None if self.torchrun is None else self.torchrun.pid
         marks = marks_of(self.place.run_dir, self.place.host, torchrun)
-        waited, asked = 0.0, set[int]()
+        waited, patience, asked = 0.0, REAP_S, set[int]()
         while True:
             # In a thread, because the lock file may be on slow storage and the agent must keep
             # sending.
             held = not await within(None, is_free, self.place.lock)
-            left = await find_left(marks, held=held)
+            is_over = waited > patience and self.clock.monotonic() >= self.kill_at
+            left = await find_left(marks, held=held and is_over)
             if not (held or left or self._reports_due(waited)):
                 return
             new = {pid: name for pid, name in left.items() if pid not in asked}
             if new:
                 log.info("attempt %s: ending what is left: %s", self.start.attempt, named(new))
                 asked |= new.keys()
-            is_over = waited > REAP_S and self.clock.monotonic() >= self.kill_at
             for pid in left if is_over else new:
                 send_signal(pid, signal.SIGKILL if is_over else signal.SIGTERM)
+            # Reading all open files takes long, so it is not done each time.
+            patience += REAP_S if is_over else 0.0
             await asyncio.sleep(POLL_S)
             waited += POLL_S
 

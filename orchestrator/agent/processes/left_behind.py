@@ -37,7 +37,6 @@ class Marks(Struct, frozen=True, kw_only=True):
     """All of them are in the environment, the last one with any value."""
 
     def has_process(self, pid: int, session: int, *, held: bool) -> bool:
-        """Reading open files costs most, so it is done last, and only if a process has the lock."""
         # A rank that waits in the kernel has this session. Reading its environment could wait too.
         if session == self.session or self._are_in(Path(f"/proc/{pid}/environ").read_bytes()):
             return True
@@ -62,7 +61,7 @@ async def find_left(marks: Marks, *, held: bool) -> dict[int, str]:
     """Process id -> name, of each process with a mark that this user may end.
 
     Args:
-        held: a process has the lock.
+        held: look for processes that have the lock, too, which takes longest.
     """
     try:
         return await within(SCAN_S, partial(_find, marks, held=held))

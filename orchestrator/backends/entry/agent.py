@@ -227,24 +227,26 @@ def _hold_host(run_dir: RunDir, host: str, clock: Clock, fd: int | None = None) 
 
 def _end_former_ranks(run_dir: RunDir, host: str, clock: Clock) -> bool:
     """The kernel kills the ranks of an agent with it, but not what the ranks had started."""
-    marks, begun, asked = marks_of(run_dir, host), clock.monotonic(), set[int]()
+    marks, begun, patience = marks_of(run_dir, host), clock.monotonic(), ORPHANS_S
+    asked = set[int]()
     while True:
-        held = not is_free(run_dir.ranks_lock(host))
-        left = asyncio.run(find_left(marks, held=held))
+        held, waited = not is_free(run_dir.ranks_lock(host)), clock.monotonic() - begun
+        is_over = waited > patience
+        # Until then the kernel may still be killing the ranks.
+        left = asyncio.run(find_left(marks, held=held)) if is_over or not held else {}
         if not (held or left):
             return True
-        waited = clock.monotonic() - begun
         if waited > LOCK_WAIT_S:
-            why = "processes of a former agent are still running"
+            why = "ranks of a former agent are still running"
             log.error("failed to lock %s: %s: %s", host, why, named(left))
             return False
         new = {pid: name for pid, name in left.items() if pid not in asked}
         if new:
             log.warning("ending processes of a former agent: %s", named(new))
             asked |= new.keys()
-        is_over = waited > ORPHANS_S
         for pid in left if is_over else new:
             send_signal(pid, signal.SIGKILL if is_over else signal.SIGTERM)
+        patience += ORPHANS_S if is_over else 0.0
         clock.sleep(LOCK_POLL_S)
 
 
