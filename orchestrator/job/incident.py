@@ -37,8 +37,8 @@ class Incident(Struct, frozen=True, kw_only=True):
     saved: int | None = None
     """Step of the newest complete checkpoint at that time, and of the one that the next attempt
     resumed from once that is known: the steps since are lost. None if no rank ran, so that no step
-    was lost, and for a user's program of which no checkpoint is known. The first step of its next
-    attempt then tells where that began."""
+    was lost, and for a user's program that does not say where it resumed. Its first step does not
+    tell either: ndctl may count the steps of each attempt from 1."""
     in_memory: bool = False
     """The next attempt resumed from the memory of the hosts."""
     skipped: tuple[SkippedCheckpoint, ...] = ()

@@ -142,23 +142,10 @@ def step_reached(run: Run, event: StepReached) -> Result:
     incidents = with_last_changed(
         run.history.incidents,
         _is_open,
-        lambda one: replace(
-            one,
-            saved=_repeats_from(run, one, event),
-            recovered_after_s=max(0.0, event.at - one.at),
-        ),
+        lambda one: replace(one, recovered_after_s=max(0.0, event.at - one.at)),
     )
     stage = Running(since=event.at, reason=f"attempt {run.attempt.number} trains")
     return replace(run, stage=stage, history=replace(run.history, incidents=incidents)), ()
-
-
-def _repeats_from(run: Run, incident: Incident, event: StepReached) -> int | None:
-    """`Incident.saved` at the first step of an attempt. A user's program that has not told where it
-    resumed repeats the steps from this one on. Without a step before there is nothing to repeat."""
-    told = incident.saved is not None or not run.is_own or not incident.step
-    if told or incident.attempt >= event.attempt:
-        return incident.saved
-    return max(0, event.step - 1)
 
 
 def checkpoint_saved(run: Run, event: CheckpointSaved) -> Result:

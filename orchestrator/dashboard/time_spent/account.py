@@ -1,9 +1,9 @@
 """Divides the time of a job among training and the causes of lost time, from its journal.
 
 The journal tells when the job waited, started, trained and stopped. How much of the training is
-lost is known when the next attempt resumes: everything after the step that it resumes from. A
-program that does not tell that step has resumed right before its first step. The time for which
-saves paused training is in `metrics.jsonl` (`pauses.py`).
+lost is known when the next attempt resumes: everything after the step that it resumes from. Of a
+program that does not tell that step it is unknown, and none is counted. The time for which saves
+paused training is in `metrics.jsonl` (`pauses.py`).
 
 Each second has exactly one use, so the uses add up to the elapsed time.
 """
@@ -150,10 +150,6 @@ class TimeAccount:
         self.cuts: list[_Cut] = []
         self.attempt = 0
         self.stopping = False
-        self.is_own = False
-        """The ranks run the user's own program."""
-        self.resumed = False
-        """It is known from which step the attempt resumed."""
         self.has_steps = False
         """The job has reported a step, in any attempt."""
         self.trains_since = 0.0
@@ -198,7 +194,6 @@ class TimeAccount:
     def _event(self, event: Event) -> None:
         match event:
             case JobSubmitted():
-                self.is_own = event.run is not None
                 self._advance_to(event.reached, event.at)
                 # Between two launches the job does not exist, so that time does not count.
                 self.at, self.slow, self.failed_at = event.at, {}, None
@@ -222,7 +217,6 @@ class TimeAccount:
     def _of_attempt(self, event: Event) -> None:
         match event:
             case TrainingResumed(step=step):
-                self.resumed = True
                 self._cut(step)
             case StepReached(step=step):
                 self._step_reached(event.at, step)
@@ -253,7 +247,7 @@ class TimeAccount:
             case StartAttempt():
                 self._turn_to("restart", self.at)
                 self.attempt, self.hosts = action.attempt, frozenset(action.hosts)
-                self.stopping = self.resumed = False
+                self.stopping = False
             case StopAttempt() if action.attempt == self.attempt and self.use == "training":
                 self._turn_to("restart", self.at)
                 self.stopping = True
@@ -289,16 +283,13 @@ class TimeAccount:
             self.spans[-1].last = max(self.spans[-1].last, step)
 
     def _step_reached(self, at: float, step: int) -> None:
-        # A program may not tell where it resumed: it has done the steps before this one.
-        if self.is_own and not self.resumed:
-            self._cut(max(0, step - 1))
         # Without a step the program seemed to train, but it started until now. One whose first
         # report is of step 10 trained before.
         if not self.has_steps and step == 1 and self.use == "training":
             self._accrue(at)
             self.lost["restart"] += self.spans[-1].seconds
             self.spans[-1].seconds, self.trains_since = 0.0, at
-        self.resumed = self.has_steps = True
+        self.has_steps = True
         self._trains(at, step)
 
     def _rank_exited(self, event: RankExited) -> None:
