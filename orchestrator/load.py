@@ -160,7 +160,7 @@ def _document(
         )
         raise spec_error(source, [(Place(source, 1), problem)])
     if not document.data.keys() <= TOP:
-        from orchestrator.specs.foreign.recognised import foreign_file
+        from orchestrator.specs.foreign.other_tools import foreign_file
 
         if (foreign := foreign_file(document)) is not None:
             raise spec_error(source, [(document.place_of(foreign.path), foreign)])

@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.errors import SpecError
 from orchestrator.specs.foreign.batch_script import from_script
 from orchestrator.specs.foreign.carried import Carried
+from orchestrator.specs.foreign.other_tools import foreign_file
 from orchestrator.specs.foreign.pods.from_pods import from_pods
 from orchestrator.specs.foreign.pods.manifests import (
     KINDS,
@@ -19,6 +20,7 @@ from orchestrator.specs.foreign.pods.manifests import (
     training_in,
 )
 from orchestrator.specs.foreign.pods.wrong_types import wrong_types
+from orchestrator.yaml_document import parse
 
 TOO_LONG = re.compile(r"\d{1000}")
 SHELL = re.compile(r"#!.*\b(ba|z|da|k)?sh\b")
@@ -44,11 +46,7 @@ def taken_over(text: str, path: PurePath) -> Carried:
         return from_script(text, path.stem)
     if not looks_like_manifest(text):
         if OWN.search(text):
-            what = shlex.quote(str(path))
-            raise SpecError(
-                f"{path} looks like a job spec already",
-                fix=f"`ndctl validate {what}` checks it, `ndctl submit {what}` starts it",
-            )
+            _refuse_yaml(text, path)
         if path.suffix == ".py":
             what = shlex.quote(str(path))
             raise SpecError(
@@ -80,6 +78,24 @@ def taken_over(text: str, path: PurePath) -> Carried:
             name = at(other, "metadata", "name")
             carried.leave(f"{other['kind']} {name}: a spec is one job; give it a file of its own")
     return carried
+
+
+def _refuse_yaml(text: str, path: PurePath) -> None:
+    """Refuses a job spec, and a file of another tool with keys of the same names."""
+    try:
+        document = parse(text, str(path))
+    except SpecError:
+        if path.suffix not in (".yaml", ".yml"):  # such as a Makefile with the target `train:`
+            return
+    else:
+        foreign = foreign_file(document) if isinstance(document.data, dict) else None
+        if foreign is not None:
+            raise SpecError(f"{path}: {foreign.words}", fix=foreign.fix)
+    what = shlex.quote(str(path))
+    raise SpecError(
+        f"{path} looks like a job spec already",
+        fix=f"`ndctl validate {what}` checks it, `ndctl submit {what}` starts it",
+    )
 
 
 OWN_LABEL = "ndctl.dev/job"

@@ -1,6 +1,7 @@
 """Files of other tools in place of a job spec. The texts are as those tools' documentation has
 them, shortened."""
 
+import re
 import shlex
 import sys
 from pathlib import Path, PurePath
@@ -237,6 +238,29 @@ def test_a_job_spec_is_not_taken_over() -> None:
     with pytest.raises(SpecError, match="looks like a job spec already") as refused:
         taken_over("name: a\nmodel: {preset: llama-tiny}\n", PurePath("my job.yaml"))
     assert "`ndctl submit 'my job.yaml'` starts it" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        (
+            "sky.yaml",
+            "resources:\n  accelerators: H100:8\nnum_nodes: 2\nrun: |\n  torchrun train.py\n",
+            "sky.yaml: this file is for SkyPilot, not a job spec",
+        ),
+        (
+            "Makefile",
+            "train:\n\ttorchrun --nproc_per_node 2 train.py\n",
+            "Makefile: neither a script of a shell nor a manifest of Kubernetes",
+        ),
+        ("a.yaml", "name: a\nrun:\n\tscript: train.py\n", "a.yaml looks like a job spec already"),
+    ],
+)
+def test_a_file_of_another_tool_with_keys_of_a_spec_is_named(
+    name: str, text: str, words: str
+) -> None:
+    with pytest.raises(SpecError, match=f"^{re.escape(words)}"):
+        taken_over(text, PurePath(name))
 
 
 @pytest.mark.parametrize("line", ["train.py --lr 1", "python train.py --lr 1"])
