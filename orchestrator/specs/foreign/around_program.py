@@ -86,6 +86,17 @@ def options_left_out(words: Sequence[str], found: Program) -> Iterator[tuple[str
                 yield f"{name} {option}{value}", instead
 
 
+def own_python(words: Sequence[str]) -> str | None:
+    """Python or a launcher of PyTorch that has a folder of its own, such as
+    `/opt/venv/bin/torchrun`. `words`: what is before the program."""
+    for word in words:
+        path = PurePath(word)
+        known = IS_PYTHON.fullmatch(path.name) is not None or path.name in OF_ARGPARSE
+        if known and "/" in word and str(path.parent) not in OF_THE_SYSTEM:
+            return word
+    return None
+
+
 def starts_ranks(words: Sequence[str]) -> bool:
     """Whether a launcher whose options are not known here starts a program on each rank."""
     return any(PurePath(word).name in OTHER_LAUNCHERS for word in words)
@@ -160,6 +171,7 @@ OF_TORCHRUN = {
     "--max-restarts": "resilience.max_restarts is the number of restarts",
     "--local-ranks-filter": "ndctl keeps the output of each rank (`ndctl logs --rank`)",
 }
+OF_THE_SYSTEM = ("/bin", "/usr/bin", "/usr/local/bin")
 OTHER_LAUNCHERS = ("horovodrun", "colossalai", "fabric", "lightning", "oumi", "ray")
 WITH_OTHER_OPTIONS = ("uv", "torchx", "jsrun", "aprun")
 """Launchers whose options are not known here."""

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from orchestrator.contract.spec.slurm_spec import OURS
-from orchestrator.specs.foreign.around_program import executable_of, starts_ranks
+from orchestrator.specs.foreign.around_program import executable_of, own_python, starts_ranks
 from orchestrator.specs.foreign.carried import (
     Carried,
     braced,
@@ -17,6 +17,7 @@ from orchestrator.specs.foreign.carried import (
 from orchestrator.specs.foreign.command_lines import (
     ALL_RANKS,
     HOSTS,
+    RUNTIMES,
     is_launcher,
     program_of,
     sizes_of,
@@ -32,7 +33,13 @@ from orchestrator.specs.foreign.run_key import (
     set_variables,
     short,
 )
-from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell
+from orchestrator.specs.foreign.shell_script import (
+    QUIET,
+    Shell,
+    Start,
+    folder_behind,
+    read_shell,
+)
 from orchestrator.specs.foreign.shell_words import Values, variables_for_placeholders
 from orchestrator.specs.foreign.srun_options import of_srun, srun_args
 from orchestrator.specs.slurm_options import SBATCH, SENTENCES, SRUN
@@ -83,7 +90,7 @@ READS_HOSTS = re.compile(
 IN_BRACKETS = re.compile(r"(?<=[= ])(?:\[([A-Za-z][\w .-]*)\]|(YOUR[_-]\w+))(?=\s|$)")
 """`[budget code]` or `YOUR_ACCOUNT` as the whole value of an option. `node[1-4]` is a list."""
 RAY = re.compile(r"^[^#\n]*\bray +(?:start|job +submit)\b", re.MULTILINE)
-POSITIONAL = re.compile(r"\$(?:([1-9#])|\{([1-9]\d*|#\}))")
+POSITIONAL = re.compile(r"\$(?:([1-9#@*])|\{([1-9]\d*|[#@*](?:\}|:[\d:]*)))")
 """An argument of the script itself, or their number."""
 
 
@@ -119,14 +126,10 @@ def from_script(text: str, stem: str) -> Carried:
         asked_for = {**_cpus_of_step(given, step, hosts), **given}
         carried.cluster["slurm"] = _slurm(carried, asked_for, how, each, steps) | _around(shell)
         _container(carried, typed)
-        if shell.setup:
-            carried.before.append(
-                "install ndctl in the environment that cluster.slurm.setup activates, and submit"
-                " from it: ranks run with the interpreter of `ndctl submit`"
-            )
     else:
         set_other_scheduler(carried, text)
         carried.before += [f"type in the shell that submits: {line}" for line in shell.setup]
+    _ask_for_environment(carried, shell, words)
     _rest(carried, shell, start)
     _ask_about_program(carried, text, words, typed)
     for key in ("image", "mounts", "workdir"):
@@ -151,6 +154,27 @@ def _export(shell: Shell, *options: Mapping[str, str]) -> None:
         name, is_value, value = one.partition("=")
         if is_value:
             shell.exported[name] = value
+
+
+def _ask_for_environment(carried: Carried, shell: Shell, words: Sequence[str]) -> None:
+    """Asks for ndctl where the script has its interpreter. `words`: what is before the program."""
+    slurm = carried.cluster.get("slurm", {})
+    own = None if {PurePath(word).name for word in words} & {*RUNTIMES} else own_python(words)
+    if own is not None and "container" in slurm:
+        if is_launcher(own):
+            carried.before.append(f"set cluster.slurm.container.python to the one of {own}")
+        else:
+            slurm["container"]["python"] = own
+    elif own is not None:
+        carried.before.append(ENVIRONMENT.format(f"of {own}"))
+    elif shell.setup and slurm:
+        carried.before.append(ENVIRONMENT.format("that cluster.slurm.setup activates"))
+
+
+ENVIRONMENT = (
+    "install ndctl in the environment {}, and submit from it: ranks run with the interpreter of"
+    " `ndctl submit`"
+)
 
 
 def _texts(value: Any) -> list[str]:
@@ -321,6 +345,7 @@ def _of_slurm(given: Mapping[str, str], hosts: Any) -> Values:
         "SLURM_CPUS_PER_TASK": given.get("cpus_per_task", ""),
         "SLURM_JOB_NAME": given.get("job_name", ""),
         "SLURM_SUBMIT_DIR": "${PWD}",
+        "PWD": given.get("chdir", ""),
     }
     values: Values = {name: value for name, value in known.items() if value}
     return values
@@ -478,7 +503,9 @@ def _around(shell: Shell) -> dict[str, Any]:
 
 def _run(carried: Carried, shell: Shell, start: Start | None, given: Mapping[str, str]) -> None:
     set_program(carried, start)
-    folder = given.get("chdir") or shell.folder
+    folder = shell.folder
+    if (chdir := given.get("chdir")) is not None:  # `cd` in the script starts there
+        folder = folder_behind(chdir, folder or ".")
     if folder is not None and ONLY_A_SHELL_KNOWS.search(folder):
         words = f"set run.workdir: only the script's shell knows {short(folder)}"
         carried.before.append(words)
@@ -516,11 +543,10 @@ def _rest(carried: Carried, shell: Shell, start: Start | None) -> None:
     """Lines that do something else than to start the training."""
     named = start.words if start is not None else ()
     written = [(line, text) for line, file, text in shell.written if names_file(named, file)]
-    lines = sorted(
-        [*shell.others, *written, *((one.line, one.text) for one in _not_training(shell, start))]
-    )
+    others = [*shell.others, *written, *_not_training(shell, start)]
+    lines = sorted([*((line, short(text)) for line, text in others), *_maybe(shell, start)])
     for line, text in lines[:MOST_LINES]:
-        carried.leave(f"line {line}: {short(text)}")
+        carried.leave(f"line {line}: {text}")
     if len(lines) > MOST_LINES:
         carried.leave(f"{len(lines) - MOST_LINES} more lines, from line {lines[MOST_LINES][0]}")
     if lines and carried.cluster["backend"] == "local":
@@ -532,7 +558,21 @@ def _rest(carried: Carried, shell: Shell, start: Start | None) -> None:
         )
 
 
-def _not_training(shell: Shell, start: Start | None) -> Iterator[Start]:
+def _maybe(shell: Shell, start: Start | None) -> Iterator[tuple[int, str]]:
+    """What the script does on a condition that only a shell knows, if the training needs it."""
+    text = start.text if start is not None else ""
+    for one in shell.maybe:
+        name, is_value, _ = one.words[0].partition("=")
+        needed = re.search(rf"\$\{{?{re.escape(name.rstrip('+'))}\b", text) is not None
+        says = (
+            re.search(r"\bexit\b|[Uu]sage", shell.functions.get(one.words[0], "")) is not None
+        )  # usage
+        runs = one.words[0] == "export" or not (one.words[0] in QUIET or says)
+        if needed if is_value else runs:
+            yield one.line, f"{short(one.text)} (only a shell knows whether it runs)"
+
+
+def _not_training(shell: Shell, start: Start | None) -> Iterator[tuple[int, str]]:
     # A script may have the line of the training twice, in two branches.
     training = None if start is None else start.words
-    yield from (one for one in shell.starts if one.words != training)
+    yield from ((one.line, one.text) for one in shell.starts if one.words != training)

@@ -8,6 +8,7 @@ import re
 import shlex
 from pathlib import PurePath
 
+from orchestrator.specs.foreign.around_program import own_python
 from orchestrator.specs.foreign.carried import OF_NDCTL
 from orchestrator.specs.foreign.command_lines import (
     LAUNCHERS,
@@ -36,7 +37,10 @@ def in_container(start: Start) -> Program | None:
     while end < len(names) and not _begins_program(start.words[end]):
         end += 1
     # The end of `exec image.sif /opt/train.py` is the program itself.
-    python = next((name for name in names[end:] if PYTHON.fullmatch(name)), "python")
+    python = next((word for word in start.words[end:] if _is_python(word)), None)
+    if python is None:
+        own = own_python(start.words[end:])
+        python = "python" if own is None else str(PurePath(own).parent / "python")
     flag = ["-m"] if program.key == "module" else []
     args = [one for one in program.args if not OWN_ARGUMENTS.fullmatch(one)]
     line = [python, *flag, program.name, *args]
@@ -51,13 +55,17 @@ def in_container(start: Start) -> Program | None:
     return Program("program", names[first], (*start.words[first + 1 : end], *line))
 
 
+def _is_python(word: str) -> bool:
+    return PYTHON.fullmatch(PurePath(word).name) is not None
+
+
 def _begins_program(word: str) -> bool:
     name = PurePath(word).name
     return (
         name in SHELLS
         or is_launcher(word)
         or word in LAUNCHERS
-        or PYTHON.fullmatch(name) is not None
+        or _is_python(word)
         or (word.endswith(".py") and "=" not in word)
     )
 

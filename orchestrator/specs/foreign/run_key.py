@@ -24,8 +24,13 @@ from orchestrator.specs.foreign.in_container import in_container
 from orchestrator.specs.foreign.shell_script import Shell, Start, variables
 from orchestrator.specs.foreign.shell_words import OWN_ARGUMENTS, PLACEHOLDER
 
-ONLY_A_SHELL_KNOWS = re.compile(r"\$\(|`|\$\{(?:SLURM|RANDOM|HOSTNAME|[!#]|\w+(?:[\[/#%^,@]|:\d))")
+ONLY_A_SHELL_KNOWS = re.compile(
+    r"[$<>]\(|`|(?<!\$)\$\{(?:SLURM|RANDOM|HOSTNAME|[!#]|\w+(?:[\[/#%^,@]|:\d))"
+)
 
+OWN_ARE_LEFT_OUT = (
+    "add to run.args what you type behind the script's name: it hands its arguments to the program"
+)
 MAY_BE_PLACEHOLDER = re.compile(r"(?:^|=)(\{[A-Za-z]\w*\})$")
 """`{config}`. A program may also read it, as in `--name={epoch}`."""
 
@@ -34,14 +39,7 @@ def set_program(carried: Carried, start: Start | None) -> None:
     """The key `run`, for the program that a command line starts."""
     words = start.words if start is not None else ()
     if start is not None and (inside := in_container(start)) is not None:
-        carried.run = {"program": inside.name, "args": [*inside.args]}
-        carried.before.append(
-            f"check run: {inside.name} starts the program in its container. The variables of"
-            " torchrun (RANK, WORLD_SIZE, MASTER_ADDR, …) must reach it, and no line there may"
-            " set them; run.metrics reads its steps from its output"
-        )
-        script = len(start.before) > 0  # its last word is a script of the shell in the container
-        _ask_for_unclear(carried, inside.args[: len(inside.args) - script])
+        _set_container(carried, start, inside)
         return
     found = program_of(words) or executable_of(words)
     if "uv" in words[: len(words) - len(found.args if found is not None else ())]:
@@ -53,6 +51,7 @@ def set_program(carried: Carried, start: Start | None) -> None:
         carried.before.append("set run: no program was found that runs on each rank")
         return
     _say_around(carried, start, found)
+    _say_loop(carried, start)
     carried.run = {found.key: found.name, "args": [*found.args]}
     if found.key == "program" and start is not None:
         carried.before.append(
@@ -64,6 +63,8 @@ def set_program(carried: Carried, start: Start | None) -> None:
     if placed := placed_by_mpi(words):
         carried.leave(f"mpirun {' '.join(placed)}: ndctl starts one rank per GPU, bound to no core")
     carried.run["args"] = [one for one in found.args if not OWN_ARGUMENTS.fullmatch(one)]
+    if len(carried.run["args"]) < len(found.args):
+        carried.before.append(OWN_ARE_LEFT_OUT)
     if found.key == "script" and found.args and re.fullmatch(r"[^-=]*\.py", found.args[0]):
         carried.before.append(
             f"check run: if {found.name} starts {found.args[0]} on each rank, as a launcher does,"
@@ -74,8 +75,25 @@ def set_program(carried: Carried, start: Start | None) -> None:
         for one in (start.patterns if start is not None else ())
         if one in found.args
     ]
-    if not in_a_shell(carried.run):
+    if in_a_shell(carried.run):  # which reads a spec's `$${` as it is
+        carried.run["args"] = [one.replace("$${", "${") for one in carried.run["args"]]
+    else:
         _ask_for_unclear(carried, (found.name, *found.args))
+
+
+def _set_container(carried: Carried, start: Start, inside: Program) -> None:
+    """The key `run`, for a program that starts another one in a container."""
+    carried.run = {"program": inside.name, "args": [*inside.args]}
+    carried.before.append(
+        f"check run: {inside.name} starts the program in its container. The variables of"
+        " torchrun (RANK, WORLD_SIZE, MASTER_ADDR, …) must reach it, and no line there may"
+        " set them; run.metrics reads its steps from its output"
+    )
+    if any(map(OWN_ARGUMENTS.fullmatch, start.words)):
+        carried.before.append(OWN_ARE_LEFT_OUT)
+    _say_loop(carried, start)
+    script = len(start.before) > 0  # its last word is a script of the shell in the container
+    _ask_for_unclear(carried, inside.args[: len(inside.args) - script])
 
 
 def _say_around(carried: Carried, start: Start | None, found: Program) -> None:
@@ -95,6 +113,21 @@ def _say_around(carried: Carried, start: Start | None, found: Program) -> None:
                 f"line {start.line}: {short(text)} around the program: ndctl starts the program"
                 " itself"
             )
+
+
+def _say_loop(carried: Carried, start: Start | None) -> None:
+    """Says what a shell does again and again, and what it hands to the program as input."""
+    if start is None:
+        return
+    variable = re.match(r"for (\w+) in", start.loop or "")
+    told = variable is not None and variable[1] in variables_of([*start.words])
+    if start.loop is not None and not told:
+        carried.leave(
+            f"line {start.line}: the loop `{short(start.loop)}` around the program: ndctl starts it"
+            " once, and after a failure again, up to resilience.max_restarts times"
+        )
+    if start.reads is not None:
+        carried.leave(f"line {start.line}: {short(start.reads)}: ranks have no standard input")
 
 
 def _ask_for_unclear(carried: Carried, words: Sequence[str]) -> None:
@@ -129,7 +162,7 @@ def set_variables(carried: Carried, shell: Shell) -> None:
             carried.before += [
                 f"replace {part[0]} in run.env.{name}" for part in PLACEHOLDER.finditer(value)
             ]
-            kept[name] = re.sub(r"\$\{(\w*PATH)\}", r"${\1:-}", value)
+            kept[name] = re.sub(r"(?<!\$)\$\{(\w*PATH)\}", r"${\1:-}", value)
     if kept:
         carried.run["env"] = kept
 

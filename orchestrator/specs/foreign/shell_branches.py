@@ -27,6 +27,8 @@ class Branches:
         self._values = values
         self._entered: list[str] = []
         """For each open `if` or `case`, `yes` while its branch runs, `no` before, `done` after."""
+        self._unknown: list[bool] = []
+        """For each of them, whether only a shell knows if the branch that is read runs."""
         self._holds: bool | None = None
         """Whether the condition between `if` and `then` holds so far."""
         self._in_condition = False
@@ -38,7 +40,7 @@ class Branches:
     def commands(self, words: list[str], after: str) -> list[str] | None:
         """The command that follows on words of `if`; None: the words are its condition."""
         first = words[0]
-        if first in MARKS or (self._reads_patterns() and first != "esac"):
+        if first in MARKS or (self.reads_patterns() and first != "esac"):
             self._pattern(words)
             return None
         while words and words[0] in ("then", "else", "do", "{"):  # another `if` may be behind it
@@ -57,13 +59,16 @@ class Branches:
             self._holds = _both(self._holds, holds(words, self._values), after)
             return None
         if first == "case":
-            self._entered.append("no")
             text = joined("".join(words[1:2]), self._values)
-            self._cases.append(Case(None if set("$`") & set(text) else text, words[3:]))
+            subject = None if set("$`") & set(text) else text
+            self._entered.append("no")
+            self._unknown.append(subject is None)
+            self._cases.append(Case(subject, words[3:]))
             return None
         return self._close(words)
 
-    def _reads_patterns(self) -> bool:
+    def reads_patterns(self) -> bool:
+        """Whether the next words are patterns of `case`."""
         return bool(self._cases) and self._cases[-1].patterns is not None
 
     def _pattern(self, words: list[str]) -> None:
@@ -91,6 +96,12 @@ class Branches:
         """Whether the command that was given last runs."""
         return not self._skips and set(self._entered) <= {"yes"}
 
+    def may_run(self) -> bool:
+        """Whether only a shell knows if the command that was given last runs."""
+        around = zip(self._entered, self._unknown, strict=True)
+        known = {one for one, unknown in around if not unknown}
+        return not self.run() and not self._skips and known <= {"yes"}
+
     def runs_condition(self, first: str) -> bool:
         """Whether the command behind `if` or `elif`, which follows, runs."""
         around = self._entered[:-1] if first == "elif" else self._entered
@@ -100,6 +111,7 @@ class Branches:
     def _open(self, first: str) -> None:
         if first == "if":
             self._entered.append("no")
+            self._unknown.append(False)
         elif self._entered:
             self._entered[-1] = "done" if self._entered[-1] in ("yes", "done") else "no"
 
@@ -107,9 +119,12 @@ class Branches:
         last = self._entered[-1] if self._entered else None
         if word == "then":
             self._in_condition = False
+            if last is not None:
+                self._unknown[-1] = self._holds is None and last == "no"
             if self._holds and last == "no":
                 self._entered[-1] = "yes"
         elif word == "else" and last is not None:
+            self._unknown[-1] = False
             self._entered[-1] = "yes" if last == "no" else "done"
 
     def _close(self, words: list[str]) -> list[str]:
@@ -118,6 +133,7 @@ class Branches:
             return words
         if self._entered:
             self._entered.pop()
+            self._unknown.pop()
         if first == "esac" and self._cases:
             self._cases.pop()
         return words[1:]

@@ -5,7 +5,8 @@ knows is not entered.
 """
 
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from itertools import pairwise, takewhile
 from pathlib import PurePath
 
@@ -23,6 +24,7 @@ from orchestrator.specs.foreign.command_lines import (
 )
 from orchestrator.specs.foreign.shell_branches import Branches
 from orchestrator.specs.foreign.shell_words import (
+    LITERAL,
     MARKS,
     MOST_PARTS,
     NAME,
@@ -30,6 +32,7 @@ from orchestrator.specs.foreign.shell_words import (
     Values,
     commands_in,
     expanded,
+    for_inner_shell,
     joined,
     patterns,
     redirected,
@@ -64,6 +67,13 @@ class Start(Struct, frozen=True):
     """Lines before it in the same `bash -c`, if that runs in a container."""
     patterns: tuple[str, ...] = ()
     """Words that a shell replaces with names of files."""
+    loop: str | None = None
+    """The loop around it, such as `until srun torchrun train.py`."""
+    reads: str | None = None
+    """What it has as its standard input, such as `< answers.txt`."""
+    folder: str | None = None
+    exported: Mapping[str, str] = {}
+    """The folder and the variables in which it starts. Lines behind it may change them."""
 
     @property
     def rank(self) -> int:
@@ -78,6 +88,10 @@ class Shell(Struct, kw_only=True):
     values: Values = field(default_factory=dict)
     exported: dict[str, str] = field(default_factory=dict)
     folder: str | None = None
+    at_start: str = "${PWD}"
+    """The folder in which the script starts."""
+    folders: list[str | None] = field(default_factory=list)
+    """The folders that `cd` and `pushd` left."""
     setup: list[str] = field(default_factory=list)
     """Lines that prepare the environment, such as `module load` and `conda activate`, in the order
     of the script."""
@@ -90,7 +104,14 @@ class Shell(Struct, kw_only=True):
     """Calls of functions so far."""
     loops: dict[str, str] = field(default_factory=dict)
     """The variables of `for` loops, and the words that they go through."""
+    open_loops: list[str] = field(default_factory=list)
+    """The loops around the line that is read, from the outer one to the inner one."""
     starts: list[Start] = field(default_factory=list)
+    subshells: list[tuple[str | None, Values, dict[str, str]]] = field(default_factory=list)
+    """Folder and variables of the shell around each subshell that is open."""
+    all_subshells: int = 0
+    maybe: list[Command] = field(default_factory=list)
+    """Commands of branches that were not entered, as only a shell knows their condition."""
     others: list[tuple[int, str]] = field(default_factory=list)
     """Lines and commands that do something else."""
     written: list[tuple[int, str, str]] = field(default_factory=list)
@@ -102,10 +123,27 @@ class Shell(Struct, kw_only=True):
         return next((one for one in reversed(self.starts) if one.rank == best), None)
 
 
-def read_shell(text: str, values: Values) -> Shell:
-    """What the script `text` says. `values`: variables that are known before."""
-    shell = Shell(values=values)
+def read_shell(text: str, values: Values, literal: str = "$${") -> Shell:
+    """What the script `text` says.
+
+    Args:
+        values: variables that are known before.
+        literal: what stands for a `${` that begins no variable, in words, folder and variables.
+    """
+    shell = Shell(values=values, at_start=joined("$PWD", values))
     _read(shell, text, 0, None)
+    if (training := shell.training()) is not None:
+        shell.folder, shell.exported = training.folder, {**training.exported}
+    shell.setup = [one.replace(LITERAL, "${") for one in shell.setup]
+    shell.exported = {
+        name: value.replace(LITERAL, literal) for name, value in shell.exported.items()
+    }
+    shell.starts = [
+        replace(one, words=tuple(word.replace(LITERAL, literal) for word in one.words))
+        for one in shell.starts
+    ]
+    if shell.folder is not None:
+        shell.folder = shell.folder.replace(LITERAL, literal)
     return shell
 
 
@@ -116,21 +154,54 @@ def _read(shell: Shell, text: str, depth: int, at_line: int | None) -> None:
     shell.others += files
     for command in commands_in(text):
         words = list(command.words)
+        if not branches.reads_patterns():
+            _subshells(shell, command)
         if words[0] in ("if", "elif") and branches.runs_condition(words[0]):
             tested = words[2:] if words[1:2] == ["!"] else words[1:]
             if _launches(tested) and program_of(tested) is not None:
-                _command(shell, Command(command.line, tuple(tested)), depth)
+                _command(shell, replace(command, words=tuple(tested)), depth)
         if (inner := branches.commands(words, command.after)) is None:
             continue
         while inner and inner[0] in OPEN:
-            if inner[0] == "for" and inner[2:3] == ["in"]:
-                shell.loops[inner[1]] = " ".join(inner[3:])
-            inner = [] if inner[0] in ("for", "while", "until") else inner[1:]
+            inner = _behind_word(shell, inner)
+        line = command.line if at_line is None else at_line
+        one = Command(line, tuple(inner), command.after)
         if inner and branches.run():
-            line = command.line if at_line is None else at_line
-            _command(shell, Command(line, tuple(inner)), depth)
+            _command(shell, one, depth)
         elif inner:
             _ask_for_argument(shell, inner)
+            # Such a variable is asked for.
+            if branches.may_run() and not FROM_ARGUMENT.match(inner[0]):
+                shell.maybe.append(one)
+
+
+def _subshells(shell: Shell, command: Command) -> None:
+    """Begins and ends subshells, whose folder and variables are lost at their end."""
+    for _ in range(command.opens):
+        if shell.all_subshells == MOST_PARTS:
+            return
+        shell.all_subshells += 1
+        shell.subshells.append((shell.folder, {**shell.values}, {**shell.exported}))
+    if command.words == (")",) and shell.subshells:
+        shell.folder, values, exported = shell.subshells.pop()
+        _back(shell, values, exported)
+
+
+def _behind_word(shell: Shell, words: list[str]) -> list[str]:
+    """The command behind a word of a shell, such as `do` and `until`."""
+    first = words[0]
+    if first in ("for", "while", "until"):
+        shell.open_loops.append(" ".join(words))
+    if first == "done":
+        del shell.open_loops[-1:]
+    if first == "for":
+        if words[2:3] == ["in"]:
+            shell.loops[words[1]] = " ".join(words[3:])
+        return []
+    behind = words[2:] if words[1:2] == ["!"] else words[1:]
+    if first in ("while", "until"):  # a command that is tried again
+        return behind if _launches(behind) or program_of(behind) is not None else []
+    return behind
 
 
 FROM_ARGUMENT = re.compile(r"([A-Za-z_]\w*)=[\"']?\$\{?[1-9]")
@@ -147,7 +218,7 @@ def _ask_for_argument(shell: Shell, words: list[str]) -> None:
 
 FUNCTION = re.compile(
     r"^[ \t]*(?:function[ \t]+([\w-]+)(?:[ \t]*\(\))?|([\w-]+)[ \t]*\(\))\s*"
-    r"\{(.{0,20000}?)^[ \t]*\}",
+    r"\{(?:(.{0,20000}?)^[ \t]*\}|([^\n]{0,2000}?;)[ \t]*\}[ \t]*$)",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -156,7 +227,7 @@ def _without_functions(text: str, found: dict[str, str]) -> str:
     """`text` with empty lines in place of its functions, which run where they are called."""
 
     def taken(one: re.Match[str]) -> str:
-        found[one[1] or one[2]] = one[3]
+        found[one[1] or one[2]] = one[3] or one[4]
         return "\n" * one[0].count("\n")
 
     # A text with more of them would take too long, and is no script of a person.
@@ -167,8 +238,19 @@ def _without_functions(text: str, found: dict[str, str]) -> str:
 ARGUMENTS = re.compile(r'"?\$(?:([@*])|\{([@*])\})"?')
 
 
+SHIFT = re.compile(r"(?<![\w-])shift\b(?:[ \t]+(\d{1,3}))?")
+
+
 def _called(body: str, arguments: list[str]) -> str:
     """The body of a function with its arguments."""
+    before, *behind = SHIFT.split(body, 1)
+    if behind:
+        count = int(behind[0] or 1)
+        return _with(before, arguments) + _called(behind[1], arguments[count:])
+    return _with(body, arguments)
+
+
+def _with(body: str, arguments: list[str]) -> str:
     text = ARGUMENTS.sub(lambda _: " ".join(arguments), body)
     for number, value in enumerate(arguments[:9], start=1):
         of_number = re.compile(rf"\$(?:{number}(?!\d)|\{{{number}\}})")
@@ -263,14 +345,19 @@ def _run(shell: Shell, command: Command, depth: int) -> None:
         _written(shell, command, len(raw))
     elif name == "eval" and depth < MOST_DEPTH and shell.calls < MOST_PARTS:
         shell.calls += 1
-        _read(shell, " ".join(words[1:]), depth + 1, command.line)
+        _read(shell, for_inner_shell(" ".join(words[1:])), depth + 1, command.line)
     elif words[0] in shell.functions and depth < MOST_DEPTH and shell.calls < MOST_PARTS:
         shell.calls += 1
         body = _called(shell.functions[words[0]], list(command.words[1:]))
         _read(shell, body, depth + 1, command.line)
     elif (inner := _inner(words)) is not None and depth < MOST_DEPTH:
-        outer = words[: words.index(inner)]
+        at = words.index(inner)
+        outer = words[:at]
+        if arguments := words[at + 2 :]:  # behind the script's name
+            inner = _called(inner, [*map(shlex.quote, arguments)])
+        outside = _assigned(shell, before)
         _read_inner(shell, inner, outer, depth, command.line)
+        _forget(shell, outside)
     elif program_of(words) is not None or name in COMMANDS or launched(words):
         _start(shell, command, before, words)
     else:
@@ -295,7 +382,9 @@ def _changes_environment(shell: Shell, name: str, words: list[str]) -> bool:
     """Whether a command is one that changes the folder, the variables or the environment."""
     args = words[1:]
     if name in ("cd", "pushd") and args:
-        shell.folder = _folder(shell.folder, args[0])
+        _to_folder(shell, args[0])
+    elif name == "popd":
+        _to_folder(shell, "-")
     elif name in PREPARES and args[:1] != ["run"]:  # `conda run` starts the program
         line = " ".join(words)
         shell.setup.append(f"set -a; {line}; set +a" if shell.exports_all else line)
@@ -305,6 +394,16 @@ def _changes_environment(shell: Shell, name: str, words: list[str]) -> bool:
     else:
         return name == "unset" and (shell.starts != [] or _unset(shell, args))
     return True
+
+
+def _to_folder(shell: Shell, to: str) -> None:
+    """What `cd TO` does; `-` is the folder before."""
+    if to == "-":
+        shell.folder = shell.folders.pop() if shell.folders else None
+    else:
+        shell.folders.append(shell.folder)
+        shell.folder = folder_behind(shell.folder, to)
+    shell.values["PWD"] = folder_behind(shell.at_start, shell.folder or ".")
 
 
 def _unset(shell: Shell, names: list[str]) -> bool:
@@ -349,9 +448,8 @@ def _written(shell: Shell, command: Command, at: int) -> None:
 def _start(shell: Shell, command: Command, before: list[str], words: list[str]) -> None:
     """A command line that starts a program, with the variables before it or after `env`."""
     in_env = words if "env" in words else []
-    for word in (*before, *takewhile(lambda one: not one.endswith(".py"), in_env)):
-        if ASSIGNMENT.fullmatch(word):
-            _assign(shell, word, exported=True)
+    given = [*before, *takewhile(lambda one: not one.endswith(".py"), in_env)]
+    outside = _assigned(shell, given)
     found = program_of(words)
     before_program = words[: len(words) - len(found.args)] if found is not None else words
     in_box = any(PurePath(word).name in RUNTIMES for word in words)
@@ -362,35 +460,90 @@ def _start(shell: Shell, command: Command, before: list[str], words: list[str]) 
     raw = redirected(list(command.words))
     _written(shell, command, len(raw))
     expands = tuple(one for word in raw for one in patterns(word, shell.values))
-    shell.starts.append(Start(command.line, tuple(words), command.text, patterns=expands))
+    one = Start(command.line, tuple(words), command.text, patterns=expands)
+    loop = shell.open_loops[-1] if shell.open_loops else None
+    reads = "| before it" if command.after == "|" else _reads(list(command.words[len(raw) :]))
+    _add(shell, replace(one, loop=loop, reads=reads))
+    _forget(shell, outside)
+
+
+def _add(shell: Shell, start: Start) -> None:
+    few = len(shell.starts) < MOST_PARTS  # else it would take too long
+    exported = {**shell.exported} if few else shell.exported
+    shell.starts.append(replace(start, folder=shell.folder, exported=exported))
+
+
+Outside = Mapping[str, tuple[str | list[str] | None, str | None]]
+"""The values, and the exported values, that variables had before a command; None: none."""
+
+
+def _assigned(shell: Shell, words: list[str]) -> Outside:
+    """Sets the variables of one command, as in `A=1 srun …`."""
+    found = [match[1] for word in words if (match := ASSIGNMENT.fullmatch(word)) is not None]
+    outside = {name: (shell.values.get(name), shell.exported.get(name)) for name in found}
+    for word in words:
+        if ASSIGNMENT.fullmatch(word):
+            _assign(shell, word, exported=True)
+    return outside
+
+
+def _forget(shell: Shell, outside: Outside) -> None:
+    """Takes the variables of a command back behind it."""
+    for name, (value, exported) in outside.items():
+        shell.values.pop(name, None)
+        shell.exported.pop(name, None)
+        if value is not None:
+            shell.values[name] = value
+        if exported is not None:
+            shell.exported[name] = exported
+
+
+def _back(shell: Shell, values: Values, exported: dict[str, str]) -> None:
+    """Forgets the variables that a subshell had."""
+    shell.values.clear()
+    shell.values.update(values)
+    shell.exported = exported
+
+
+def _reads(redirections: list[str]) -> str | None:
+    """`< FILE`, `<<< TEXT` or `<<EOF` of a command."""
+    for at, word in enumerate(redirections):
+        if re.match(r"0?<(?![&(])", word):
+            alone = re.fullmatch(r"0?<+-?", word) is not None
+            text = " ".join(redirections[at : at + 1 + alone])
+            return None if "/dev/null" in text else text
+    return None
 
 
 def _read_inner(shell: Shell, inner: str, outer: list[str], depth: int, line: int) -> None:
     """The script of `bash -c`. The words before it have the hosts and the container."""
     count, others = len(shell.starts), len(shell.others)
+    script = for_inner_shell(inner)
     if not any(PurePath(word).name in RUNTIMES for word in outer):
-        _read(shell, inner, depth + 1, line)
+        _read(shell, script, depth + 1, line)
         if len(shell.starts) == count and len(shell.others) > others and _launches(outer):
             # Its last line is what srun starts: a script, or a program without Python.
             text = shell.others.pop()[1]
             words = [one for word in text.split() for one in expanded(word, shell.values)]
-            shell.starts.append(Start(line, tuple(words), text))
+            _add(shell, Start(line, tuple(words), text))
         shell.starts[count:] = [
             replace(one, words=(*outer, *one.words)) for one in shell.starts[count:]
         ]
         return
     # What it prepares, it prepares in the container, which the host's own shell cannot do.
     inside = Shell(values=shell.values, functions=shell.functions)
-    _read(inside, inner, depth + 1, line)
+    _read(inside, script, depth + 1, line)
     start = inside.training()
     if start is None:
         shell.others.append((line, " ".join(outer)))
         return
-    texts = [one.text for one in commands_in(inner) if one.words[0] not in MARKS]
+    texts = [one.text for one in commands_in(script) if one.words[0] not in MARKS]
     # `time` before a command is no part of the start.
     here = next((at for at, one in enumerate(texts) if one.endswith(start.text)), 0)
-    before = tuple(texts[:here])
-    shell.starts.append(replace(start, words=(*outer, *start.words), before=before))
+    of_both = [one.text for one in commands_in(inner) if one.words[0] not in MARKS]
+    before = tuple(one.replace(LITERAL, "${") for one in of_both[:here])
+    loop = shell.open_loops[-1] if shell.open_loops else start.loop
+    _add(shell, replace(start, words=(*outer, *start.words), before=before, loop=loop))
     after = [one for one in texts[here + 1 :] if one.split()[0] not in QUIET]
     shell.others += [(line, f"{one} (in the container, after the program)") for one in after]
 
@@ -399,13 +552,16 @@ def _launches(words: list[str]) -> bool:
     return any(map(is_launcher, words))
 
 
-def _folder(before: str | None, to: str) -> str:
+def folder_behind(before: str | None, to: str) -> str:
+    """The folder that `cd TO` leads to."""
     return to if before is None or to.startswith(("/", "$")) else str(PurePath(before, to))
 
 
 def _inner(words: list[str]) -> str | None:
     """The script of `bash -c SCRIPT`."""
     for at, word in enumerate(words[:-2]):
+        if PurePath(word).name == "ssh" and re.search(r"\s", words[-1]):
+            return words[-1]
         if PurePath(word).name in SHELLS:
             for flag, script in zip(words[at + 1 :], words[at + 2 :], strict=False):
                 if re.fullmatch(r"-[a-z]*c", flag):

@@ -18,10 +18,18 @@ END_OF_COMMAND = "\n;&|"
 MARKS = (")", ";;")
 """Commands of their own, as they end a pattern and a branch of `case`. `)` also ends a subshell."""
 NAME = r"[A-Za-z_]\w*"
-BRACED = re.compile(
-    rf"\$\{{({NAME}|[1-9])(?:\[[@*]\])?(?:(:?[-=+?])((?:[^{{}}]|\{{[^{{}}]*\}})*))?\}}"
+VARIABLE = re.compile(
+    r"\\(?P<sign>.)"
+    rf"|\$\{{(?P<braced>{NAME}|[1-9])(?:\[[@*]\])?"
+    r"(?:(?P<how>:?[-=+?])(?P<default>(?:[^{}]|\{[^{}]*\})*))?\}"
+    rf"|\$(?P<plain>{NAME})",
+    re.DOTALL,
 )
-PLAIN = re.compile(rf"\$({NAME})")
+"""A variable, or a sign behind a backslash, which begins none."""
+LITERAL = "\x01{"
+"""`${` that begins no variable, as it is in single quotes or behind a backslash."""
+OF_NO_VARIABLE = re.compile(rf"\$\{{(?={NAME}(?:\}}|-|:?[?+=]|:-))")
+"""Where a spec would see a variable. `${a.b}` and `${now:%Y}` are none for it either."""
 COMMENT_THAT_SEEMS_JOINED = re.compile(r"^([ \t]*#.*?)\\+\r?$", re.MULTILINE)
 
 
@@ -45,6 +53,8 @@ class Command(Struct, frozen=True):
     words: tuple[str, ...]
     after: str = ""
     """`&&`, `||` or `|`, if that joins it to the command before; or the mark that is before it."""
+    opens: int = 0
+    """The subshells that begin with it, as in `(cd data && python prepare.py)`."""
 
     @property
     def text(self) -> str:
@@ -53,11 +63,9 @@ class Command(Struct, frozen=True):
 
 def commands_in(text: str) -> Iterator[Command]:
     """The commands of a script, without its comments."""
-    # A comment ends with its line, also if the line ends with a backslash.
-    text = COMMENT_THAT_SEEMS_JOINED.sub(r"\1", text)
-    text = text.replace("\\\r\n", " ").replace("\\\n", " \x00")  # \0 counts the joined lines
+    text = _with_joined_lines(text)
     at, line, words = 0, 1, list[str]()
-    started, after, in_test = 1, "", False
+    started, after, in_test, opens = 1, "", False, 0
     while at < len(text):
         sign = text[at]
         if in_test and (part := _part_of_test(text, at, words)) is not None:
@@ -66,8 +74,8 @@ def commands_in(text: str) -> Iterator[Command]:
             at += len(part)
         elif sign in END_OF_COMMAND or sign == ")":
             if words:
-                yield Command(started, tuple(words), after)
-                words, after, in_test = [], "", False
+                yield Command(started, tuple(words), after, opens)
+                words, after, in_test, opens = [], "", False, 0
             joins = re.match(r"&&|\|\|?|;;|\)", text[at : at + 2])
             after = joins[0] if joins else after if sign == "\n" else ""
             if joins and joins[0] in MARKS:
@@ -80,6 +88,7 @@ def commands_in(text: str) -> Iterator[Command]:
             at = end
         elif sign.isspace() or sign in "\x00(":
             line += sign == "\x00"
+            opens += sign == "(" and not text[at - 1 : at].isalnum()  # not as in `f()`
             at += 1
         elif sign == "#":
             at = end if (end := text.find("\n", at)) >= 0 else len(text)
@@ -92,7 +101,13 @@ def commands_in(text: str) -> Iterator[Command]:
             in_test = word == "[[" or (in_test and word != "]]")
             at = end
     if words:
-        yield Command(started, tuple(words), after)
+        yield Command(started, tuple(words), after, opens)
+
+
+def _with_joined_lines(text: str) -> str:
+    # A comment ends with its line, also if the line ends with a backslash.
+    text = COMMENT_THAT_SEEMS_JOINED.sub(r"\1", text)
+    return text.replace("\\\r\n", " ").replace("\\\n", " \x00")  # \0 counts the joined lines
 
 
 def _part_of_test(text: str, at: int, words: list[str]) -> str | None:
@@ -112,6 +127,7 @@ DOCUMENT = re.compile(
 """A here-document: `cat > FILE <<EOF`, its lines, and EOF."""
 READS_VARIABLE = re.compile(r"\bread\b[^|;]*-d *(?:\"\"|'') *([A-Za-z_]\w*) *<<")
 """`read -d '' NAME <<EOF`: the lines are the value of a variable."""
+STARTS = re.compile(r"\b(python[\d.]*|torchrun|srun|mpirun|mpiexec|accelerate|deepspeed)\s")
 READS_COMMANDS = re.compile(r"\b(sbatch|bash|sh|zsh)\b[^|>]*<<")
 
 
@@ -125,9 +141,11 @@ def without_documents(text: str, files: list[tuple[int, str]]) -> str:
             return f'\n{variable[1]}="{value}"'
         if READS_COMMANDS.search(one["line"]):
             return f"\n{one['body']}"
-        if ">" in one["line"].replace("<<", ""):
+        writes = ">" in one["line"] or "tee" in one["line"].split()
+        if writes and not STARTS.search(one["line"]):
             files.append((text.count("\n", 0, one.start()) + 1, one["line"].strip()))
-        return "\n" * one[0].count("\n")
+            return "\n" * one[0].count("\n")
+        return one["line"] + "\n" * one[0].count("\n")
 
     # A text with more of them would take too long, and is no script of a person.
     return DOCUMENT.sub(taken, text) if text.count("<<") <= MOST_PARTS else text
@@ -142,7 +160,7 @@ def _end_of_word(text: str, at: int) -> int:
             at = _end_of_quote(text, at)
         elif sign in "<{" and (placeholder := _placeholder_at(text, at)):
             at = placeholder.end()
-        elif sign == "(" and text[at - 1] in "$=":
+        elif sign == "(" and text[at - 1] in "$=<>":
             at = _end_of_brackets(text, at)
         elif sign == "{" and text[at - 1] == "$":
             at = _end_of_braces(text, at)
@@ -242,11 +260,12 @@ PATTERN = re.compile(r"\*\.\w|/\S*\*|\*\S*/|\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
 
 
 def _fields(text: str) -> list[str]:
-    """`text` split at its spaces, except inside of `$( … )`, `${ … }` and of a placeholder."""
+    """`text` split at its spaces, except inside of `$( … )`, `<( … )`, `${ … }` and of a
+    placeholder."""
     found, at = [""], 0
     while at < len(text):
         end = at + 1
-        if text.startswith("$(", at):
+        if text.startswith(("$(", "<(", ">("), at):
             end = _end_of_brackets(text, at + 1)
         elif text.startswith("${", at):
             end = _end_of_braces(text, at + 1)
@@ -269,6 +288,8 @@ def joined(word: str, values: Values) -> str:
 
 
 SINGLE, DOUBLE = "'", '"'
+ESCAPED = '$"\\`'
+"""What a backslash keeps as it is in double quotes."""
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}
 """Of `$'a\\tb'`."""
 
@@ -310,13 +331,35 @@ def _end_of_sign(word: str, at: int) -> int:
 
 def _value(piece: str, values: Values, quoted: str) -> str:
     if quoted == SINGLE:
-        return piece
-    text = BRACED.sub(lambda found: _braced(found, values), piece)
-    text = PLAIN.sub(lambda found: _of(found[1], values), text)
+        return OF_NO_VARIABLE.sub(LITERAL, piece)
+
+    def value(found: re.Match[str]) -> str:
+        if (sign := found["sign"]) is None:
+            return _braced(found, values) if found["braced"] else _of(found["plain"], values)
+        if sign == "$" and OF_NO_VARIABLE.match(piece, found.end() - 1):
+            return LITERAL[0]
+        return sign if not quoted or sign in ESCAPED or sign.isspace() else found[0]
+
+    text = VARIABLE.sub(value, piece)
     text = re.sub(r"\$\(\((.*?)\)\)", lambda found: _sum(found[1], values) or found[0], text)
-    text = re.sub(r"\$\(pwd\)|`pwd`", "${PWD}", text)
-    text = IN_DOUBLE_BRACES.sub(_variable, text)
-    return re.sub(r"\\([$\"\\`\s])" if quoted else r"\\(.)", r"\1", text)[:MOST_CHARACTERS]
+    text = re.sub(r"\$\(pwd\)|`pwd`", lambda _: _of("PWD", values), text)
+    return IN_DOUBLE_BRACES.sub(_variable, text)[:MOST_CHARACTERS]
+
+
+QUOTED = re.compile(r"\\.|\"(?:\\.|[^\"\\])*\"|'[^']*'", re.DOTALL)
+
+
+def for_inner_shell(script: str) -> str:
+    """A script that another shell has read before, as in `bash -c "… '${NAME}'"`.
+
+    A variable there is one also in single quotes, because they did not stop the first shell; and
+    what that shell kept is for the second.
+    """
+
+    def opened(one: re.Match[str]) -> str:
+        return re.sub(r"\$\{[^{}]*\}", r"""'"\g<0>"'""", one[0]) if one[0][0] == SINGLE else one[0]
+
+    return QUOTED.sub(opened, script).replace(LITERAL, "${")
 
 
 def _of(name: str, values: Mapping[str, str | list[str]]) -> str:
@@ -325,7 +368,7 @@ def _of(name: str, values: Mapping[str, str | list[str]]) -> str:
 
 
 def _braced(found: re.Match[str], values: Values) -> str:
-    name, sign, default = found[1], found[2], found[3]
+    name, sign, default = found["braced"], found["how"], found["default"]
     if sign is not None and "+" in sign:  # the text only if the variable is set
         return joined(default, values) if values.get(name) else ""
     if name in values or sign is None or "?" in sign:
@@ -397,6 +440,6 @@ def redirected(words: list[str]) -> list[str]:
     for at, (word, following) in enumerate(pairwise([*words, ""])):
         if PLACEHOLDER.match(word):
             continue
-        if re.match(r"\d?[<>]|&>", word) and (following or word not in "<>"):
+        if re.match(r"\d?[<>](?!\()|&>", word) and (following or word not in "<>"):
             return words[:at]
     return words

@@ -822,7 +822,8 @@ def test_a_value_with_quotes_is_one_word_in_the_script_of_a_shell() -> None:
         "srun bash -c \"python t.py --url 'tcp://h:$PORT' --b \\'nccl\\' --c $PORT 3\"\n"
     )
     value = "$(python -c 'import socket; print(socket.socket())')"
-    assert carried.run["args"] == ["--url", "tcp://h:${PORT}", "--b", "'nccl'", "--c", value, "3"]
+    url = f"tcp://h:{value}"
+    assert carried.run["args"] == ["--url", url, "--b", "'nccl'", "--c", value, "3"]
     assert carried.left == []
 
 
@@ -911,7 +912,7 @@ def test_a_variable_in_single_quotes_is_not_for_the_shell_in_a_container() -> No
         "#!/bin/bash\nmpiexec -n 2 -ppn 2 -genv FI_PROVIDER tcp apptainer exec box sh -c"
         " \". '$HOME/env'; export A=\\$B; python t.py\"\n"
     )
-    assert carried.run["args"][-1] == ". '${HOME}/env'; export A=$${B}; exec python t.py"
+    assert carried.run["args"][-1] == ". '${HOME}/env'; export A=$B; exec python t.py"
     assert carried.run["env"] == {"FI_PROVIDER": "tcp"}
 
 
@@ -924,3 +925,33 @@ def test_a_variable_of_a_job_of_slurm_is_not_to_be_set() -> None:
 def test_variables_of_pbs_say_the_scheduler() -> None:
     carried = taken("#!/bin/bash\ncd $PBS_O_WORKDIR\ntorchrun --nproc_per_node=2 t.py\n")
     assert any("ndctl cannot submit to PBS" in one for one in carried.before)
+
+
+@pytest.mark.parametrize(
+    ("word", "arg"),
+    [
+        ("a='${B}'", "a=$${B}"),
+        ("'${B:-1} ${B?x}'", "$${B:-1} $${B?x}"),
+        ('"a\\${B}"', "a$${B}"),
+        ("a=\\${B}", "a=$${B}"),
+        ("'$B'", "$B"),
+        ("'${model.name} ${now:%Y}'", "${model.name} ${now:%Y}"),
+        ("'a'\"${B}\"", "a${B}"),
+    ],
+)
+def test_a_literal_is_no_variable_of_the_spec(word: str, arg: str) -> None:
+    assert taken(f"torchrun t.py {word}\n").run["args"] == [arg]
+    assert taken(f"X={word}\nexport X\ntorchrun t.py $X\n").run["env"]["X"] == arg
+
+
+@pytest.mark.parametrize(
+    ("line", "args"),
+    [
+        ("""bash -c "torchrun t.py '$B' '\\${B}' \\${A} $A" """, ["${B}", "$${B}", "1", "1"]),
+        ("""bash -c 'torchrun t.py ${B} "${A}"'""", ["${B}", "1"]),
+        ("""bash -c "torchrun t.py \\"\\$P\\"" """, ["/d/e"]),
+    ],
+)
+def test_a_shell_inside_reads_what_the_first_one_kept(line: str, args: list[str]) -> None:
+    assert taken(f"A=1\nP=/d/e\nsrun {line}\n").run["args"] == args
+    assert taken("eval \"torchrun t.py '\\${B}' '$B'\"\n").run["args"] == ["$${B}", "${B}"]

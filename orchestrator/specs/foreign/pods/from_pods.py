@@ -137,7 +137,8 @@ def _started(pods: Pods, container: Mapping[str, Any]) -> tuple[Shell, Start | N
         return known.get(name, f"${{{name}}}") if is_one else found[0]
 
     words = [REFERENCE.sub(variable, one) for one in words]
-    shell = read_shell(shlex.join(words), {**known}) if words else Shell()
+    # Variables of a template are in quotes here, and stay variables.
+    shell = read_shell(shlex.join(words), {**known}, literal="${") if words else Shell()
     start = shell.training()
     alone = pods.command is None and not container.get("command")
     if start is None and alone and words and not re.search(r"/|sh$", words[0]):
