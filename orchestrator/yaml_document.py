@@ -179,8 +179,8 @@ class Place(str):
         return place
 
 
-def _place_of_node(source: str, node: yaml.Node) -> Place:
-    return Place(source, node.start_mark.line + 1, node.start_mark.column + 1)
+def _place_of(source: str, found: yaml.Node | yaml.Event) -> Place:
+    return Place(source, found.start_mark.line + 1, found.start_mark.column + 1)
 
 
 @dataclass
@@ -234,6 +234,7 @@ def parse(text: str, source: str) -> Document:
     document = Document(source)
     try:
         refuse_deep(text, source)
+        aliases = _aliases(text, source)
         node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
@@ -245,8 +246,14 @@ def parse(text: str, source: str) -> Document:
         place = Place(source, text.count("\n", 0, found.start()) + 1 if found else 1)
         raise _syntax_error(text, place, place, exc) from exc
     if node is not None:
-        document.data = _Reader(document).read(node, "")
+        document.data = _Reader(document, aliases).read(node, "")
     return document
+
+
+def _aliases(text: str, source: str) -> list[Place]:
+    """Where aliases are, from top to bottom. The nodes of aliases have the place of the anchor."""
+    events = yaml.parse(text, Loader=_Loader)
+    return [_place_of(source, event) for event in events if isinstance(event, yaml.AliasEvent)]
 
 
 def refuse_deep(text: str, source: str) -> None:
@@ -287,11 +294,16 @@ class _Reader:
     """Walks the nodes of one document."""
 
     document: Document
+    aliases: Sequence[Place]
     seen: set[int] = field(default_factory=set)
+    reached: tuple[int, int] = (0, 0)
+    """Line and column of the last key or value."""
 
     def read(self, node: yaml.Node, path: str) -> Any:
-        self.document.places[path] = _place_of_node(self.document.source, node)
+        self.document.places[path] = self._reach(_place_of(self.document.source, node))
         if id(node) in self.seen:
+            after = (one for one in self.aliases if (one.line, one.column) > self.reached)
+            self.document.places[path] = self._reach(next(after))
             limit, fix = "written out, without an alias", "repeat the value here"
             self.document.report(Problem(path=path, limit=limit, fix=fix))
             return None
@@ -304,12 +316,16 @@ class _Reader:
             case _:
                 return self._scalar(node, path)
 
+    def _reach(self, place: Place) -> Place:
+        self.reached = max(self.reached, (place.line, place.column))
+        return place
+
     def _mapping(self, node: yaml.MappingNode, path: str) -> dict[str, Any]:
         data: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = key_node.value
             where = join(path, key) if isinstance(key, str) else path
-            line = _place_of_node(self.document.source, key_node)
+            line = self._reach(_place_of(self.document.source, key_node))
             if not isinstance(key, str):
                 fix = "quote a value that begins with { or ["
                 problem = Problem(path=path, limit="plain keys with values", fix=fix)

@@ -309,6 +309,29 @@ def test_a_duplicate_key_is_reported_with_both_lines() -> None:
     assert "job.yaml:8: train.steps" in refusal_of(GOOD.replace("  global", "  steps: 5\n  global"))
 
 
+def test_an_alias_is_reported_at_its_own_line() -> None:
+    text = "\n".join(
+        [
+            "name: &n demo",
+            "name: *n",
+            "model: {preset: llama-tiny}",
+            "data:",
+            "  files:",
+            "  - &s 64",
+            "  # a comment",
+            "  - *s",
+            "  sequence_length: {",
+            "    a: 3, *s : *n}",
+            "train:",
+            "  steps: *s",
+        ]
+    )
+    expected = refusal_of(text)
+    assert "job.yaml:8: data.files[1]: must be written out, without an alias" in expected
+    assert "job.yaml:10: data.sequence_length.64: must be written out" in expected
+    assert "job.yaml:12: train.steps: must be written out, without an alias" in expected
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -8,6 +8,7 @@ import os
 import sys
 from errno import ENOSPC
 from io import TextIOWrapper
+from typing import TYPE_CHECKING
 
 import click
 
@@ -30,6 +31,9 @@ from orchestrator.cli.options import say_error
 from orchestrator.cli.specs import explaining, starting
 from orchestrator.cli.usage.sections import INTERRUPTED, Sections
 from orchestrator.contract.visible import VisibleStream
+
+if TYPE_CHECKING:
+    from orchestrator.errors import NdctlError
 
 EXIT_CODES = (
     "Exit codes: 0 success, 1 the job failed, 2 usage, 3 bad spec, 4 no plan, 5 job state,"
@@ -96,21 +100,41 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)  # before or after the command itself, which says what it did
     except Exception as exc:
-        from orchestrator.errors import NdctlError
-        from orchestrator.posix.denied import denied
+        error = _explained(exc)
+        if error is None:
+            raise
+        say_error(str(error))
+        sys.exit(error.exit_code)
 
+
+def _explained(exc: Exception) -> "NdctlError | None":
+    """The error that the user can act on; None: a crash of ndctl."""
+    from orchestrator.errors import NdctlError
+    from orchestrator.posix.denied import denied
+
+    match exc:
+        case NdctlError():
+            return exc
         # A file that the user may not read is a mistake to explain, not a crash of ndctl.
-        if isinstance(exc, PermissionError) and exc.filename is not None:
-            exc = denied(exc)
-        if isinstance(exc, OSError) and exc.errno == ENOSPC and exc.filename is None:
-            said = f"cannot write standard output: {exc.strerror}"
-            exc = NdctlError(said, fix="write it to a file on a disk with free space")
+        case PermissionError() if exc.filename is not None:
+            return denied(exc)
+        case FileNotFoundError() if exc.filename is None and not _has_folder():
+            said = "the current folder was removed, and a relative path needs it"
+            return NdctlError(said, fix="change to another folder (cd), and run the command again")
+        case OSError() if exc.errno == ENOSPC and exc.filename is None:
             # Python would try to write the rest when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if not isinstance(exc, NdctlError):
-            raise
-        say_error(str(exc))
-        sys.exit(exc.exit_code)
+            said = f"cannot write standard output: {exc.strerror}"
+            return NdctlError(said, fix="write it to a file on a disk with free space")
+    return None
+
+
+def _has_folder() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 - pathlib is not imported yet
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _open_streams() -> None:

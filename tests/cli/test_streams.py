@@ -39,6 +39,24 @@ def test_output_that_cannot_be_written_is_an_error_in_one_sentence() -> None:
     )
 
 
+def test_a_current_folder_that_was_removed_is_an_error_in_one_sentence(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    leave = f"cd {gone} && rmdir {gone} && {sys.executable} {ROOT}/ndctl_command.py"
+    done = subprocess.run(
+        ["bash", "-c", f"{leave} list --run-root relative"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == exit_codes.FAILED
+    assert done.stderr == (
+        "error: the current folder was removed, and a relative path needs it\n"
+        "  fix: change to another folder (cd), and run the command again\n"
+    )
+
+
 def test_a_name_that_is_too_long_for_a_file_is_unknown() -> None:
     code, err = shell(f"status {'a' * 5000}")
     assert code == exit_codes.BAD_JOB_STATE
