@@ -97,7 +97,7 @@ BAD: list[tuple[str, str, str]] = [
     ("data.sequence_length=2000000", "at most 1048576", "or less"),
     ("train.step=5", "unknown key", "did you mean train.steps?"),
     ("train.steps=0", "at least 1, got 0", "set train.steps to 1 or more"),
-    ("train.steps=1.5", "a whole number (at least 1), got 1.5", "set train.steps"),
+    ("train.steps=1.5", "a whole number (at least 1 and at most 1000000000000), got 1.5", "set train.steps"),
     ("train.steps='60'", "a whole number", "write 60 without quotes"),
     ("train.steps=60.0", "a whole number", "set train.steps to 60"),
     ("train.steps=true", "got true", "set train.steps to a whole number"),
@@ -298,7 +298,7 @@ def test_problems_are_also_available_as_values() -> None:
 def test_a_missing_key_is_reported_at_its_section() -> None:
     expected = refusal_of(GOOD.replace("  steps: 10\n", ""))
     assert "job.yaml:6: train.steps: must be given" in expected
-    assert "fix: add train.steps: a whole number (at least 1)" in expected
+    assert "fix: add train.steps: a whole number (at least 1 and at most" in expected
     assert "job.yaml:1: data: must be given" in refusal_of("name: a\nmodel: {preset: llama-tiny}\n")
 
 
@@ -341,6 +341,8 @@ def test_an_alias_is_reported_at_its_own_line() -> None:
         (GOOD.replace("steps: 10", "steps: !!int ten"), "what its tag says (!!int)"),
         (GOOD + "? [a, b]\n: 3\n", "plain keys with values"),
         (GOOD.replace("steps: 10", "steps: " + "9" * 5000), "at most 4,300 digits"),
+        (GOOD.replace("steps: 10", "steps: 1000000000001"), "at most 1000000000000"),
+        (GOOD.replace("-tiny", "-tiny, pad_vocab_to_multiple_of: 1048577"), "at most 1048576"),
     ],
 )
 def test_yaml_beyond_plain_values_is_refused(text: str, expected: str) -> None:

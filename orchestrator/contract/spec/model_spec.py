@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Struct
 
 from orchestrator.contract.codec import Invalid, Problem
-from orchestrator.contract.spec.limits import Above, Matches, OneOf
+from orchestrator.contract.spec.limits import Above, AtLeast, AtMost, Matches, OneOf
 from orchestrator.contract.spec.model_presets import PRESETS
 from orchestrator.contract.spec.types import Count
 
@@ -36,7 +36,7 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     weights: Annotated[str, Matches(r".+", "a folder or a hub id", "models/qwen3")] | None = None
     """A Hugging Face directory or a hub id in the local cache. Training starts from its
     safetensors; null draws new weights from the seed."""
-    pad_vocab_to_multiple_of: Count | None = None
+    pad_vocab_to_multiple_of: Annotated[int, AtLeast(1), AtMost(1 << 20)] | None = None
     """Rounds the model's `vocab_size` up to a multiple of this number, so that tp can divide it.
     50,257 with 128 gives 50,304. No data has the added tokens. Their logits take part in the loss,
     as with `--make-vocab-size-divisible-by` of Megatron-LM. Rows that `weights` lacks start at

@@ -166,7 +166,7 @@ class SpikeSpec(Struct, frozen=True, kw_only=True):
 class TrainSpec(Struct, frozen=True, kw_only=True):
     """How the model is trained."""
 
-    steps: Count
+    steps: Annotated[int, AtLeast(1), AtMost(10**12)]
     """Optimizer steps of the whole job."""
     global_batch_size: Annotated[int, AtLeast(1), AtMost(1 << 24)]
     """Sequences per optimizer step. It does not depend on the number of hosts: gradients are

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 from orchestrator.dashboard import format
-from orchestrator.dashboard.job_view.view import last_step
+from orchestrator.dashboard.job_view.view import believable, last_step
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.time_spent.account import TimeSpent
 from orchestrator.dashboard.time_spent.read import time_spent
@@ -161,4 +161,4 @@ def eta_s(job: JobSummary, now: float) -> float | None:
     if job.step >= job.steps:  # all are done, or their number is not known
         return None
     quiet = 0.0 if job.stepped_at is None else max(0.0, now - job.stepped_at)
-    return max(0.0, (job.steps - job.step) * job.step_s - min(quiet, job.step_s))
+    return believable(max(0.0, (job.steps - job.step) * job.step_s - min(quiet, job.step_s)))

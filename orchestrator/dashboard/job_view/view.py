@@ -215,6 +215,7 @@ def _ended_at(run: Run, progress: Progress) -> float:
     return run.stage.since if isinstance(run.stage, Ended) else heard_at(run, progress)
 
 
+LONGEST_ETA_S = 100 * 365 * 86_400.0
 RESUMES: tuple[State, ...] = ("STARTING", "RECOVERING", "PENDING", "SUSPENDED")
 """States of a job that will train again."""
 
@@ -226,10 +227,15 @@ def _eta(seen: ReplayedJob, state: State, progress: Progress, now: float) -> flo
     if state in RESUMES and (last.attempt < run.attempt.number or run.state != "RUNNING"):
         is_new = last.attempt < run.attempt.number and seen.resumed_from is not None
         from_step = seen.resumed_from if is_new else seen.checkpoint.step
-        return (run.job.steps - min(from_step or 0, last.step)) * step_s
+        return believable((run.job.steps - min(from_step or 0, last.step)) * step_s)
     # After the last step the ranks still write a checkpoint, and no step tells how long that takes.
     if state not in (*RESUMES, "RUNNING") or last.step >= run.job.steps:
         return None
     left_s = (run.job.steps - last.step) * step_s
     since = now - last.time if last.time is not None and state == "RUNNING" else 0.0
-    return max(0.0, left_s - min(max(0.0, since), step_s))
+    return believable(max(0.0, left_s - min(max(0.0, since), step_s)))
+
+
+def believable(eta_s: float) -> float | None:
+    """The time that is left; None: so long that it says nothing, and would fill the screen."""
+    return eta_s if eta_s <= LONGEST_ETA_S else None

@@ -148,6 +148,7 @@ def test_only_a_running_job_has_a_remaining_time() -> None:
     assert eta_s(replace(RUNNING, state="RECOVERING"), NOW) is None
     assert eta_s(replace(RUNNING, steps=0), NOW) is None
     assert eta_s(replace(RUNNING, as_of=START), NOW) is None
+    assert eta_s(replace(RUNNING, steps=10**12), NOW) is None
 
 
 def test_the_effective_time_is_that_of_status(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from orchestrator.contract.messages.events import (
     Event,
     HealthChanged,
     HostStopped,
+    JobSubmitted,
     LeaderStarted,
     TrainingResumed,
 )
@@ -186,6 +187,13 @@ def test_the_eta_comes_from_the_steps_of_this_attempt() -> None:
     shown = view_of(started(), metrics(1, 24), now=START + 8 + 0.8 * 24)
     assert shown.eta_s == pytest.approx(36 * 0.8)
     assert (shown.step, shown.steps) == (24, 60)
+
+
+def test_an_eta_of_thousands_of_years_is_none() -> None:
+    first, *rest = started()
+    assert isinstance(first, JobSubmitted)
+    events = [replace(first, steps=10**12), *rest]
+    assert view_of(events, metrics(1, 24)).eta_s is None
 
 
 def test_the_eta_of_a_job_that_recovers_counts_from_its_checkpoint() -> None:
