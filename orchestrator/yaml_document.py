@@ -179,8 +179,9 @@ class Place(str):
         return place
 
 
-def _place_of(source: str, found: yaml.Node | yaml.Event) -> Place:
-    return Place(source, found.start_mark.line + 1, found.start_mark.column + 1)
+def _place_of(source: str, mark: Any) -> Place:
+    """`mark`: of the C version or not, which have no type in common."""
+    return Place(source, mark.line + 1, mark.column + 1)
 
 
 @dataclass
@@ -253,7 +254,11 @@ def parse(text: str, source: str) -> Document:
 def _aliases(text: str, source: str) -> list[Place]:
     """Where aliases are, from top to bottom. The nodes of aliases have the place of the anchor."""
     events = yaml.parse(text, Loader=_Loader)
-    return [_place_of(source, event) for event in events if isinstance(event, yaml.AliasEvent)]
+    return [
+        _place_of(source, event.start_mark)
+        for event in events
+        if isinstance(event, yaml.AliasEvent)
+    ]
 
 
 def refuse_deep(text: str, source: str) -> None:
@@ -300,7 +305,7 @@ class _Reader:
     """Line and column of the last key or value."""
 
     def read(self, node: yaml.Node, path: str) -> Any:
-        self.document.places[path] = self._reach(_place_of(self.document.source, node))
+        self.document.places[path] = self._reach(_place_of(self.document.source, node.start_mark))
         if id(node) in self.seen:
             after = (one for one in self.aliases if (one.line, one.column) > self.reached)
             self.document.places[path] = self._reach(next(after))
@@ -325,7 +330,7 @@ class _Reader:
         for key_node, value_node in node.value:
             key = key_node.value
             where = join(path, key) if isinstance(key, str) else path
-            line = self._reach(_place_of(self.document.source, key_node))
+            line = self._reach(_place_of(self.document.source, key_node.start_mark))
             if not isinstance(key, str):
                 fix = "quote a value that begins with { or ["
                 problem = Problem(path=path, limit="plain keys with values", fix=fix)

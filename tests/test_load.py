@@ -97,7 +97,11 @@ BAD: list[tuple[str, str, str]] = [
     ("data.sequence_length=2000000", "at most 1048576", "or less"),
     ("train.step=5", "unknown key", "did you mean train.steps?"),
     ("train.steps=0", "at least 1, got 0", "set train.steps to 1 or more"),
-    ("train.steps=1.5", "a whole number (at least 1 and at most 1000000000000), got 1.5", "set train.steps"),
+    (
+        "train.steps=1.5",
+        "a whole number (at least 1 and at most 1000000000000), got 1.5",
+        "set train.steps",
+    ),
     ("train.steps='60'", "a whole number", "write 60 without quotes"),
     ("train.steps=60.0", "a whole number", "set train.steps to 60"),
     ("train.steps=true", "got true", "set train.steps to a whole number"),

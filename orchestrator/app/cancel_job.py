@@ -15,6 +15,7 @@ from orchestrator.contract.files.last_metric import last_reached
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.agent_protocol import CANCEL_PATH
 from orchestrator.contract.messages.events import JobSubmitted
+from orchestrator.dashboard.unsaved_steps import at_risk, lost
 from orchestrator.errors import BackendError, InUse, JobError, Unanswered
 from orchestrator.job.stage import Submitted
 from orchestrator.job.state import Run
@@ -67,7 +68,8 @@ def cancel(
         return _cancel_there(found.here(run), found.copy, environ, clock, by)
     led, asked_at = has_writer(run_dir.journal), clock.now()
     if led and _ask_to_cancel(run_dir, run.job.launch.launch, environ, by):
-        return f"cancelling {name}: {_what_ranks_do(run.job)}"
+        risk = at_risk(run_dir)
+        return f"cancelling {name}: {_what_ranks_do(run.job)}{risk and f'; {risk}'}"
     refuse_while_submitting(run_dir)
     if not led:
         # InUse: a leader started after `has_writer` was asked. It did not get the order, so the
@@ -215,7 +217,8 @@ def wait_until_ended(
             clear(run, environ, clock)
     except Unanswered as exc:
         raise _not_reached(run, run_dir, exc, environ, clock) from exc
-    return f"{run_dir.path.name}: {run.state}, {run.stage.reason}"
+    gone = lost(run_dir)
+    return f"{run_dir.path.name}: {run.state}, {run.stage.reason}{gone and f'; {gone}'}"
 
 
 def _leads(

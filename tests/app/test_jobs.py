@@ -9,6 +9,7 @@ from datetime import UTC
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.agent.connection import Line
 from orchestrator.app import cancel_job, schedulers
@@ -29,10 +30,16 @@ from orchestrator.contract.messages.agent_protocol import (
     RankStacks,
     Register,
 )
-from orchestrator.contract.messages.events import CancelRequested, JobSubmitted, LeaderStarted
+from orchestrator.contract.messages.events import (
+    CancelRequested,
+    CheckpointFailed,
+    JobSubmitted,
+    LeaderStarted,
+)
 from orchestrator.contract.spec.job_spec import INIT_TIMEOUT_S, JobSpec
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.dashboard.status import status_text
+from orchestrator.dashboard.unsaved_steps import at_risk
 from orchestrator.errors import BackendError, DrillError, JobError, PlanError, Unanswered
 from orchestrator.job.stage import Ended
 from orchestrator.job.state import Run
@@ -40,9 +47,11 @@ from orchestrator.job.transitions import fold
 from orchestrator.job_paths import find_job, jobs, run_root_of
 from orchestrator.job_secret import draw, secret_from
 from orchestrator.journal.current_launch import Launched, current_launch, current_spec
+from orchestrator.journal.journal import to_line
 from orchestrator.leader.leader_server import LeaderServer, Questions
 from orchestrator.seams import LaunchStatus
 from tests.agent.world import TurnedClock
+from tests.dashboard.dashboard_story import START, journal, recovered
 from tests.jobs_on_disk import JOB, NoCluster, cluster, drill, events, lead, on_slurm, submission
 
 __all__ = ["cluster"]
@@ -587,6 +596,28 @@ def test_waiting_for_the_end_reads_the_journal_once_more_after_the_leader_exits(
             lead(tmp_path, CancelRequested(at=self.now(), by="me"))
 
     assert cancel_job.wait_until_ended(run_dir, {}, Ends()) == "e2e: CANCELLED, cancelled by me"
+
+
+def test_a_cancelled_job_whose_saves_fail_says_what_is_lost(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    run_dir = RunDir(tmp_path / JOB)
+    run_dir.path.mkdir()
+    why = "No space left on device"
+    failed = CheckpointFailed(at=START + 40, attempt=2, step=30, why=why)
+    happened = [*recovered(), failed, replace(failed, step=35)]
+    run_dir.journal.write_bytes(b"".join(map(to_line, journal(happened))))
+    run_dir.metrics.write_text('{"attempt": 2, "step": 44, "time": 1.0}\n')
+    assert at_risk(run_dir) == (
+        "the last 2 saves failed (No space left on device); if they cannot save now either, a"
+        " resume starts from step-20 and repeats 24 steps"
+    )
+    happened.append(CancelRequested(at=START + 50, by="me", led=False))
+    run_dir.journal.write_bytes(b"".join(map(to_line, journal(happened))))
+    assert cancel_job.wait_until_ended(run_dir, {}, TurnedClock()) == (
+        "e2e: CANCELLED, cancelled by me; the last 2 saves failed (No space left on device); a"
+        " resume starts from step-20 and repeats 24 steps"
+    )
 
 
 def test_a_job_that_the_scheduler_still_has_is_not_submitted_again(
