@@ -1,14 +1,16 @@
 """Creates the run directory of a launch, before its first agent registers."""
 
 import json
+import logging
 import os
 import secrets
+import stat
 from datetime import UTC, datetime
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from orchestrator.contract.files.access import access_of
+from orchestrator.contract.files.access import Access, access_of
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.last_metric import last_reached
 from orchestrator.contract.files.run_dir import RunDir
@@ -18,7 +20,11 @@ from orchestrator.job.state import Run
 from orchestrator.journal.current_launch import write_current_launch
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.snapshot import replay
+from orchestrator.posix.denied import user_of
+from orchestrator.posix.owners import is_trusted, refuse_foreign
 from orchestrator.seams import Clock
+
+log = logging.getLogger(__name__)
 
 ARCHIVE = ".archive"
 """Folder below the run root to which `--new` moves the earlier run of the same name."""
@@ -39,14 +45,54 @@ def write_files(run_dir: RunDir, handover: Handover, number: int, *, token: bool
         run_dir.trainer_config(number).write_text(json.dumps(handover.trainer, indent=2))
     if handover.submitted is not None:
         write_whole(run_dir.submitted, json.dumps(handover.submitted, indent=2).encode())
-    if token and not run_dir.token.exists():
-        from orchestrator.job_secret import draw  # imported late: no other command needs it
+    if token:
+        _write_token(run_dir.token)
 
-        # Other users must not read the secret, not even for a moment, so the file is created with
-        # its mode.
-        fd = os.open(run_dir.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(draw())
+
+def _write_token(path: Path) -> None:
+    from orchestrator.job_secret import draw  # imported late: no other command needs it
+
+    try:
+        if (wrong := _distrusted(path)) is None:
+            return
+        # No agent of an earlier launch needs the old secret any more.
+        log.warning("replacing the job's secret %s: %s", path, wrong)
+        path.unlink()
+    except FileNotFoundError:
+        pass
+    # Other users must not read the secret, not even for a moment, so the file is created with its
+    # mode.
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(draw())
+
+
+def _distrusted(path: Path) -> str | None:
+    """Why other users may know the secret, or why it is none; None if it is fine. Raises OSError."""
+    from orchestrator.job_secret import NoSecret, secret_from
+
+    found = path.lstat()
+    if not is_trusted(path, found):
+        return f"it belongs to {user_of(found)}"
+    if not stat.S_ISREG(found.st_mode):
+        return "it is not a file"
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        return f"other users have access to it (mode {stat.S_IMODE(found.st_mode):o})"
+    try:
+        secret_from(path.read_bytes().decode(errors="replace"))
+    except NoSecret as exc:
+        return str(exc)
+    return None
+
+
+def make_own(run_dir: RunDir, access: Access | None) -> None:
+    """Create the run directory, unless it exists and no other user made it.
+
+    Raises JobError and OSError.
+    """
+    refuse_foreign(run_dir.path)
+    run_dir.make(access)
+    refuse_foreign(run_dir.path)  # another user may have been faster
 
 
 def archive(run_dir: RunDir, at: float) -> Path:
@@ -98,7 +144,7 @@ def begin(run_dir: RunDir, handover: Handover, clock: Clock, *, token: bool) -> 
 
     Raises:
         JobError: a later launch exists; or there is a run and neither --resume nor --new was given;
-            or there is no run to resume.
+            or there is no run to resume; or another user made the run directory.
     """
     run, number = replay(run_dir), handover.launch.launch
     former = run.job.launch.launch if run.job else 0
@@ -108,7 +154,11 @@ def begin(run_dir: RunDir, handover: Handover, clock: Clock, *, token: bool) -> 
     if handover.new and (former or files_without_journal(run_dir)):
         archive(run_dir, clock.now())
         run = Run()
-    run_dir.make(access_of(handover.launch))
+    access = access_of(handover.launch)
+    if token:
+        make_own(run_dir, access)
+    else:  # a volume of the cluster may give the folder any owner, and the secret is not in it
+        run_dir.make(access)
     # Opening the journal waits for a former leader. Its files must not be replaced before it has
     # exited.
     with Journal(run_dir.journal, clock, PATIENCE_S) as journal:

@@ -1,6 +1,8 @@
 """The error for a user without access to a file, such as another user's run directory."""
 
 import contextlib
+import os
+import pwd
 from pathlib import Path
 
 from orchestrator.errors import JobError
@@ -31,8 +33,13 @@ def _closed(path: Path) -> tuple[Path, str]:
 
 
 def owner_of(path: Path) -> str:
+    """The owner of a file, or of what a link leads to."""
+    return user_of(path.stat())
+
+
+def user_of(found: os.stat_result) -> str:
     """The owner's name, or number if this machine does not know the name."""
     try:
-        return f"user {path.owner()}"
+        return f"user {pwd.getpwuid(found.st_uid).pw_name}"
     except KeyError:
-        return f"user {path.stat().st_uid}"
+        return f"user {found.st_uid}"

@@ -63,11 +63,13 @@ from orchestrator.journal.run_dir_init import (
     ARCHIVE,
     archive,
     files_without_journal,
+    make_own,
     refuse_similar_name,
     unknown_run,
     write_files,
 )
 from orchestrator.load import read_spec
+from orchestrator.posix.owners import refuse_foreign
 from orchestrator.registry.submitted import register_job
 from orchestrator.seams import Clock, ExistingJob, JobCopy, RemoteScheduler, SubmittingScheduler
 
@@ -196,7 +198,7 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
         PlanError: the bundled trainer cannot train the model, although it can be planned.
         JobError: the job is running or being submitted; or it ended and neither `resume` nor `new`
             is set; or it has no steps left; or all its checkpoints are lost; or the path of its run
-            directory is not UTF-8.
+            directory is not UTF-8; or another user made the run directory.
         BackendError: the agents could not be started, and nothing is left running. If the
             scheduler refused the job, the run directory is restored or removed.
     """
@@ -280,7 +282,7 @@ def _begin(submission: Submission, without: Sequence[str], clock: Clock) -> Hand
     """Write the run directory and the first journal line."""
     run_dir = submission.run_dir
     launch = launch_of(submission, 0)  # the journal, read below, gives the real number
-    run_dir.make(access_of(launch))
+    make_own(run_dir, access_of(launch))
     with Journal(run_dir.journal, clock) as journal:
         past = snapshot.replay(run_dir)
         job = submitted_event(submission, past, clock.now(), without)
@@ -507,6 +509,8 @@ def _check_existing(
     """Raise JobError for a second start. `asks`: a scheduler may be asked for the former one."""
     run_dir = submission.run_dir
     refuse_similar_name(run_dir)
+    if not submission.new:  # which moves another user's run away, if the run root lets it
+        refuse_foreign(run_dir.path)
     if is_alive(run_dir, environ, clock):
         raise is_running(run_dir, environ, "dashboard")
     run = snapshot.replay(run_dir)
