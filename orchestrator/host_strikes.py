@@ -27,6 +27,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ndctl.rank.regular_file import read_regular
 from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.files.shared_lines import append
 from orchestrator.contract.read_json import read_json
@@ -201,7 +202,7 @@ def recall(path: Path) -> tuple[Line, ...]:
     """Every readable line; empty if there is no file. Other lines are logged and ignored: many
     users write this file, and a bad line of one must not stop the others. Raises OSError."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except FileNotFoundError:
         return ()
     lines: list[Line] = []

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from ndctl.rank.regular_file import open_regular
 from orchestrator.contract.files.atomic_write import written_beside
 from orchestrator.contract.files.shared_lines import append, is_there, share
 from orchestrator.plan.history.record import SpeedRecord, is_sound
@@ -46,7 +47,7 @@ def remember(path: Path, record: SpeedRecord) -> None:
 def recall(path: Path) -> tuple[SpeedRecord, ...]:
     """The records at the end of the file, the newest last."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - READ_BYTES))
             lines = file.read().split(b"\n")

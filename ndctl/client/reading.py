@@ -10,6 +10,7 @@ from typing import Any
 
 from ndctl.client.settings import warnings_of
 from ndctl.client.values import Event, LogLine, Metric
+from ndctl.rank.regular_file import open_regular
 from orchestrator.app.remote import Found, fetch_logs, settled
 from orchestrator.app.snapshots import asker
 from orchestrator.contract.messages.events import StepReached
@@ -50,7 +51,7 @@ def _trained(metrics: Iterable[Metric]) -> list[Metric]:
 def _written(path: Path) -> Iterator[Metric]:
     """Lines that cannot be read are ignored, also an incomplete last one."""
     try:
-        file = path.open("rb")
+        file = open_regular(path)
     except FileNotFoundError:
         return
     with file:

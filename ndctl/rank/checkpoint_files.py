@@ -15,6 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ndctl.rank.regular_file import open_regular, read_regular
+
 MARKER = "COMPLETE"
 """JSON: `step`, `attempt`, `world_size`, `files` (name -> size in bytes), `sha256` (name ->
 checksum in hexadecimal digits), and in checkpoints of the bundled trainer `trained`."""
@@ -61,7 +63,7 @@ def defect_of(folder: Path) -> str | None:
 def read_marker(folder: Path) -> dict[str, Any]:
     """Raises OSError or ValueError if no marker can be read."""
     try:
-        marker = json.loads((folder / MARKER).read_text())
+        marker = json.loads(read_regular(folder / MARKER))
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     if not isinstance(marker, dict):
@@ -73,7 +75,7 @@ def checksum(path: Path) -> str:
     """SHA-256 in hexadecimal digits. Raises OSError."""
     import hashlib  # here, because most scripts that import `ndctl` write no checkpoint
 
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from ndctl.rank.regular_file import read_regular
+
 STALE_TRIES = 3
 
 Admit = Callable[[], None]
@@ -65,8 +67,8 @@ def _text(path: Path) -> str:
     # gives the new file.
     for _ in range(STALE_TRIES - 1):
         try:
-            return path.read_text()
+            return read_regular(path).decode()
         except OSError as exc:
             if exc.errno != errno.ESTALE:
                 raise
-    return path.read_text()
+    return read_regular(path).decode()

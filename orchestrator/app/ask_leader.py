@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from ndctl.rank.regular_file import read_regular
 from orchestrator.agent.handshake import nonce_in, proof_headers
 from orchestrator.contract.files import env
 from orchestrator.contract.files.run_dir import RunDir
@@ -36,10 +37,10 @@ def ask_leader(
 ) -> Answer | None:
     """The leader's answer; None if it could not be reached from here."""
     try:
-        leader = read_json(run_dir.leader.read_text())
+        leader = read_json(read_regular(run_dir.leader))
         if leader["launch"] != launch:
             return None  # file of an earlier launch; another program may use that port now
-        secret = secret_from(environ.get(env.TOKEN) or run_dir.token.read_text())
+        secret = secret_from(environ.get(env.TOKEN) or read_regular(run_dir.token).decode())
         claim = Claim(purpose=request.purpose, launch=launch)
         return _post(leader["address"], leader["port"], secret, claim, request)
     except (OSError, ValueError, KeyError, TypeError, HTTPException):

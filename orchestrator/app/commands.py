@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from ndctl.rank.regular_file import read_regular
 from orchestrator.app.remote import Found
 from orchestrator.contract.codec import Invalid, decode, encode
 from orchestrator.contract.files import env
@@ -111,7 +112,7 @@ def _commands(
 def _origin(run_dir: RunDir) -> SubmittedFrom:
     """Uses the copy in the run directory if the user's file is gone or on another machine."""
     try:
-        origin: SubmittedFrom = decode(SubmittedFrom, read_json(run_dir.submitted.read_text()))
+        origin: SubmittedFrom = decode(SubmittedFrom, read_json(read_regular(run_dir.submitted)))
     except (OSError, ValueError, Invalid):
         return SubmittedFrom(spec=str(run_dir.spec))
     if Path(origin.spec).is_file():

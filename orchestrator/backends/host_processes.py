@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+from ndctl.rank.regular_file import read_regular
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.errors import BackendError
 from orchestrator.posix.locks import is_free, is_held_alone
@@ -62,7 +63,7 @@ def pid_in(lock: Path) -> int | None:
 
 def _number_in(lock: Path) -> int | None:
     try:
-        return int(lock.read_text())
+        return int(read_regular(lock))
     except (OSError, ValueError):
         return None
 

@@ -109,8 +109,9 @@ def main() -> None:
 
 def _explained(exc: Exception) -> "NdctlError | None":
     """The error that the user can act on; None: a crash of ndctl."""
+    from ndctl.rank.regular_file import NotRegular
     from orchestrator.errors import NdctlError
-    from orchestrator.posix.denied import denied
+    from orchestrator.posix.denied import denied, not_a_file
 
     match exc:
         case NdctlError():
@@ -118,6 +119,8 @@ def _explained(exc: Exception) -> "NdctlError | None":
         # A file that the user may not read is a mistake to explain, not a crash of ndctl.
         case PermissionError() if exc.filename is not None:
             return denied(exc)
+        case NotRegular():
+            return not_a_file(exc)
         case FileNotFoundError() if exc.filename is None and not _has_folder():
             said = "the current folder was removed, and a relative path needs it"
             return NdctlError(said, fix="change to another folder (cd), and run the command again")

@@ -17,6 +17,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ndctl.rank.regular_file import open_regular
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.times import check_time
 
@@ -148,7 +149,7 @@ def read_ends(path: Path) -> Progress:
     recent = list(itertools.islice(_metrics_backwards(path), RECENT_STEPS))
     progress = fold_metrics(NO_PROGRESS, reversed(recent))
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             first = parse_metric(file.readline())
     except FileNotFoundError:
         first = None
@@ -165,7 +166,7 @@ def _metrics_backwards(path: Path) -> Iterator[Metric]:
 def lines_backwards(path: Path) -> Iterator[bytes]:
     """The complete lines of a file, last line first; an incomplete last line is ignored."""
     try:
-        file = path.open("rb")
+        file = open_regular(path)
     except FileNotFoundError:
         return
     with file:
@@ -206,7 +207,7 @@ class MetricTail:
 
     def lines(self) -> Iterator[bytes]:
         """One line at a time, because a file of weeks has a million."""
-        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+        with contextlib.suppress(FileNotFoundError), open_regular(self.path) as file:
             file.seek(self.offset)
             for line in file:
                 if not line.endswith(b"\n"):  # it is being written

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from ndctl.rank.regular_file import read_regular
 from orchestrator.contract.codec import Invalid, decode, encode
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.run_dir import RunDir
@@ -37,7 +38,7 @@ def write_current_launch(run_dir: RunDir, job: JobSubmitted) -> None:
 def current_launch(run_dir: RunDir) -> Launched | None:
     """None if there is no launch yet. Raises OSError."""
     try:
-        noted: Launched = decode(Launched, read_json(run_dir.launch.read_text()))
+        noted: Launched = decode(Launched, read_json(read_regular(run_dir.launch)))
     except (FileNotFoundError, ValueError, Invalid):  # an older ndctl wrote none, or it is damaged
         return _journalled(run_dir)
     return noted

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, Self
 import msgspec
 from msgspec import Struct
 
+from ndctl.rank.regular_file import open_regular
 from orchestrator.contract.codec import Invalid, decode, encode_tagged
 from orchestrator.contract.messages import wire
 from orchestrator.contract.messages.actions import Action
@@ -201,7 +202,7 @@ class Tail:
         # An agent may look before the first launch has written a line.
         if not self.path.exists():
             return
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             file.seek(self.offset)
             for line in _whole(file):
                 entry = _entry(line, self.lines + 1, self.path)
@@ -242,7 +243,7 @@ def entries_of(
     """
     marks = tuple(map(mark, kinds))
     of_it = b"" if attempt is None else b'"attempt":%d,' % attempt
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+    with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
         for number, line in enumerate(_whole(file), 1):
             if of_it in line and any(one in line for one in marks):
                 entry = _entry(line, number, path)
@@ -256,7 +257,7 @@ def damaged_end(path: Path) -> str | None:
     as while a leader writes. Raises OSError."""
     if not path.exists():
         return None
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return _lost(path, file.fileno())
 
 
@@ -306,7 +307,7 @@ DAMAGED = "journal.damaged"
 
 def last_before(path: Path, place: Place) -> Entry | None:
     """The last entry before `place`; None at the beginning. Raises OSError and JobError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         _, last = _end_of(file.fileno(), place.offset)
     return _entry(last, place.lines, path) if last else None
 
@@ -318,7 +319,7 @@ def position_after(path: Path, kind: type[Event] | type[Action], before: Place) 
     """
     marked = mark(kind)
     end, lines, rest = before.offset, before.lines, b""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while end > 0:
             begun = max(0, end - LEAST_READ)
             data = os.pread(file.fileno(), end - begun, begun) + rest

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from ndctl.rank.regular_file import read_regular
 from orchestrator.contract.files.access import Access, access_of
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.last_metric import last_reached
@@ -68,7 +69,7 @@ def _write_token(path: Path) -> None:
 
 
 def _distrusted(path: Path) -> str | None:
-    """Why other users may know the secret, or why it is none; None if it is fine. Raises OSError."""
+    """Why other users may know the secret, or why it is none. Raises OSError."""
     from orchestrator.job_secret import NoSecret, secret_from
 
     found = path.lstat()
@@ -79,7 +80,7 @@ def _distrusted(path: Path) -> str | None:
     if stat.S_IMODE(found.st_mode) & 0o077:
         return f"other users have access to it (mode {stat.S_IMODE(found.st_mode):o})"
     try:
-        secret_from(path.read_bytes().decode(errors="replace"))
+        secret_from(read_regular(path).decode(errors="replace"))
     except NoSecret as exc:
         return str(exc)
     return None

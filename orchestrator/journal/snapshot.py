@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from ndctl.rank.regular_file import open_regular, read_regular
 from orchestrator.contract.codec import Invalid, decode, encode
 from orchestrator.contract.files.atomic_write import written_beside
 from orchestrator.contract.files.run_dir import RunDir
@@ -127,7 +128,7 @@ def _before(place: Place, read_before: ReadBefore) -> str:
 
 def _reader(path: Path) -> ReadBefore:
     def read_before(offset: int, length: int) -> bytes:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return os.pread(file.fileno(), length, offset - length)
 
     return read_before
@@ -148,7 +149,7 @@ def write(run_dir: RunDir, folded: Folded, guard: Callable[[], None]) -> None:
 def read_head(run_dir: RunDir) -> Head | None:
     """First line of the snapshot; None if there is no valid snapshot."""
     try:
-        with run_dir.state.open("rb") as file:
+        with open_regular(run_dir.state) as file:
             return _head(file.readline(), made_by(), _reader(run_dir.journal))
     except (OSError, Unfit):
         return None
@@ -158,7 +159,7 @@ def load(run_dir: RunDir) -> Folded:
     """The snapshot; `NOTHING` if there is no valid one."""
     maker = made_by()  # must be computed at start, even if there is no snapshot yet
     try:
-        return from_bytes(run_dir.state.read_bytes(), maker, _reader(run_dir.journal))
+        return from_bytes(read_regular(run_dir.state), maker, _reader(run_dir.journal))
     except FileNotFoundError:
         return NOTHING
     # The journal has everything that a snapshot has, so a bad one costs only time.

@@ -1,10 +1,11 @@
-"""The error for a user without access to a file, such as another user's run directory."""
+"""Errors for files that cannot be read, such as those in another user's run directory."""
 
 import contextlib
 import os
 import pwd
 from pathlib import Path
 
+from ndctl.rank.regular_file import NotRegular
 from orchestrator.errors import JobError
 
 
@@ -19,6 +20,18 @@ def denied(exc: PermissionError) -> JobError:
         f"permission denied: {path}{where}{whose}",
         fix="use a run root of your own (--run-root, NDCTL_RUN_ROOT), or ask the owner to give a"
         " group of yours access to the run directory (cluster.slurm.group and mode)",
+    )
+
+
+def not_a_file(exc: NotRegular) -> JobError:
+    """The error for a FIFO, a folder or a device in place of a file of a run directory."""
+    path = Path(str(exc.filename))
+    owner = ""
+    with contextlib.suppress(OSError):
+        owner = f" of {user_of(path.lstat())}"
+    return JobError(
+        f"{path}{owner} cannot be read: {exc.strerror}",
+        fix="remove it, or use another run root (--run-root, NDCTL_RUN_ROOT)",
     )
 
 

@@ -15,6 +15,8 @@ import fcntl
 import os
 from pathlib import Path
 
+from ndctl.rank.regular_file import descriptor_of
+
 
 def try_lock(fd: int) -> bool:
     """Take the exclusive lock if it is free. `fd` must be open for writing."""
@@ -41,13 +43,13 @@ def is_free(path: Path) -> bool:
 
 def _refused(path: Path, access: int, kind: int) -> bool:
     try:
-        fd = os.open(path, access)
+        fd = descriptor_of(path, access)
     except FileNotFoundError:
         return False
     except OSError as exc:
         if exc.errno != errno.EROFS:
             raise
-        fd = os.open(path, os.O_RDONLY)  # the storage became read-only under a job
+        fd = descriptor_of(path, os.O_RDONLY)  # the storage became read-only under a job
     try:
         return not _try(fd, kind)
     finally:

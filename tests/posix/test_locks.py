@@ -72,3 +72,10 @@ def test_locks_on_storage_that_became_read_only_are_seen(tmp_path: Path) -> None
         assert is_free(held)
     finally:
         subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+def test_a_fifo_has_no_lock_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for ask in (is_free, is_held_alone):
+        with pytest.raises(OSError, match="it is a FIFO, not a file"):
+            ask(tmp_path / "fifo")

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ndctl.rank.regular_file import descriptor_of, open_regular
 from orchestrator.app import remote
 from orchestrator.app.remote import Found, Place
 from orchestrator.backends.kubernetes.mirror.mirror_paths import known_mirrors
@@ -199,7 +200,7 @@ def _ask_storage(journal: Path) -> os.stat_result:
     seen = journal.stat()
     if stat.S_ISREG(seen.st_mode):
         with suppress(PermissionError):  # reading it says so
-            os.close(os.open(journal, os.O_RDONLY))
+            os.close(descriptor_of(journal, os.O_RDONLY))
     return seen
 
 
@@ -215,7 +216,7 @@ def _matching(pattern: str, jobs: Iterable[KnownJob]) -> list[KnownJob]:
 def group_of(run_dir: RunDir) -> str:
     """The job's group, from the first line of its journal; empty: none."""
     try:
-        with run_dir.journal.open("rb") as journal:
+        with open_regular(run_dir.journal) as journal:
             event = from_line(journal.readline()).event
     except (OSError, ValueError):
         return ""

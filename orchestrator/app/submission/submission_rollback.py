@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from ndctl.rank.regular_file import read_regular
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.journal.journal import Journal, Place
@@ -37,7 +38,7 @@ def look(run_dir: RunDir, archived: Path | None) -> Before:
     return Before(
         run_dir=run_dir,
         names=frozenset(_names(run_dir)),
-        replaced={path: path.read_bytes() for path in again if path.exists()},
+        replaced={path: read_regular(path) for path in again if path.exists()},
         archived=archived,
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from ndctl.rank.regular_file import read_regular
 from orchestrator.backends.slurm import observe, pending_hints, render
 from orchestrator.backends.slurm.commands import UNKNOWN_JOB, Slurm, refusal
 from orchestrator.backends.slurm.observe import SlurmJob
@@ -187,7 +188,7 @@ def _sighting(launch: LaunchPlan, job: SlurmJob | None) -> LaunchStatus:
 
 def _noted_end(launch: LaunchPlan) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError):
-        return str(read_json(_record_path(launch).read_text())["ended"])
+        return str(read_json(read_regular(_record_path(launch)))["ended"])
     return ""
 
 
@@ -195,7 +196,7 @@ def _note_end(launch: LaunchPlan, job: SlurmJob) -> None:
     """Record how the job ended, because Slurm forgets it after a few minutes."""
     # The run directory may belong to another user, or may not be recorded as the one of this job.
     with contextlib.suppress(OSError, ValueError, KeyError):
-        said = read_json(_record_path(launch).read_text())
+        said = read_json(read_regular(_record_path(launch)))
         if said["job_id"] == job.id and said.get("ended") != job.state:
             write_whole(_record_path(launch), json.dumps({**said, "ended": job.state}).encode())
 
@@ -218,7 +219,7 @@ def name_of(launch: LaunchPlan) -> str | None:
 
 def recorded(launch: LaunchPlan) -> str | None:
     with contextlib.suppress(OSError, ValueError, KeyError):
-        return str(read_json(_record_path(launch).read_text())["job_id"])
+        return str(read_json(read_regular(_record_path(launch)))["job_id"])
     return None
 
 
@@ -231,7 +232,7 @@ def record(launch: LaunchPlan, job_id: str, step: str = "") -> None:
 def recorded_step(launch: LaunchPlan) -> tuple[str, str] | None:
     """Job id and step; None if no step is recorded."""
     with contextlib.suppress(OSError, ValueError, KeyError):
-        said = read_json(_record_path(launch).read_text())
+        said = read_json(read_regular(_record_path(launch)))
         return str(said["job_id"]), str(said["step"])
     return None
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from ndctl.rank.regular_file import open_regular
 from orchestrator.contract.read_json import read_json
 
 END_BYTES = 64 * 1024
@@ -23,7 +24,7 @@ def last_reached(metrics: Path) -> Reached | None:
     """The newest step in the file, of any attempt; None if there is none. Lines that a crash cut
     short, or that cannot be read, are ignored."""
     try:
-        with metrics.open("rb") as file:
+        with open_regular(metrics) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
             lines = file.read().split(b"\n")
     except OSError:

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from ndctl.rank.regular_file import read_regular
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.read_json import read_json
@@ -38,7 +39,7 @@ def _write(run_dir: RunDir, body: Mapping[str, object]) -> None:
 def leader_of(run_dir: RunDir, term: Term) -> dict[str, Any]:
     """What the leader of `term` wrote: `address`, `port`, `name`, or `over`; empty before that."""
     try:
-        leader = read_json(run_dir.leader.read_text())
+        leader = read_json(read_regular(run_dir.leader))
     except (OSError, ValueError):
         return {}
     ours = isinstance(leader, dict) and leader.items() >= asdict(term).items()

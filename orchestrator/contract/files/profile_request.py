@@ -12,6 +12,7 @@ from typing import Annotated
 
 from msgspec import Struct
 
+from ndctl.rank.regular_file import read_regular
 from orchestrator.contract.codec import Invalid, decode, encode
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.env import RankEnv
@@ -40,7 +41,7 @@ def write_request(path: Path, request: ProfileRequest) -> None:
 def take_request(path: Path) -> ProfileRequest | None:
     """The request, which is removed; None if there is none that can be read."""
     try:
-        request: ProfileRequest = decode(ProfileRequest, read_json(path.read_text()))
+        request: ProfileRequest = decode(ProfileRequest, read_json(read_regular(path)))
     except (OSError, ValueError, Invalid):
         return None
     finally:

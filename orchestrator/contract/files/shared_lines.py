@@ -11,6 +11,8 @@ import fcntl
 import os
 from pathlib import Path
 
+from ndctl.rank.regular_file import descriptor_of
+
 
 def append(path: Path, line: bytes) -> None:
     """Append a line, with its newline. Many processes may do so at once. The folder of the file is
@@ -59,7 +61,7 @@ def _open(path: Path) -> int:
     flags = os.O_RDWR | os.O_APPEND
     try:
         # Without O_CREAT, because Linux forbids it for a file of another user in a sticky folder.
-        return os.open(path, flags)
+        return descriptor_of(path, flags)
     except FileNotFoundError:
         folder = path.parent
     with contextlib.suppress(FileExistsError):
@@ -68,7 +70,7 @@ def _open(path: Path) -> int:
     try:
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o664)
     except FileExistsError:
-        return os.open(path, flags)
+        return descriptor_of(path, flags)
     share(path, folder.parent, 0o666)
     return fd
 

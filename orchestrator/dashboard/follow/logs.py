@@ -17,6 +17,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from ndctl.rank.regular_file import open_regular
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.seams import Clock
 
@@ -149,7 +150,7 @@ def _lines(path: Path, tail: int | None) -> Iterator[str]:
     """All lines, including an incomplete last one: it may be the last output of a dying rank."""
     start = 0 if tail is None else start_of_tail(path, tail)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(start)
             for line in file:
                 yield _text(line)
@@ -159,7 +160,7 @@ def _lines(path: Path, tail: int | None) -> Iterator[str]:
 
 def start_of_tail(path: Path, lines: int) -> int:
     """Byte offset of the last `lines` lines of a file; reads backwards from its end."""
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+    with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
         size = place = file.seek(0, os.SEEK_END)
         lines_needed = lines
         while place > 0:
@@ -196,7 +197,7 @@ class FollowedLog:
     def more(self, last: bool = False) -> Iterator[LogLine]:
         """Complete lines since the last call; with `last`, also an incomplete last line."""
         try:
-            with self.file.path.open("rb") as file:
+            with open_regular(self.file.path) as file:
                 if os.fstat(file.fileno()).st_size <= self.offset:
                     return
                 file.seek(self.offset)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from ndctl.rank.regular_file import read_regular
 from orchestrator.contract.codec import Invalid, decode
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.read_json import read_json
@@ -62,7 +63,7 @@ def is_newer(report: JobReport, before: JobReport) -> bool:
 def read_report(run_dir: RunDir) -> JobReport | None:
     """The report in a copy of a run directory; None if there is none that this version reads."""
     try:
-        body = read_json(run_dir.report.read_bytes())
+        body = read_json(read_regular(run_dir.report))
         return decode(JobReport, body) if isinstance(body, Mapping) else None
     except (OSError, ValueError, Invalid):
         return None

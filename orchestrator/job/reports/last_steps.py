@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from ndctl.rank.regular_file import open_regular
 from orchestrator.contract.read_json import read_json
 
 READ_BYTES = 1 << 16
@@ -27,7 +28,7 @@ def pace_of_last(metrics: Path) -> Pace | None:
     """None if no step is written. Raises OSError."""
     if not metrics.exists():
         return None
-    with metrics.open("rb") as file:
+    with open_regular(metrics) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - READ_BYTES))
         *whole, _ = file.read().split(b"\n")

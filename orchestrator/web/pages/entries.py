@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from msgspec import Struct
 
+from ndctl.rank.regular_file import open_regular
 from orchestrator.contract.codec import Invalid
 from orchestrator.dashboard.event_text import event_time
 from orchestrator.dashboard.follow.events import is_noise
@@ -72,7 +73,7 @@ def around(journal: Path, incident: Incident, most: int) -> Found:
 
 def _forwards(journal: Path, at: float) -> Iterator[Entry | None]:
     """Entries from the time `at` on; None at the end if the limit was reached."""
-    with journal.open("rb") as file:
+    with open_regular(journal) as file:
         file.seek(_offset_of(file, at))
         left = MOST_BYTES
         for line in file:

@@ -7,6 +7,7 @@ from shlex import join, quote
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from ndctl.rank.regular_file import read_regular
 from orchestrator.backends.kubernetes.mirror.mirror_paths import REMOTE, place_options
 from orchestrator.backends.kubernetes.render.names import CONTAINERS
 from orchestrator.contract.codec import decode
@@ -48,7 +49,7 @@ def read_remote(mirror: Path) -> Remote:
     """
     file = mirror / REMOTE
     try:
-        return decode(Remote, read_json(file.read_bytes()))
+        return decode(Remote, read_json(read_regular(file)))
     except PermissionError as exc:
         raise JobError(f"{file} cannot be read: {exc.strerror}", fix="ask its owner") from exc
     except (OSError, ValueError) as exc:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from ndctl.rank.regular_file import open_regular
 from orchestrator.backends.slurm import render
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.inventory.slurm.hostlist import expand
@@ -53,6 +54,6 @@ def found(
 
 
 def _text(path: Path) -> str:
-    with contextlib.suppress(OSError), path.open("rb") as file:
+    with contextlib.suppress(OSError), open_regular(path) as file:
         return file.read(MOST_BYTES).decode(errors="replace")
     return ""

@@ -10,6 +10,7 @@ import logging
 import signal
 from pathlib import Path
 
+from ndctl.rank.regular_file import open_regular, read_regular
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Breakdown, LaunchPlan
@@ -40,7 +41,7 @@ def last_errors(batch_output: Path) -> str:
         batch_output: the output of the batch script. It also has lines of earlier allocations.
     """
     try:
-        with batch_output.open("rb") as file:
+        with open_regular(batch_output) as file:
             file.seek(max(0, batch_output.stat().st_size - READ_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:  # srun's errors went to a pipe, or to a folder that is not in the container
@@ -52,7 +53,7 @@ def last_errors(batch_output: Path) -> str:
 def breakdown(launch: LaunchPlan, restarts: int) -> Breakdown | None:
     """How a signal ended srun in the run after `restarts` requeues; None: not so, or unknown."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        body = read_json(note(Path(launch.run_dir), launch.launch, restarts).read_text())
+        body = read_json(read_regular(note(Path(launch.run_dir), launch.launch, restarts)))
         code, host, at = int(body["code"]), str(body["host"]), float(body["at"])
         if code in BY_SIGNAL:
             return Breakdown(what=_words(code, host, len(launch.hosts)), at=at)
