@@ -27,9 +27,12 @@ from orchestrator.job_secret import JobSecret, client_context, is_pinned, is_pro
 
 IDLE_S = 10.0
 """Longest wait for the other side to send or take anything."""
+ENTER_S = 10.0
+"""Limit from the connection to the proof."""
 CHUNK_BYTES = 64 << 10
 """Bytes that are read and encrypted, or decrypted and written, at once: they stay in the cache."""
 MESSAGE_BYTES = 64 << 10
+PROOF_BYTES = 4 << 10
 LENGTH = struct.Struct("<I")
 T = TypeVar("T")
 
@@ -92,22 +95,31 @@ class Line:
         text = msgspec.json.encode(message)
         self.sock.sendall(LENGTH.pack(len(text)) + text)
 
-    def receive(self, kind: type[T]) -> T:
-        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
-        if length > MESSAGE_BYTES:
+    def receive(self, kind: type[T], most: int = MESSAGE_BYTES, until: float | None = None) -> T:
+        """The next message.
+
+        Args:
+            most: largest number of its bytes.
+            until: time (of `time.monotonic`) at which it must be complete. Without it only each
+                wait is limited.
+        """
+        (length,) = LENGTH.unpack(self._exactly(LENGTH.size, until))
+        if length > most:
             raise Broken(f"a message of {length} bytes")
         try:
-            return msgspec.json.decode(self._exactly(length), type=kind)
+            return msgspec.json.decode(self._exactly(length, until), type=kind)
         except msgspec.MsgspecError as exc:
             raise Broken(f"not a message: {exc}") from exc
 
-    def _exactly(self, num_bytes: int) -> bytes:
+    def _exactly(self, num_bytes: int, until: float | None = None) -> bytes:
         data = bytearray(num_bytes)
-        self._fill(memoryview(data))
+        self._fill(memoryview(data), until)
         return bytes(data)
 
-    def _fill(self, view: memoryview) -> None:
+    def _fill(self, view: memoryview, until: float | None = None) -> None:
         while view:
+            if until is not None:
+                self.sock.settimeout(_left(until))
             count = self.sock.recv_into(view)
             if not count:
                 raise Broken("the other side closed the connection")
@@ -147,6 +159,13 @@ class Line:
         self.sock.close()
 
 
+def _left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("it took too long")
+    return left
+
+
 def connect(address: str, port: int, secret: JobSecret, claim: Claim) -> Line:
     """A connection that both sides trust. Raises OSError."""
     plain = socket.create_connection((address, port), timeout=IDLE_S)
@@ -168,12 +187,16 @@ def connect(address: str, port: int, secret: JobSecret, claim: Claim) -> Line:
 
 
 def admit(sock: ssl.SSLSocket, secret: JobSecret, launch: int) -> Line:
-    """The server's side of `connect`. Raises OSError for a client that is not of this job."""
+    """The server's side of `connect`, from the TLS handshake on. Anybody may connect, so it has a
+    time limit. Raises OSError for a client that is not of this job."""
+    until = time.monotonic() + ENTER_S
+    sock.settimeout(ENTER_S)
+    sock.do_handshake()
     line = Line(sock)
     nonce = secrets.token_urlsafe(32)
     text = msgspec.json.encode(nonce)
     sock.sendall(LENGTH.pack(len(text)) + text)
-    proof = line.receive(Proof)
+    proof = line.receive(Proof, PROOF_BYTES, until)
     claim = proof.claim
     if claim.purpose != "memory" or claim.launch != launch:
         raise Broken(f"{claim.host} of launch {claim.launch} asks for {claim.purpose}")

@@ -27,7 +27,10 @@ log = logging.getLogger(__name__)
 KEEPALIVE_S = 60
 """Silence after which the kernel asks whether the other host is there."""
 MOST_LINES = 256
-"""Connections at once; more are closed at once."""
+"""Connections of partners; more are closed at once."""
+MOST_STRANGERS = 256
+"""Connections without a proof. One more closes the oldest: a partner gives its proof within
+milliseconds, so it is hardly ever the oldest."""
 
 
 class Store(Protocol):
@@ -50,6 +53,9 @@ class PeerServer:
         self._listening: socket.socket | None = None
         self._context: ssl.SSLContext | None = None
         self._open: set[socket.socket] = set()
+        """Connections of partners."""
+        self._strangers: dict[socket.socket, socket.socket] = {}
+        """Each accepted connection without a proof -> the same under TLS; the oldest first."""
         self._lock = threading.Lock()
         self._threads: set[threading.Thread] = set()
         self._closed = False
@@ -71,7 +77,7 @@ class PeerServer:
         """Returns when no thread is left."""
         with self._lock:
             self._closed = True
-            open_now = [*self._open, *filter(None, [self._listening])]
+            open_now = [*self._open, *self._strangers.values(), *filter(None, [self._listening])]
         for sock in open_now:
             end_connection(sock)
             sock.close()
@@ -98,24 +104,27 @@ class PeerServer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
             with self._lock:
-                full = len(self._open) >= MOST_LINES or self._closed
-                if not full:
-                    self._open.add(sock)
-            if full:
-                sock.close()
-            else:
-                self._begin(self._serve, sock)
+                if self._closed:
+                    sock.close()
+                    return
+                if len(self._strangers) >= MOST_STRANGERS:
+                    end_connection(self._strangers.pop(next(iter(self._strangers))))
+                self._strangers[sock] = sock
+            self._begin(self._serve, sock)
 
     def _serve(self, plain: socket.socket) -> None:
         give_way()
         sock: socket.socket = plain
         try:
             assert self._context is not None
-            sock = self._context.wrap_socket(plain, server_side=True)
-            with self._lock:
-                self._open.discard(plain)
-                self._open.add(sock)
-            line = admit(sock, self.secret, self.launch)
+            sock = tls = self._context.wrap_socket(
+                plain, server_side=True, do_handshake_on_connect=False
+            )
+            if not self._moved(plain, tls):
+                return
+            line = admit(tls, self.secret, self.launch)
+            if not self._has_proved(plain, tls):
+                return
             while not self._closed:
                 # The next slot may come only after a long step.
                 sock.settimeout(None)
@@ -126,8 +135,26 @@ class PeerServer:
             log.debug("connection of a partner ended: %s", exc)
         finally:
             with self._lock:
-                self._open -= {plain, sock}
+                self._strangers.pop(plain, None)
+                self._open.discard(sock)
             sock.close()
+
+    def _moved(self, plain: socket.socket, tls: socket.socket) -> bool:
+        """`tls` has taken the connection over from `plain`. False: it was to be closed."""
+        with self._lock:
+            stays = plain in self._strangers and not self._closed
+            if stays:
+                self._strangers[plain] = tls
+            return stays
+
+    def _has_proved(self, plain: socket.socket, tls: socket.socket) -> bool:
+        """The connection is a partner's. False: there are too many, or it was to be closed."""
+        with self._lock:
+            known = self._strangers.pop(plain, None) is not None
+            stays = known and len(self._open) < MOST_LINES and not self._closed
+            if stays:
+                self._open.add(tls)
+            return stays
 
     def _answer(self, line: Line, request: Request) -> None:
         if request.kind == "put":

@@ -106,7 +106,7 @@ async def _cancelled(request: web.Request, hub: Hub, forms: CancelForms, cancel:
 async def _given(request: web.Request) -> str:
     try:
         given = (await request.post()).get(FIELD)
-    except ValueError:  # it is no form, or not in UTF-8
+    except (ValueError, LookupError):  # it is no form, not in UTF-8, or in no known encoding
         return ""
     return given if isinstance(given, str) else ""
 

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from ndctl.rank.priority import NICE
-from orchestrator.agent.memory import host_copies, line
+from orchestrator.agent.memory import host_copies, line, server
 from orchestrator.agent.memory.held import HeldCopies, Refused
 from orchestrator.agent.memory.line import Broken, connect
 from orchestrator.agent.memory.slots import ALONE
@@ -31,7 +31,7 @@ from orchestrator.contract.memory.slot_file import (
 )
 from orchestrator.contract.messages.agent_protocol import Claim
 from orchestrator.contract.messages.rank_messages import CopiesEnded, CopyReady
-from orchestrator.job_secret import draw, secret_from
+from orchestrator.job_secret import client_context, draw, secret_from
 from tests.agent.memory.two_hosts import (
     SLOT_BYTES,
     TwoHosts,
@@ -304,6 +304,64 @@ def _ask(served: Peer, claim: Claim) -> None:
         found.receive(line.Answer)
     finally:
         found.close()
+
+
+@in_loop
+async def test_strangers_do_not_shut_partners_out(
+    hosts: TwoHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MOST_STRANGERS", 3)
+    await hosts.start()
+    served = await peer_of(hosts.first)
+    at = (served.address, served.port)
+    silent = [socket.create_connection(at) for _ in range(4)]
+    greeted = [await asyncio.to_thread(_greet, at) for _ in range(4)]
+    await asyncio.to_thread(_ask, served, hosts.second.where.claim)
+    assert await send(hosts.second, 0, label(1, 1)) == SENT
+    for sock in (*silent, *greeted[:2]):  # the last ones are still welcome
+        sock.settimeout(5)
+        with pytest.raises(OSError, match=r"(?i)clos|eof|reset|broken"):
+            _drained(sock)
+    for sock in (*silent, *greeted):
+        sock.close()
+
+
+@pytest.mark.parametrize(
+    "length",
+    [
+        pytest.param(4_000, id="too slow"),
+        pytest.param(65_536, id="too long"),
+    ],
+)
+@in_loop
+async def test_a_stranger_has_a_limit_in_time_and_size(
+    hosts: TwoHosts, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    monkeypatch.setattr(line, "ENTER_S", 0.5)
+    await hosts.start()
+    served = await peer_of(hosts.first)
+    sock = await asyncio.to_thread(_greet, (served.address, served.port))
+    with sock, pytest.raises(OSError, match=r"(?i)clos|eof|reset|broken"):
+        await asyncio.to_thread(_drip, sock, length)
+
+
+def _drip(sock: socket.socket, length: int) -> None:
+    """Send a message so slowly that only each byte comes in time."""
+    sock.sendall(line.LENGTH.pack(length))
+    for _ in range(40):
+        time.sleep(0.05)
+        sock.sendall(b" ")
+
+
+def _greet(at: tuple[str, int]) -> socket.socket:
+    """A connection of anybody who speaks TLS."""
+    return client_context().wrap_socket(socket.create_connection(at))
+
+
+def _drained(sock: socket.socket) -> None:
+    while sock.recv(1 << 10):
+        pass
+    raise ConnectionError("closed")
 
 
 @in_loop
