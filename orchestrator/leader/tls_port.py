@@ -6,21 +6,15 @@ logged once a minute, because the log is on storage that the whole cluster share
 
 import asyncio
 import contextlib
-import logging
 import secrets
 import socket
 import ssl
 from asyncio import sslproto
-from collections import Counter
-from collections.abc import Callable
 from functools import partial
 
 from aiohttp import web
 
-log = logging.getLogger(__name__)
-SILENT = logging.getLogger(f"{__name__}.access")
-"""Replaces aiohttp's log of every request, and writes nothing."""
-SILENT.setLevel(logging.CRITICAL)
+from orchestrator.web.refusals import SILENT, Refusals, invalid_request
 
 ENTER_S = 10.0
 """Limit from the connection to the proof."""
@@ -36,8 +30,6 @@ TLS_BUFFER_BYTES = 32 << 10
 """Buffer of each connection. asyncio's 256 KiB would take half a GiB for 2,048 agents; a TLS record
 has at most 16 KiB."""
 RETRY_S = 0.5
-TELL_S = 60.0
-"""Least time between two log lines about refused connections."""
 
 
 class Visitor(web.RequestHandler):
@@ -88,10 +80,7 @@ class Visitor(web.RequestHandler):
         if status >= 500:  # a defect of the leader: log it with its traceback
             return super().handle_error(request, status, exc, message)
         self.door.turned_away("sent an invalid HTTP request")
-        refusal = web.Response(status=status, text="invalid request")
-        # Nothing can be parsed after an invalid request, so the connection ends.
-        refusal.force_close()
-        return refusal
+        return invalid_request(status)
 
     def abort(self) -> None:
         if self.transport is not None:
@@ -110,7 +99,7 @@ class Door:
         self.one_less = asyncio.Event()
         self.listening: socket.socket | None = None
         self.accepting: asyncio.Task[None] | None = None
-        self.refusals = Refusals()
+        self.refusals = Refusals("the leader's port")
 
     def open(self, bind: str, port: int) -> int:
         """Listen at `port`. Returns the port, which the kernel chooses if `port` is 0. Raises
@@ -191,39 +180,3 @@ class Door:
         if not visitor.entered.is_set():
             visitor.abort()
             sock.close()
-
-
-class Refusals:
-    """Counts refused connections, and logs the counts at most once a minute."""
-
-    def __init__(self, tell: Callable[[str], None] = log.warning) -> None:
-        self.counts: Counter[str] = Counter()
-        self.total = 0
-        self.tell = tell
-        self.later: asyncio.TimerHandle | None = None
-
-    def count(self, why: str) -> None:
-        self.counts[why] += 1
-        self.total += 1
-        # Nothing was logged within the last minute, so a person sees the first refusal at once.
-        if self.later is None:
-            self.later = asyncio.get_running_loop().call_later(TELL_S, self._tell_more)
-            self._tell()
-
-    def close(self) -> None:
-        if self.later is not None:
-            self.later.cancel()
-        self._tell()
-
-    def _tell_more(self) -> None:
-        self.later = None
-        # A minute without refusals ends the series. The next refusal is logged at once again.
-        if self.counts:
-            self.later = asyncio.get_running_loop().call_later(TELL_S, self._tell_more)
-            self._tell()
-
-    def _tell(self) -> None:
-        if self.counts:
-            found = ", ".join(f"{count} {why}" for why, count in sorted(self.counts.items()))
-            self.tell(f"refused connections at the leader's port: {found}")
-            self.counts.clear()

@@ -18,6 +18,7 @@ from orchestrator.posix.run_with_timeout import Lane, look_at_error, within
 from orchestrator.web.access import Access, guarded, protect
 from orchestrator.web.fleet import FleetState
 from orchestrator.web.metrics.exposition import Exposition
+from orchestrator.web.refusals import SILENT, Refusals, invalid_request
 
 log = logging.getLogger(__name__)
 
@@ -146,14 +147,15 @@ async def serving(app: web.Application, listening: Listening) -> AsyncIterator[i
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSE_S)
     await runner.setup()
     assert runner.server is not None
-    server = None
+    server, refusals = None, Refusals("the port of the pages")
     try:
-        server = await _listen(_limited(runner.server, listening.most), listening)
+        server = await _listen(_limited(runner.server, listening.most, refusals), listening)
         yield 0 if listening.socket is not None else server.sockets[0].getsockname()[1]
     finally:
         if server is not None:
             server.close()
         await runner.cleanup()
+        refusals.close()
         if server is not None and listening.socket is not None:
             listening.socket.unlink(missing_ok=True)
 
@@ -178,8 +180,30 @@ class _Refused(asyncio.Protocol):
         transport.close()
 
 
-def _limited(server: web.Server, most: int) -> Callable[[], asyncio.Protocol]:
-    return lambda: server() if len(server.connections) < most else _Refused()
+class _Visitor(web.RequestHandler):
+    """One connection. aiohttp would log each invalid request with a traceback."""
+
+    __slots__ = ("refusals",)
+
+    def __init__(self, server: web.Server, refusals: Refusals) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), access_log=SILENT)
+        self.refusals = refusals
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if status >= 500:  # a defect of the server: log it with its traceback
+            return super().handle_error(request, status, exc, message)
+        self.refusals.count("sent an invalid HTTP request")
+        return invalid_request(status)
+
+
+def _limited(server: web.Server, most: int, refusals: Refusals) -> Callable[[], asyncio.Protocol]:
+    return lambda: _Visitor(server, refusals) if len(server.connections) < most else _Refused()
 
 
 async def keep_textfile(looker: Looker, exposition: Exposition, path: Path) -> None:

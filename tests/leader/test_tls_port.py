@@ -25,6 +25,7 @@ from orchestrator.journal.journal import read
 from orchestrator.leader import tls_port
 from orchestrator.leader.leader_server import LeaderServer
 from orchestrator.leader.tls_port import STRANGER_BYTES, Door
+from orchestrator.web import refusals
 from tests.agent.world import LAUNCH, SECRET, WAIT_S, until
 from tests.leader import leader_world
 from tests.leader.leader_world import PIN, LedJob
@@ -288,7 +289,7 @@ def test_bad_requests_are_counted_and_logged_once_a_minute(
             await wait_closed(reader)
         await until(lambda: door.refusals.total == 60, "sixty refusals")
         assert len(refusal_lines(caplog)) == 1
-        job.clock.put_forward(tls_port.TELL_S + 1)
+        job.clock.put_forward(refusals.TELL_S + 1)
         await until(lambda: len(refusal_lines(caplog)) == 2, "the second log line")
         second = refusal_lines(caplog)[1]
         assert "30 failed the TLS handshake" in second or "29 failed the TLS handshake" in second

@@ -270,6 +270,27 @@ def test_a_leader_serves_the_page_of_its_job(run_dir: RunDir, tmp_path: Path) ->
     asyncio.run(run())
 
 
+def test_invalid_requests_are_counted_and_not_logged_one_by_one(
+    run_dir: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask(session: aiohttp.ClientSession, base: str) -> None:
+        port = int(base.rpartition(":")[2])
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nX: a\0b\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.0 400 ")
+            writer.close()
+            await writer.wait_closed()
+        async with session.get(f"{base}/metrics") as said:
+            assert said.status == 200
+
+    asked(run_dir, Access(), ask)
+    counted = [one.getMessage() for one in caplog.records if "invalid HTTP" in one.getMessage()]
+    where = "refused connections at the port of the pages"
+    assert counted == [f"{where}: {count} sent an invalid HTTP request" for count in (1, 4)]
+    assert "Traceback" not in caplog.text
+
+
 def test_a_connection_too_many_is_closed_and_takes_no_other_with_it(run_dir: RunDir) -> None:
     app = application(Looker(fleet(run_dir).look), Access(), Exposition())
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.errors import JobError
+from orchestrator.posix.denied import user_of
 from orchestrator.posix.locks import is_held_alone, try_lock
+from orchestrator.posix.owners import ANOTHER, is_trusted
 
 
 @contextmanager
@@ -55,7 +57,13 @@ def refuse_while_submitting(run_dir: RunDir) -> None:
 
 def _being_submitted(run_dir: RunDir) -> JobError:
     status = Commands(job=run_dir.path.name, root=("--run-root", str(run_dir.path.parent)))
+    path, whose, also = run_dir.submission_lock, "", ""
+    with suppress(OSError):
+        found = path.lstat()
+        if not is_trusted(path, found):
+            whose = f": it holds {path} of {user_of(found)}"
+            also = f", or {ANOTHER}"
     return JobError(
-        f"job {run_dir.path.name} is being submitted by another process",
-        fix=f"wait until it is done; then see `{status.of('status')}`",
+        f"job {run_dir.path.name} is being submitted by another process{whose}",
+        fix=f"wait until it is done; then see `{status.of('status')}`{also}",
     )

@@ -1,5 +1,6 @@
 """What another user put into a run root is not used by a submission."""
 
+import fcntl
 import os
 import stat
 from collections.abc import Callable
@@ -138,3 +139,17 @@ def test_a_job_keeps_its_secret(tmp_path: Path) -> None:
     former = submit(tmp_path)
     lead(tmp_path, CancelRequested(at=1.0, by="me"))
     assert submit(tmp_path, resume=True) == former
+
+
+def test_a_submission_lock_of_another_user_is_named(tmp_path: Path) -> None:
+    lock = tmp_path / f".{JOB}.submitting"
+    lock.touch()
+    with lock.open("rb+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(JobError) as caught:
+            submit(tmp_path)
+        assert str(lock) not in str(caught.value)
+        os.chown(lock, ANOTHER, ANOTHER)
+        with pytest.raises(JobError, match=f"it holds {lock} of user nobody") as caught:
+            submit(tmp_path)
+        assert "another name" in str(caught.value)

@@ -186,6 +186,17 @@ def test_a_form_without_the_token_cancels_nothing(run_dir: RunDir, token: str | 
     assert replay(run_dir).ending is None
 
 
+def test_a_form_in_an_unknown_encoding_cancels_nothing(run_dir: RunDir) -> None:
+    async def use(session: aiohttp.ClientSession, base: str) -> None:
+        action, _ = await form(session, base)
+        kind = "application/x-www-form-urlencoded; charset=foo"
+        headers = {"Origin": base, "Content-Type": kind}
+        async with session.post(action, data=b"token=x", headers=headers) as said:
+            assert said.status == 403
+
+    run(run_dir, use)
+
+
 def test_there_is_no_button_unless_it_is_allowed(run_dir: RunDir) -> None:
     async def use(session: aiohttp.ClientSession, base: str) -> None:
         async with session.get(f"{base}/job/{JOB}") as said:
