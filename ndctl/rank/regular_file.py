@@ -7,8 +7,8 @@ files are read.
 import errno
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 KINDS = {
     stat.S_IFDIR: "a folder",
@@ -26,7 +26,7 @@ class NotRegular(OSError):
         return f"{self.filename}: {self.strerror}"
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading. Raises OSError, at once if it is not a regular file."""
     return os.fdopen(descriptor_of(path, os.O_RDONLY), "rb")
 

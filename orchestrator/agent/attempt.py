@@ -27,7 +27,7 @@ from orchestrator.agent.evidence.rank_progress import Pace, still_in
 from orchestrator.agent.processes.cgroups import Count, Counted, oom_kills, throttlings
 from orchestrator.agent.processes.fork_server_client import Running, Standby
 from orchestrator.agent.processes.kept_ranks import KeptRanks
-from orchestrator.agent.processes.left_behind import find_left, marks_of, named
+from orchestrator.agent.processes.left_behind import SLURM_JOB, find_left, marks_of, named
 from orchestrator.agent.processes.torchrun import HostPlace, environment, render
 from orchestrator.agent.rank_socket import free_port
 from orchestrator.contract.files import exit_codes
@@ -145,12 +145,14 @@ class Attempt:
         """Every rank of this host has left the attempt."""
         self.kill_at = float("-inf")
         """When processes that outlive the ranks are killed (monotonic)."""
+        self.slurm_job: str | None = None
         self.outlasted: tuple[int, ...] = ()
         """Ranks that still ran when the grace of a stop ended, so that they were killed."""
         self.log_dir = place.run_dir.attempt_logs(start.attempt, place.host)
 
     async def launch(self, standby: Standby, environ: Mapping[str, str]) -> None:
         """Start torchrun, unless the attempt is stopped first. Raises OSError if that fails."""
+        self.slurm_job = environ.get(SLURM_JOB)
         self._make_folders()
         port = free_port(self.place.address) if self.start.keep_ranks else None
         command = render(self.start, self.place, port)
@@ -180,6 +182,7 @@ class Attempt:
 
     def join(self, kept: KeptRanks, environ: Mapping[str, str]) -> None:
         """Order the ranks that left the last attempt to join this one. Raises OSError."""
+        self.slurm_job = environ.get(SLURM_JOB)
         self._make_folders()
         self.torchrun, self.kept = kept.torchrun, kept
         first = self.start.node_rank * self.start.ranks_per_host
@@ -558,7 +561,7 @@ class Attempt:
         """Wait until no process of this host's ranks is left. Those that outlive the ranks get
         SIGTERM, and SIGKILL when their time is over."""
         torchrun = None if self.torchrun is None else self.torchrun.pid
-        marks = marks_of(self.place.run_dir, self.place.host, torchrun)
+        marks = marks_of(self.place.run_dir, self.place.host, torchrun, self.slurm_job)
         waited, patience, asked = 0.0, REAP_S, set[int]()
         while True:
             # In a thread, because the lock file may be on slow storage and the agent must keep

@@ -234,7 +234,7 @@ class LocalBackend:
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,
-                    env={**self.environ, **agent.environ},
+                    env=_without_rank({**self.environ, **agent.environ}),
                     start_new_session=True,
                     pass_fds=(lock,),
                 )
@@ -243,6 +243,11 @@ class LocalBackend:
         except OSError as exc:
             raise BackendError(f"failed to start the agent of {agent.host}: {exc}") from exc
         self.started[agent.host] = process
+
+
+def _without_rank(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Without the mark of a rank's programs: a rank may submit a job that outlives its own."""
+    return {name: value for name, value in environ.items() if name != env.TORCHRUN_PID}
 
 
 def _gpus_of_job(environ: Mapping[str, str]) -> tuple[str, ...]:

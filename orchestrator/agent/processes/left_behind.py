@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 SCAN_S = 10.0
 """Limit to look for processes. Reading the environment of one that hangs in the kernel may hang."""
 MOST_NAMED = 8
+SLURM_JOB = "SLURM_JOB_ID"
 
 
 class Marks(Struct, frozen=True, kw_only=True):
@@ -48,8 +49,20 @@ class Marks(Struct, frozen=True, kw_only=True):
         return all(one in known for one in exact) and any(one.startswith(name) for one in known)
 
 
-def marks_of(run_dir: RunDir, host: str, torchrun: int | None = None) -> Marks:
-    values = {env.RUN_DIR: str(run_dir.path), env.HOST: host, env.TORCHRUN_PID: ""}
+def marks_of(
+    run_dir: RunDir, host: str, torchrun: int | None = None, slurm_job: str | None = None
+) -> Marks:
+    """
+    Args:
+        torchrun: its process id; None: it was not started.
+        slurm_job: the Slurm job of the agent.
+    """
+    values = {env.RUN_DIR: str(run_dir.path), env.HOST: host}
+    # A rank may submit another job (`sbatch eval.sh`), which gets its variables too and may run on
+    # this host.
+    if slurm_job is not None:
+        values[SLURM_JOB] = slurm_job
+    values[env.TORCHRUN_PID] = ""
     return Marks(
         lock=str(run_dir.ranks_lock(host).resolve()),
         session=torchrun,

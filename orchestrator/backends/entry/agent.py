@@ -22,7 +22,7 @@ from orchestrator.agent.agent import (
     AgentConfig,
 )
 from orchestrator.agent.evidence.rank_evidence import send_signal
-from orchestrator.agent.processes.left_behind import find_left, marks_of, named
+from orchestrator.agent.processes.left_behind import SLURM_JOB, find_left, marks_of, named
 from orchestrator.agent.processes.torchrun import HostPlace
 from orchestrator.backends.by_name import backend_named
 from orchestrator.contract.check_results import BEFORE_HOOK, Finding, troubles
@@ -59,7 +59,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     clock = SystemClock()
     run_dir = RunDir(args.run_dir)
     retry_io(run_dir.make, "failed to create the run directory", clock)
-    if not _hold_host(run_dir, args.host, clock, args.lock):
+    if not _hold_host(run_dir, args.host, clock, args.lock, environ.get(SLURM_JOB)):
         return exit_codes.LEADER_LOST if args.patience else exit_codes.NOT_ADMITTED
     try:
         with private_folder(environ) as folder:
@@ -202,11 +202,14 @@ def _named(environ: Mapping[str, str], clock: Clock) -> Callable[[str], Allocati
     return partial(backend_named, environ=environ, clock=clock, shell=run_command)
 
 
-def _hold_host(run_dir: RunDir, host: str, clock: Clock, fd: int | None = None) -> bool:
+def _hold_host(
+    run_dir: RunDir, host: str, clock: Clock, fd: int | None = None, slurm_job: str | None = None
+) -> bool:
     """Lock the host for this agent, and wait until all processes of a former agent exited.
 
     Args:
         fd: the lock, if the process that started the agent took it.
+        slurm_job: the Slurm job of this agent.
     """
     if fd is None:
         opened = partial(os.open, run_dir.agent_lock(host), os.O_RDWR | os.O_CREAT, 0o644)
@@ -222,12 +225,13 @@ def _hold_host(run_dir: RunDir, host: str, clock: Clock, fd: int | None = None) 
     with contextlib.suppress(OSError):  # the disk may be full
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
-    return _end_former_ranks(run_dir, host, clock)
+    return _end_former_ranks(run_dir, host, clock, slurm_job)
 
 
-def _end_former_ranks(run_dir: RunDir, host: str, clock: Clock) -> bool:
+def _end_former_ranks(run_dir: RunDir, host: str, clock: Clock, slurm_job: str | None) -> bool:
     """The kernel kills the ranks of an agent with it, but not what the ranks had started."""
-    marks, begun, patience = marks_of(run_dir, host), clock.monotonic(), ORPHANS_S
+    marks = marks_of(run_dir, host, slurm_job=slurm_job)
+    begun, patience = clock.monotonic(), ORPHANS_S
     asked = set[int]()
     while True:
         held, waited = not is_free(run_dir.ranks_lock(host)), clock.monotonic() - begun
