@@ -8,6 +8,7 @@ from pathlib import Path
 from orchestrator.errors import JobError
 from orchestrator.posix.denied import user_of
 
+KINDS = {stat.S_IFLNK: "link", stat.S_IFDIR: "folder"}
 ANOTHER = (
     "give the job another name (--set name=…), or use a run root of your own (--run-root,"
     " NDCTL_RUN_ROOT)"
@@ -43,7 +44,7 @@ def refuse_foreign(folder: Path) -> None:
     except FileNotFoundError:
         return
     if not is_trusted(folder, entry):
-        what = "link" if stat.S_ISLNK(entry.st_mode) else "file or folder"
+        what = KINDS.get(stat.S_IFMT(entry.st_mode), "file")
         raise JobError(
             f"{folder} is a {what} of {user_of(entry)}, who could read and change the job",
             fix=ANOTHER,
