@@ -66,10 +66,10 @@ def test_a_sample_gets_its_class_and_not_a_similar_one(sample: dict[str, Any]) -
         "train.py: error: unrecognized arguments: --lrr 3",
     ],
 )
-def test_a_program_that_cannot_start_is_not_started_again(line: str) -> None:
+def test_a_program_that_cannot_start_is_a_mistake_of_its_user(line: str) -> None:
     found = classify(FailureSigns(lines=(line,), exit_code=2))
     assert found is not None
-    assert (found.rule.scope, found.rule.action) == ("user", "stop")
+    assert (found.rule.scope, found.line) == ("user", line)
 
 
 def test_every_class_has_a_sample() -> None:

@@ -256,7 +256,7 @@ def _together(first: Verdict, causes: Iterable[Verdict], findings: Findings) -> 
         if _same(one, first) and one.at - first.at <= within_s and one.culprit.host is not None
     }
     if first.failure is None:
-        # That a host was lost while the job left its hosts blames nobody, but may be a part of it.
+        # A host that was lost while the job left its hosts is no culprit, but may share the cause.
         for lost in findings.left:
             if abs(lost.at - lost.silent_s - first.at) <= within_s:
                 hosts.setdefault(lost.host, lost.at - lost.silent_s)
