@@ -10,8 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from ndctl.rank.regular_file import read_regular
-
 STALE_TRIES = 3
 
 Admit = Callable[[], None]
@@ -67,8 +65,8 @@ def _text(path: Path) -> str:
     # gives the new file.
     for _ in range(STALE_TRIES - 1):
         try:
-            return read_regular(path).decode()
+            return path.read_text()
         except OSError as exc:
             if exc.errno != errno.ESTALE:
                 raise
-    return read_regular(path).decode()
+    return path.read_text()

@@ -761,7 +761,7 @@ def test_a_job_that_ended_without_a_checkpoint_will_not_get_one() -> None:
 
 def test_describe_gives_the_advice_for_a_class_once() -> None:
     text = describe_text(snapshot(failed(), metrics(1, 9), alive=False), UTC)
-    advice = "the rank's log shows what it did last; add a class to resilience.failure_classes"
+    advice = "the traceback shows where; if it repeats, the program is wrong"
     rows = [line.split()[:2] for line in text.splitlines() if advice in line]
     assert rows == [["to", "do"]] * 2
 
