@@ -243,11 +243,11 @@ SHIFT = re.compile(r"(?<![\w-])shift\b(?:[ \t]+(\d{1,3}))?")
 
 def _called(body: str, arguments: list[str]) -> str:
     """The body of a function with its arguments."""
-    before, *behind = SHIFT.split(body, 1)
-    if behind:
-        count = int(behind[0] or 1)
-        return _with(before, arguments) + _called(behind[1], arguments[count:])
-    return _with(body, arguments)
+    parts, begin = [], 0
+    for shift in SHIFT.finditer(body):
+        parts.append(_with(body[begin : shift.start()], arguments))
+        arguments, begin = arguments[int(shift[1] or 1) :], shift.end()
+    return "".join((*parts, _with(body[begin:], arguments)))
 
 
 def _with(body: str, arguments: list[str]) -> str:

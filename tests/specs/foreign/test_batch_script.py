@@ -486,8 +486,9 @@ def test_exported_variables_reach_the_ranks() -> None:
         "f() {\n" + "f $@\n" * 60 + "}\nf a b\n",
         "f() {\n" * 20_000,
         "cat <<EOF\n" * 20_000,
+        "f() {\n" + "shift\n" * 3_000 + "}\nf a b\n",
     ],
-    ids=["calls", "functions", "documents"],
+    ids=["calls", "functions", "documents", "shifts"],
 )
 def test_a_script_that_never_ends_is_read_in_time(body: str) -> None:
     carried = from_script(f"#!/bin/bash\n#SBATCH -N 2\n{body}\nsrun python train.py\n", "job")
