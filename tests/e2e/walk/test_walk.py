@@ -28,7 +28,7 @@ SMALL = {"cluster__gpus_per_host": "1", "train__steps": "5"}
 """2 hosts x 1 rank, because recording takes more processor time than training."""
 
 MOST_FILES = {
-    "submit": 139,
+    "submit": 141,
     "agent": 91,  # one fewer, unless the start is so slow that a timer of the leader comes first
     "fork server": 12,
     "torchrun": 8,
