@@ -395,17 +395,12 @@ def join(path: str, key: object) -> str:
     return f"{path}.{key}" if path and key else f"{path or key}"
 
 
-SIMILAR = 0.65
-"""`ratio` of difflib above which a word may stand for another; `cancelled` and `stalled` have 0.63.
-"""
-
-
 def nearest(word: object, known: Iterable[str]) -> str | None:
     """The known name that `word` probably stands for; None if no name is similar."""
     import difflib  # imported only for errors, so that fast commands do not pay for it
 
     by_lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(str(word).lower(), by_lower, n=1, cutoff=SIMILAR)
+    near = difflib.get_close_matches(str(word).lower(), by_lower, n=1)
     return by_lower[near[0]] if near else None
 
 

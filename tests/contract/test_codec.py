@@ -11,15 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct, field
 
-from orchestrator.contract.codec import (
-    Invalid,
-    Problem,
-    decode,
-    encode,
-    encode_tagged,
-    nearest,
-    words_of,
-)
+from orchestrator.contract.codec import Invalid, Problem, decode, encode, encode_tagged, words_of
 from orchestrator.contract.spec.job_spec import MemoryCheckpointSpec
 from orchestrator.contract.spec.limits import Above, AtLeast, AtMost, Matches, OneOf
 
@@ -255,9 +247,3 @@ def test_an_integer_too_large_for_a_float_is_not_finite() -> None:
 def test_a_switch_may_be_written_as_a_boolean(written: object, read: object) -> None:
     """YAML 1.1 reads `on` and `off` as booleans."""
     assert decode(MemoryCheckpointSpec, {"every": written}).every == read
-
-
-def test_only_a_near_word_is_suggested() -> None:
-    occasions = ("failed", "succeeded", "stalled")
-    assert nearest("faild", occasions) == "failed"
-    assert nearest("cancelled", occasions) is None
