@@ -146,6 +146,7 @@ class Attempt:
         self.kill_at = float("-inf")
         """When processes that outlive the ranks are killed (monotonic)."""
         self.slurm_job: str | None = None
+        """The Slurm job of this agent."""
         self.outlasted: tuple[int, ...] = ()
         """Ranks that still ran when the grace of a stop ended, so that they were killed."""
         self.log_dir = place.run_dir.attempt_logs(start.attempt, place.host)

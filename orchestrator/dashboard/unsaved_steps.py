@@ -8,31 +8,24 @@ from orchestrator.dashboard.job_view.replay import read_state
 
 def at_risk(run_dir: RunDir) -> str:
     """What is lost if the next save fails as the last one did; empty: the last save succeeded."""
-    found = _unsaved(run_dir)
-    if found is None:
-        return ""
-    failing, saved, steps = found
-    return f"{failing}; if they cannot save now either, a resume starts {saved} and repeats {steps}"
+    return _unsaved(run_dir, "if they cannot save now either, ")
 
 
 def lost(run_dir: RunDir) -> str:
     """What an ended job lost because its last save failed; empty: nothing."""
-    found = _unsaved(run_dir)
-    if found is None:
-        return ""
-    failing, saved, steps = found
-    return f"{failing}; a resume starts {saved} and repeats {steps}"
+    return _unsaved(run_dir, "")
 
 
-def _unsaved(run_dir: RunDir) -> tuple[str, str, str] | None:
-    """How saves fail, where a resume starts, and how many steps it repeats."""
+def _unsaved(run_dir: RunDir, condition: str) -> str:
+    """How saves fail, and, under the condition, where a resume starts and what it repeats."""
     known = read_state(run_dir).checkpoint
     if known.failed is None:
-        return None
+        return ""
     last = "the last save" if known.failed.times == 1 else f"the last {known.failed.times:,} saves"
     reached = last_reached(run_dir.metrics)
     # The metrics file may be on the same full disk and stop too, so take the later step.
     done = max(known.failed.step, reached.step if reached else 0)
     saved = f"from step-{known.step}" if known.step else "at step 0"
-    failing = f"{last} failed ({format.shorten(known.failed.why)})"
-    return failing, saved, format.count(max(0, done - known.step), "step")
+    steps = format.count(max(0, done - known.step), "step")
+    why = format.shorten(known.failed.why)
+    return f"{last} failed ({why}); {condition}a resume starts {saved} and repeats {steps}"

@@ -14,7 +14,7 @@ from functools import partial
 
 from aiohttp import web
 
-from orchestrator.web.refusals import SILENT, Refusals, invalid_request
+from orchestrator.web.refusals import Connection, Refusals
 
 ENTER_S = 10.0
 """Limit from the connection to the proof."""
@@ -32,13 +32,13 @@ has at most 16 KiB."""
 RETRY_S = 0.5
 
 
-class Visitor(web.RequestHandler):
+class Visitor(Connection):
     """One connection that aiohttp serves."""
 
     __slots__ = ("door", "entered", "nonce", "sent")
 
     def __init__(self, door: "Door", server: web.Server) -> None:
-        super().__init__(server, loop=asyncio.get_running_loop(), access_log=SILENT)
+        super().__init__(server, door.refusals)
         self.door = door
         self.nonce: str | None = None
         """Valid for one proof on this connection."""
@@ -69,18 +69,6 @@ class Visitor(web.RequestHandler):
         # `ENTER_S`.
         self.entered.set()
         super().connection_lost(exc)
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        if status >= 500:  # a defect of the leader: log it with its traceback
-            return super().handle_error(request, status, exc, message)
-        self.door.turned_away("sent an invalid HTTP request")
-        return invalid_request(status)
 
     def abort(self) -> None:
         if self.transport is not None:

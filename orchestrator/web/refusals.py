@@ -59,3 +59,25 @@ class Refusals:
             found = ", ".join(f"{count} {why}" for why, count in sorted(self.counts.items()))
             self.tell(f"refused connections at {self.place}: {found}")
             self.counts.clear()
+
+
+class Connection(web.RequestHandler):
+    """One connection. aiohttp would log each invalid request with a traceback."""
+
+    __slots__ = ("refusals",)
+
+    def __init__(self, server: web.Server, refusals: Refusals) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), access_log=SILENT)
+        self.refusals = refusals
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        if status >= 500:  # a defect of the server: log it with its traceback
+            return super().handle_error(request, status, exc, message)
+        self.refusals.count("sent an invalid HTTP request")
+        return invalid_request(status)

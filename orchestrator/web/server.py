@@ -18,7 +18,7 @@ from orchestrator.posix.run_with_timeout import Lane, look_at_error, within
 from orchestrator.web.access import Access, guarded, protect
 from orchestrator.web.fleet import FleetState
 from orchestrator.web.metrics.exposition import Exposition
-from orchestrator.web.refusals import SILENT, Refusals, invalid_request
+from orchestrator.web.refusals import Connection, Refusals
 
 log = logging.getLogger(__name__)
 
@@ -180,30 +180,8 @@ class _Refused(asyncio.Protocol):
         transport.close()
 
 
-class _Visitor(web.RequestHandler):
-    """One connection. aiohttp would log each invalid request with a traceback."""
-
-    __slots__ = ("refusals",)
-
-    def __init__(self, server: web.Server, refusals: Refusals) -> None:
-        super().__init__(server, loop=asyncio.get_running_loop(), access_log=SILENT)
-        self.refusals = refusals
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        if status >= 500:  # a defect of the server: log it with its traceback
-            return super().handle_error(request, status, exc, message)
-        self.refusals.count("sent an invalid HTTP request")
-        return invalid_request(status)
-
-
 def _limited(server: web.Server, most: int, refusals: Refusals) -> Callable[[], asyncio.Protocol]:
-    return lambda: _Visitor(server, refusals) if len(server.connections) < most else _Refused()
+    return lambda: Connection(server, refusals) if len(server.connections) < most else _Refused()
 
 
 async def keep_textfile(looker: Looker, exposition: Exposition, path: Path) -> None:

@@ -327,7 +327,7 @@ def test_programs_that_a_killed_rank_left_running_are_ended(tmp_path: Path) -> N
     program = CHILD.format("{}", READY.format(""), str(file), "__import__('time').sleep(600)")
 
     async def kill_rank(attempt: Attempt) -> None:
-        await until(file.exists, "the child")
+        await until(lambda: file.exists() and file.read_text() != "", "the child")
         kill(attempt.ranks[0].pid)
 
     run_attempt(tmp_path, program, kill_rank)

@@ -11,6 +11,7 @@ import pytest
 from orchestrator.backends.by_name import backend_named
 from orchestrator.backends.host_processes import pid_in
 from orchestrator.backends.local import LocalBackend, render
+from orchestrator.contract.files.env import TORCHRUN_PID
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import BackendError
 from orchestrator.journal.journal import has_writer
@@ -171,6 +172,22 @@ def test_replacing_an_agent_ends_the_old_one_first(
     assert os.getsid(agent.pid) == agent.pid, "the agent must have a session of its own"
     log = tmp_path / "job" / "logs" / "agent-host-1.log"
     wait_for(lambda: log.read_text() == "started\n", "the new agent")
+
+
+@pytest.mark.process
+def test_an_agent_that_a_rank_starts_is_no_program_of_that_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ndctl submit` in a rank: the new job outlives the job of the rank."""
+    backend = LocalBackend({**os.environ, TORCHRUN_PID: "1"}, SystemClock())
+    monkeypatch.setattr(sys, "executable", sleeping_python(tmp_path))
+    backend.replace(launch(tmp_path / "job"), "host-1")
+    (agent,) = backend.started.values()
+    try:
+        assert TORCHRUN_PID.encode() not in Path(f"/proc/{agent.pid}/environ").read_bytes()
+    finally:
+        agent.kill()
+        agent.wait(WAIT_S)
 
 
 @pytest.mark.process

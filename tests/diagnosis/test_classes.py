@@ -60,7 +60,7 @@ def test_a_sample_gets_its_class_and_not_a_similar_one(sample: dict[str, Any]) -
 @pytest.mark.parametrize(
     "line",
     [
-        "python: can't open file '/work/train.py': [Errno 2] No such file or directory",
+        "python: can't open file '/srv/train.py': [Errno 2] No such file or directory",
         "/usr/bin/python3: No module named train",
         "Could not override 'trainer.gpus'.",
         "train.py: error: unrecognized arguments: --lrr 3",

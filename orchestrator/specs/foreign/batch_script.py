@@ -564,10 +564,10 @@ def _maybe(shell: Shell, start: Start | None) -> Iterator[tuple[int, str]]:
     for one in shell.maybe:
         name, is_value, _ = one.words[0].partition("=")
         needed = re.search(rf"\$\{{?{re.escape(name.rstrip('+'))}\b", text) is not None
-        says = (
-            re.search(r"\bexit\b|[Uu]sage", shell.functions.get(one.words[0], "")) is not None
-        )  # usage
-        runs = one.words[0] == "export" or not (one.words[0] in QUIET or says)
+        body = shell.functions.get(one.words[0], "")
+        # A function such as `usage` only prints, and ends the script.
+        prints = re.search(r"\bexit\b|[Uu]sage", body) is not None
+        runs = one.words[0] == "export" or not (one.words[0] in QUIET or prints)
         if needed if is_value else runs:
             yield one.line, f"{short(one.text)} (only a shell knows whether it runs)"
 
