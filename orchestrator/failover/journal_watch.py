@@ -106,19 +106,23 @@ def seen_by(host: str, run: Run, lines: int, last: Event | None, *, led: bool) -
     return Seen(run, lines, led, given_up, others or more, awaited)
 
 
-def patience_s(before: Seen) -> float | None:
+def patience_s(before: Seen, *, heard: bool) -> float | None:
     """How long to wait for the leader to write a line before the scheduler is asked. None: the
     leader is alive, and the job continues without this host.
 
     If the leader gave up its only other host and then died, that host is the only one left to act.
     So it waits and then acts, although the leader has given it up.
+
+    Args:
+        heard: this host has heard the leader. If not, the leader may still have heard this host,
+            and as late as a moment ago.
     """
     if not before.led:
         return 0.0  # the kernel has released the journal, so the leader's process has ended
     if before.given_up and before.goes_on:
         return None
     # The leader started later than this host began to look for it, so it gives this host up later.
-    if before.awaited and before.run.job is not None:
+    if (before.awaited or not heard) and before.run.job is not None:
         return max(GIVEN_UP_S, before.run.job.launch.agent_timeout + LOOK_S)
     return GIVEN_UP_S if before.given_up else LOOK_S
 

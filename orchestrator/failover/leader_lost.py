@@ -96,6 +96,8 @@ class Leaderless:
     clock: Clock
     is_alone: Callable[[], bool] = lambda: True
     """Whether the agent still hears no leader."""
+    heard: bool = True
+    """The agent has heard the leader that is gone."""
     worker: Worker = asyncio.to_thread
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep
     """Waits between two checks."""
@@ -158,7 +160,7 @@ class Leaderless:
             return "leave"
         following = self.storage.follow(self.host)
         before = await self._served(following.look, UNREADABLE)
-        looked, waits_s = self.clock.monotonic(), patience_s(before)
+        looked, waits_s = self.clock.monotonic(), patience_s(before, heard=self.heard)
         if was_given_back(before.run, self.term):
             waits_s = 0.0  # the leader decided to requeue the job, so it writes nothing more
         if waits_s is None:

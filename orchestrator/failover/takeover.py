@@ -67,8 +67,10 @@ async def follow(
     """Run an agent that outlives its leaders. Returns the exit code."""
     storage = storage or FailoverFiles(agent.config.place.run_dir, clock)
     following = asyncio.create_task(agent.run())
+    before = agent.last_heard
     while not await _is_over(agent, following):
-        outcome = await _settle(agent, backend_named, clock, storage)
+        heard, before = agent.last_heard > before, agent.last_heard
+        outcome = await _settle(agent, backend_named, clock, storage, heard=heard)
         if isinstance(outcome, Claim):
             code = await lead(agent, following, outcome)
             if code is not None:
@@ -113,6 +115,8 @@ async def _settle(
     backend_named: Callable[[str], AllocationBackend],
     clock: Clock,
     storage: FailoverStorage,
+    *,
+    heard: bool,
 ) -> Outcome:
     leaderless = Leaderless(
         storage,
@@ -121,6 +125,7 @@ async def _settle(
         backend_named,
         clock,
         is_alone=lambda: agent.exit_code is None and agent.alone.is_set(),
+        heard=heard,
         worker=agent.worker,
     )
     return await leaderless.settle()

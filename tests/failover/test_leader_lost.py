@@ -131,6 +131,8 @@ def settle_lost_leader(
     clock: TurnedClock,
     term: Term = TERM,
     is_alone: Callable[[], bool] = lambda: True,
+    *,
+    heard: bool = True,
 ) -> Outcome:
     """The outcome for the agent of host-1."""
 
@@ -139,7 +141,7 @@ def settle_lost_leader(
 
     storage = FailoverFiles(run_dir, clock)
     leaderless = Leaderless(
-        storage, term, "host-1", lambda name: backend, clock, is_alone, pause=pause
+        storage, term, "host-1", lambda name: backend, clock, is_alone, heard, pause=pause
     )
     return asyncio.run(leaderless.settle())
 
@@ -539,6 +541,22 @@ def test_a_leader_that_took_over_has_time_to_give_up_a_host_that_it_never_heard(
         assert "was cut off from the leader, which is alive" in caplog.messages[-1]
     assert waited_s == GIVEN_UP_S, "the agents of this job are given up after less"
     assert queue.requeued == ([] if gives_up else [("host-2",)])
+
+
+def test_a_leader_has_time_to_give_up_a_host_that_it_heard_but_that_never_heard_it(
+    run_dir: RunDir,
+) -> None:
+    """The leader heard it late, because the network delayed the messages."""
+    agents_registered(run_dir, "host-0", "host-1", "host-2")
+    append(run_dir, leader_started("host-2"))
+    agents_registered(run_dir, "host-1")
+    queue = FakeQueue()
+    with ExitStack() as leading:
+        write = partial(leader_writes, run_dir, leading, agent_lost("host-1"))
+        clock = ClockWithWriter(write, LOOK_S + 3.0)
+        leading.enter_context(leader_alive(run_dir))
+        assert settle_lost_leader(run_dir, queue, clock, heard=False) == "leave"
+    assert queue.requeued == []
 
 
 @dataclass

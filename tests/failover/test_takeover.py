@@ -72,6 +72,7 @@ class Follower:
     config: AgentConfig
     alone: asyncio.Event = field(default_factory=asyncio.Event)
     exit_code: int | None = None
+    last_heard: float = 0.0
 
     async def run(self) -> int:
         self.alone.set()
@@ -102,7 +103,7 @@ def follow_outcomes(
     def backend_named(name: str) -> AllocationBackend:
         raise AssertionError("no scheduler is asked")
 
-    async def settles(*_: object) -> Outcome:
+    async def settles(*_: object, **heard: bool) -> Outcome:
         return outcomes.pop(0)
 
     monkeypatch.setattr("orchestrator.failover.takeover.RETRY_S", 0.01)

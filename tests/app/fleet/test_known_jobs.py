@@ -249,6 +249,10 @@ def test_hosts_of_all_jobs_are_shown_from_any_folder(elsewhere: Path) -> None:
     assert ndctl("hosts", "show", "host-7").exit_code == exit_codes.BAD_JOB_STATE
 
 
+PATIENT_S = 1.0
+"""A busy machine reads a job that does not hang within this time."""
+
+
 def test_a_run_directory_that_hangs_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,7 +260,7 @@ def test_a_run_directory_that_hangs_delays_no_other(
     for name in ("hangs", "works"):
         written(root / name, renamed(finished(), name))
     hang(monkeypatch, "_ask_storage", lambda journal: journal.parent.name == "hangs", back)
-    crew, scope = Crew(slow_s=0.05), Scope(run_root=str(root))
+    crew, scope = Crew(slow_s=PATIENT_S), Scope(run_root=str(root))
     for _ in range(3):
         found = known_jobs(scope, {}, StoryClock(), crew)
         assert {job.path.name: job.problem for job in found} == {"hangs": HANGS, "works": ""}
@@ -288,7 +292,7 @@ def test_a_run_root_that_hangs_is_reported_beside_the_other_jobs(
     hang(monkeypatch, "folders", lambda path: path == dead, back)
     environ = {**os.environ, env.RUN_ROOT: str(dead)}
     reader = Reader(environ, StoryClock())
-    reader.crew = Crew(slow_s=0.05)
+    reader.crew = Crew(slow_s=PATIENT_S)
     for scope in (Scope(), Scope(archived=True)):
         jobs = known_jobs(scope, environ, StoryClock(), reader.crew)
         rows, _ = reader.rows(jobs)
@@ -331,7 +335,7 @@ def test_summaries_of_storage_that_hangs_are_kept(
         return real(path, **more)
 
     reader = Reader(os.environ, StoryClock())
-    reader.crew = Crew(slow_s=0.05)
+    reader.crew = Crew(slow_s=PATIENT_S)
     monkeypatch.setattr(Path, "exists", exists)
     written(tmp_path / "new" / "b", renamed(finished(), "b"))
     reader.rows(known_jobs(Scope(run_root=str(tmp_path / "new")), os.environ, StoryClock()))
