@@ -88,7 +88,9 @@ def has_run(run_root: Path, name: str) -> bool:
             raise denied(PermissionError(errno.EACCES, "", path.absolute())) from exc
         raise JobError(
             f"{path.absolute()} cannot be read: it is the run directory of {owner_of(path)}",
-            fix=f"its owner can give the group access: `chmod -R g+rX {path.absolute()}`",
+            # Not `chmod -R`: who reads the secret can end the job.
+            fix="its owner can give the group access: "
+            f"`find {path.absolute()} ! -name token -exec chmod g+rX {{}} +`",
         ) from exc
 
 

@@ -635,6 +635,12 @@ def test_a_run_directory_is_private_to_its_owner(
             assert done.exit_code == exit_codes.BAD_JOB_STATE, (verb, done.output)
             assert f"{run_dir.path} cannot be read: it is the run directory of user" in done.stderr
         assert ndctl("list").exit_code == 0
+    (advised,) = re.findall(r"`(find [^`]+)`", done.stderr)
+    subprocess.run(["sh", "-c", advised], check=True)
+    assert stat.S_IMODE(run_dir.journal.stat().st_mode) & 0o070 == 0o040
+    assert stat.S_IMODE(run_dir.token.stat().st_mode) == 0o600, (
+        "with it the group could end the job"
+    )
     for path in (run_dir.path, *run_dir.path.rglob("*")):  # the owner opens it to all
         path.chmod(0o755)
     with (

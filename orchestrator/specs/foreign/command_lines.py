@@ -83,8 +83,8 @@ def is_launcher(word: str) -> bool:
 
 
 def without_launcher(words: Sequence[str]) -> tuple[str, str] | None:
-    """The launcher at the start of a command line, and the same as `ndctl run`; None: it starts
-    with no launcher that is known."""
+    """The launcher at the start of a command line, and the same as `ndctl run`, which is
+    empty if no Python program is seen; None: it starts with no launcher that is known."""
     prefix = [*takewhile(lambda word: word in PREFIXES or VARIABLE.fullmatch(word), words)]
     words = words[len(prefix) :]
     launcher = PurePath(words[0]).name if words else ""
@@ -98,7 +98,7 @@ def without_launcher(words: Sequence[str]) -> tuple[str, str] | None:
         launcher = prefix[0]
     found = program_in(shlex.join(words))
     if found is None:
-        return launcher, "ndctl run -- train.py"
+        return launcher, ""
     typed = ["--", found.name] if found.key == "script" else ["--", "-m", found.name]
     # After `bash -c` the program is a part of one word.
     before = " ".join(words).partition(found.name)[0].split()

@@ -152,7 +152,6 @@ def test_a_command_line_in_place_of_a_program_is_written_out(key: str) -> None:
             "--gpus-per-host 4 -- train.py --deepspeed ds.json",
         ),
         ("srun --ntasks-per-node=8 python train.py", "--gpus-per-host 8 -- train.py"),
-        ("torchrun --help", "-- train.py"),
         (
             "accelerate launch --num_processes 16 --num_machines 2 train.py",
             "--hosts 2 --gpus-per-host 8 -- train.py",
@@ -192,11 +191,31 @@ def test_a_launcher_is_left_out(line: str, typed: str) -> None:
         ),
         ("env OMP_NUM_THREADS=1 t.py", "env", "--set 'run.env.OMP_NUM_THREADS=\"1\"' -- t.py"),
         ("nohup python train.py", "python", "-- train.py"),
-        ("nohup", "nohup", "-- train.py"),
     ],
 )
 def test_variables_before_a_command_are_options(line: str, left_out: str, typed: str) -> None:
     assert without_launcher(shlex.split(line)) == (left_out, f"ndctl run {typed}")
+
+
+@pytest.mark.parametrize(
+    ("line", "typed"),
+    [
+        ("torchrun --nproc-per-node 2 --no-python ./x.sh a", "--gpus-per-host 2 -- --no-python"),
+        ("mpirun -np 8 -N 2 ./x.sh a", "--hosts 4 --gpus-per-host 2 -- --no-python"),
+        ("nohup ./x.sh a", "-- --no-python"),
+    ],
+)
+def test_an_executable_behind_a_launcher_is_in_the_fix(line: str, typed: str) -> None:
+    done = CliRunner().invoke(cli, ["run", "--", *shlex.split(line)])
+    assert isinstance(done.exception, SpecError)
+    assert done.exception.fix == f"ndctl run {typed} ./x.sh a"
+
+
+@pytest.mark.parametrize("line", ["nohup", "srun bash", "python3", "torchrun", "torchrun --help"])
+def test_without_a_program_the_fix_is_an_example(line: str) -> None:
+    done = CliRunner().invoke(cli, ["run", "--", *shlex.split(line)])
+    assert isinstance(done.exception, SpecError)
+    assert done.exception.fix == "ndctl run -- train.py"
 
 
 def test_a_launcher_that_exists_is_left_out_too() -> None:
@@ -226,7 +245,7 @@ def test_a_launcher_as_a_module_is_left_out_too(name: str) -> None:
 def test_any_command_line_gets_an_answer(launcher: str, words: list[str]) -> None:
     answer = without_launcher([launcher, *words])
     assert answer is not None
-    assert answer[1].startswith("ndctl run ")
+    assert not answer[1] or answer[1].startswith("ndctl run ")
 
 
 def test_other_programs_are_no_launchers() -> None:
