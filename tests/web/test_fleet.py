@@ -84,7 +84,7 @@ def test_a_file_system_that_is_lost_takes_few_threads(
     monkeypatch.setattr(fleet_module, "LATE_S", 5.0)
     fleet = fleet_of([*lost, *good])
     assert len(fleet.look().jobs) == 45
-    fleet.crew.slow_s = 0.05
+    fleet.crew.slow_s = 1.0  # a good job that takes longer than this has a thread of its own
     fleet.limit_s = 0.5
     storage.hangs = {one.path for one in lost}
     fleet.look()

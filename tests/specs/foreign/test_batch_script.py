@@ -479,7 +479,7 @@ def test_exported_variables_reach_the_ranks() -> None:
     assert carried.notes()[0].endswith("to replace here: SCRATCH")
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "body",
     [

@@ -40,7 +40,7 @@ def python(folder: Path, code: str, *args: str) -> Any:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
