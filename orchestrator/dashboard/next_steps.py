@@ -164,7 +164,8 @@ def _short(run: Run, commands: Commands, now: float, zone: tzinfo | None) -> str
     due_at = gives_back_at(run)
     assert due_at is not None
     ways = f"to give up: {commands.of('cancel')}"
-    if not run.job.shrink:
+    # A user's program decides itself how its ranks share the work, so it cannot shrink.
+    if not run.job.shrink and not run.is_own:
         fewer = commands.submit("--set resilience.shrink=true")
         ways += f"; after that, to train with fewer hosts: {fewer}"
     return (

@@ -66,6 +66,7 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.contract.plan import Memory
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
+from orchestrator.contract.spec.run_spec import RunSpec
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard.command_hints import Commands
@@ -593,8 +594,10 @@ def test_a_job_without_enough_hosts_shows_one_line_with_commands() -> None:
         f"{since} (33 min 10 s), all hosts released 2 times so far; {release}"
         f" 2023-11-14 23:23:50 UTC {requeue}"
     )
-    (shrinking,) = said_next(waiting_for_a_host(0, shrink=True), now=START + 40)
-    assert shrinking.endswith(cancel)
+    # The second is a program of the user, for which `shrink` is refused.
+    for more in ({"shrink": True}, {"run": RunSpec(script="train.py"), "steps": 0}):
+        (shrinking,) = said_next(waiting_for_a_host(0, **more), now=START + 40)
+        assert shrinking.endswith(cancel)
 
 
 def said_next(events: Iterable[Event], now: float) -> list[str]:

@@ -19,13 +19,16 @@ from orchestrator.contract.messages.actions import (
     StartAttempt,
 )
 from orchestrator.contract.messages.events import Event, EvidenceGathered, LeaveAsked, RankExited
-from orchestrator.contract.spec.failures import FailureRule
+from orchestrator.contract.spec.failures import FailureRule, Remedy
 from orchestrator.contract.spec.policy import PolicyRule, Same
+from orchestrator.contract.spec.run_spec import RunSpec
 from orchestrator.diagnosis.classes import default_rules as known_classes
+from orchestrator.errors import SpecError
 from orchestrator.job.failures import policy
 from orchestrator.job.incident import Incident
 from orchestrator.job.stage import Holding, Queued, Waiting
 from orchestrator.job.transitions import fold
+from orchestrator.load import load_spec
 from tests.job.fake_cluster import Cluster
 from tests.job.job_driver import Job, drills, plan
 
@@ -835,3 +838,41 @@ def test_a_rank_killed_by_the_kernel_for_memory_is_no_fault_of_its_host(
     if rule == "class-stop":
         advice = next(one.advice for one in known_classes() if one.name == "host-out-of-memory")
         assert last_incident(job).action.endswith(advice)
+
+
+# A program of the user
+
+
+OWN = "{name: own, run: {script: train.py}, cluster: {backend: local, hosts: 1, gpus_per_host: 1}}"
+
+
+def own_program() -> Job:
+    planned = replace(plan(), memory=None)
+    return Job(steps=0, run=RunSpec(script="train.py"), plan=planned).running()
+
+
+def test_each_way_to_go_on_that_is_advised_for_a_program_is_accepted_for_it() -> None:
+    job = own_program()
+    fails(job, 1, "no known message")
+    for name in {one.name for one in known_classes()}:
+        incident = replace(last_incident(job), failure=name)
+        for action in get_args(Remedy):
+            decided = policy.Decision(action=action, rule="class-default", reason="")
+            for words in policy.ways_to_go_on(job.run, incident, decided):
+                load_spec(OWN, "spec.yaml", words.replace("--set ", "").split())
+
+
+def test_settings_of_the_trainer_are_refused_for_a_program() -> None:
+    with pytest.raises(SpecError, match="on_nan: must be left out beside run"):
+        load_spec(OWN, "spec.yaml", policy.ROLLBACK.removeprefix("--set ").split())
+
+
+def test_the_advice_for_a_full_gpu_of_a_program_does_not_lead_to_ndctl_plan() -> None:
+    """The plan of a program says nothing about memory."""
+    job = own_program()
+    (end,) = fails(job, 1, "CUDA out of memory. Tried to allocate 2 GiB", kind="OutOfMemoryError")
+    assert decision(job) == ("cuda-out-of-memory", "stop", "class-stop")
+    assert isinstance(end, EndJob)
+    for said in (end.reason, last_incident(job).advice):
+        assert "use a smaller micro batch" in said
+        assert "ndctl plan" not in said

@@ -380,7 +380,8 @@ def ways_to_go_on(run: Run, incident: Incident, decision: Decision) -> tuple[str
     helps."""
     assert run.job is not None
     own = decision.rule in [rule.name for rule in run.job.policy]
-    if decision.action != "stop" or own or run.job.on_nan == "rollback":
+    # ndctl cannot skip the data of a user's program, so `on_nan` is refused beside `run`.
+    if decision.action != "stop" or own or run.is_own or run.job.on_nan == "rollback":
         return ()
     return (ROLLBACK,) if incident.failure in LOSS else ()
 
