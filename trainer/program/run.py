@@ -65,7 +65,7 @@ def run(
         _run_python(words, "." if captured is None else captured.copy)
         code = exit_codes.OK
     except SystemExit as exc:
-        code = _code_of(exc)
+        code = _code_of(exc, link)
     except BaseException as exc:  # noqa: BLE001 - the interpreter also catches all at the top
         code = exit_codes.FAILED
         error = _as_of_script(exc)
@@ -116,7 +116,10 @@ def _run_python(words: Sequence[str], home: str) -> None:
     runpy.run_path(words[0], run_name="__main__")
 
 
-def _code_of(exc: SystemExit) -> int:
+def _code_of(exc: SystemExit, link: Link) -> int:
+    if exc.code and isinstance(exc.__context__, KeyboardInterrupt):
+        # Lightning's Trainer catches Ctrl-C and exits with 1. Most ranks print nothing of it.
+        link.raised(exc.__context__)
     if exc.code is None or isinstance(exc.code, int):
         return exc.code or exit_codes.OK
     sys.stderr.write(f"{exc.code}\n")
