@@ -275,19 +275,22 @@ def _lost_work(incident: Incident) -> str:
 
 def _evidence(incident: Incident) -> Iterator[Row]:
     found = incident.evidence
+    of_another = found.rank is not None and found.rank != incident.culprit.rank
+    of = f" of rank {found.rank}" if of_another else ""
     if found.signal is not None:
-        yield row("  evidence", f"signal {found.signal}")
+        yield row("  evidence", f"signal {found.signal}{of}")
     elif found.exit_code is not None:
-        yield row("  evidence", f"exit code {found.exit_code}")
+        yield row("  evidence", f"exit code {found.exit_code}{of}")
     # The rows `class` and `to do` have it, unless `to do` has commands.
     known = f"class {incident.failure} (scope {incident.scope}): {incident.advice}"
     for note in found.notes:
         if note != known or incident.edits:
             yield row("  evidence", format.one_line(note))
     if found.traceback:
-        yield from _quoted("traceback", found.traceback.splitlines())
+        yield from _quoted(f"traceback{of}", found.traceback.splitlines())
     if found.log_tail:
-        yield from _quoted("last lines of its log", found.log_tail)
+        title = f"last lines of the log{of}" if of else "last lines of its log"
+        yield from _quoted(title, found.log_tail)
     yield from _stacks(found.stacks, incident.culprit.rank)
 
 

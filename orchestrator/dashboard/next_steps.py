@@ -182,7 +182,8 @@ def _releases(run: Run) -> str:
 
 
 def log_command(snapshot: Snapshot) -> str | None:
-    """The command that shows the log of the culprit; None if there is no culprit."""
+    """The command that shows the log of the culprit, or of a rank that ended before the others;
+    None if there is neither."""
     run = snapshot.seen.run
     if snapshot.standing.fix:
         return _leader_log_command(snapshot)
@@ -204,15 +205,16 @@ def _leader_log_command(snapshot: Snapshot) -> str | None:
 
 
 def incident_log_command(incident: Incident, snapshot: Snapshot) -> str | None:
-    """The command that shows the log of the incident's culprit; None if the log was removed, or if
-    the rank printed nothing."""
-    rank, run = incident.culprit.rank, snapshot.seen.run
+    """The command that shows the log of the incident's culprit, or of a rank that ended before the
+    others; None if the log was removed, or if the rank printed nothing."""
+    who, run = incident.evidence.ended or incident.culprit, snapshot.seen.run
+    rank = who.rank
     assert run.job is not None
     if rank is None or incident.attempt <= run.attempt.number - run.job.keep_attempts:
         return None
     # One path and no search, because `describe` asks for each incident, and there may be thousands
     # of hosts.
-    folder = snapshot.run_dir.attempt_logs(incident.attempt, incident.culprit.host or "")
+    folder = snapshot.run_dir.attempt_logs(incident.attempt, who.host or "")
     if are_empty([folder / f"rank-{rank}.log"]):
         return None
     return snapshot.commands.of("logs", "--rank", rank, "--attempt", incident.attempt)

@@ -33,7 +33,7 @@ class Incident(Struct, frozen=True, kw_only=True):
     action: str
     """What ndctl did about it."""
     step: int
-    """The last step known to be done."""
+    """The last step that the attempt is known to have done; 0: none."""
     saved: int | None = None
     """Step of the newest complete checkpoint at that time, and of the one that the next attempt
     resumed from once that is known: the steps since are lost. None if no rank ran, so that no step

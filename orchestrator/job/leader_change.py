@@ -87,7 +87,8 @@ def _as_far_as(run: Run, reached: Reached | None) -> Run:
     """The journal has few steps of an attempt without an end, so use the step of its metrics."""
     if reached is None or reached.attempt != run.attempt.number:
         return run
-    return replace(run, attempt=replace(run.attempt, step=max(run.attempt.step, reached.step)))
+    step = max(run.attempt.own_step, reached.step)
+    return replace(run, attempt=replace(run.attempt, step=step, stepped=True))
 
 
 def _left_behind(

@@ -23,6 +23,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """The first ranks that were told to stop, did not end within the grace and were killed."""
     step: int = 0
     """The last step that ranks reported; before the first report, that of the attempt before."""
+    stepped: bool = False
+    """Its own ranks reported `step`."""
     runs: bool = False
     """A user's program that has never reported a step runs on all ranks."""
     drills: tuple[int, ...] = ()
@@ -33,6 +35,11 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """What its ranks keep in the memory of their hosts; None: they have not said yet."""
     memory_lost: bool = False
     """Between two attempts: all its agents have ended, and with them what was kept in memory."""
+
+    @property
+    def own_step(self) -> int:
+        """The last step that its own ranks reported; 0 before the first report."""
+        return self.step if self.stepped else 0
 
 
 class Progress(Struct, frozen=True, kw_only=True):

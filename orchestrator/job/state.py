@@ -149,9 +149,12 @@ def with_incident(run: Run, incident: Incident) -> Run:
     """Adds an incident of the present attempt. Its ranks may have reported a later step than the
     journal, which has few of them."""
     incidents = (*run.history.incidents, incident)
+    attempt = run.attempt
+    if incident.step:
+        attempt = replace(attempt, step=max(attempt.own_step, incident.step), stepped=True)
     return replace(
         run,
-        attempt=replace(run.attempt, step=max(run.attempt.step, incident.step)),
+        attempt=attempt,
         history=replace(run.history, incidents=incidents),
     )
 

@@ -133,7 +133,7 @@ def step_reached(run: Run, event: StepReached) -> Result:
     trained_s = run.progress.trained_s + max(0.0, event.at - since)
     run = replace(
         run,
-        attempt=replace(run.attempt, step=event.step),
+        attempt=replace(run.attempt, step=event.step, stepped=True),
         progress=replace(run.progress, stepped_at=event.at, trained_s=trained_s),
     )
     if not isinstance(run.stage, Starting):

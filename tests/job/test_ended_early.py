@@ -95,6 +95,7 @@ def test_several_ranks_that_returned_first_have_no_culprit_among_them() -> None:
     assert (incident.kind, incident.culprit) == ("ended-first", NOBODY)
     notes = "exit code 0 before the others, of 2 ranks: rank 0 after step 20, rank 1 after step 20"
     assert notes in incident.evidence.notes
+    assert (incident.evidence.rank, incident.evidence.ended) == (0, Culprit(host="host-0", rank=0))
 
 
 def test_a_host_whose_ranks_all_returned_explains_lost_connections_elsewhere() -> None:
@@ -106,6 +107,23 @@ def test_a_host_whose_ranks_all_returned_explains_lost_connections_elsewhere() -
     cause = "all ranks of host-0 ended with exit code 0 before the others"
     assert (incident.kind, incident.cause, incident.culprit) == ("ended-first", cause, NOBODY)
     assert (incident.failure, incident.remedy) == ("ended-first", "restart")
+    # The exit that is known is of a peer, and the log to read is of a rank that ended.
+    assert (incident.evidence.rank, incident.evidence.exit_code) == (2, 1)
+    assert incident.evidence.ended == Culprit(host="host-0", rank=0)
+
+
+def test_a_program_whose_host_returns_twice_at_the_same_step_has_a_bug() -> None:
+    for steps, ends in (((20, 20), True), ((20, 25), False)):
+        job = Job(steps=0).running()
+        for step in steps:
+            job.stops("host-1", finished=True)
+            job.raises(0, GLOO_CLOSED, step=step)
+            ended = job.stops("host-0")
+            job.trains()
+        assert isinstance(ended[-1], EndJob) is ends
+        if ends:
+            cause = "all ranks of host-1 ended with exit code 0 before the others"
+            assert f"{cause}: the same error twice" in ended[-1].reason
 
 
 def test_the_rank_that_failed_first_is_the_culprit() -> None:

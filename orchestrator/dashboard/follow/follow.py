@@ -279,13 +279,8 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
         lines.append(row("checkpoint", str(path)))
     for incident in run.history.incidents:
         lines += _incident_rows(incident, shown, zone)
-    if (
-        shown.state == "FAILED"
-        and run.history.incidents
-        and run.history.incidents[-1].evidence.traceback
-    ):
-        traceback = run.history.incidents[-1].evidence.traceback.rstrip()
-        lines += ["", *map(format.quoted, traceback.splitlines()), ""]
+    if shown.state == "FAILED" and run.history.incidents:
+        lines += _traceback(run.history.incidents[-1])
     ended_well = shown.state == "SUCCEEDED"
     if not ended_well and (command := log_command(snapshot)) is not None:
         lines.append(row("see why", command))
@@ -294,6 +289,14 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
         lines.append(row("next", next_step(snapshot, zone)))
     lines.append(row("more", snapshot.commands.of("describe")))
     return "\n".join(lines)
+
+
+def _traceback(incident: Incident) -> list[str]:
+    """The traceback of the incident, unless it is of a peer of the rank that ended first."""
+    found = incident.evidence
+    if not found.traceback or found.ended is not None:
+        return []
+    return ["", *map(format.quoted, found.traceback.rstrip().splitlines()), ""]
 
 
 def _incident_rows(incident: Incident, shown: View, zone: tzinfo | None) -> Iterator[str]:

@@ -206,8 +206,16 @@ def _stage_text(run: Run) -> str:
 
 
 def last_step(run: Run, progress: Progress) -> int:
-    """The last finished step. The metrics have it earlier than the journal."""
-    return run.attempt.step if progress.last is None else progress.last.step
+    """The last finished step. The metrics have it earlier than the journal, unless rank 0 was
+    killed before it wrote them: agents hear of a step first."""
+    last, attempt = progress.last, run.attempt
+    if last is None:
+        return attempt.step
+    if attempt.stepped and last.attempt < attempt.number:
+        return attempt.step  # the metrics have only steps of earlier attempts, which may be later
+    if last.attempt >= attempt.number and not attempt.stepped:
+        return last.step  # the journal has only steps of earlier attempts
+    return max(last.step, attempt.step)
 
 
 def _ended_at(run: Run, progress: Progress) -> float:

@@ -93,6 +93,7 @@ def exited_verdict(exited: RankExited, hardware: Reading | None) -> Verdict:
     # The line of the kernel comes first, because it outweighs what the rank printed.
     seen = (f"the kernel of {exited.host}: {hardware.line}",) if hardware else ()
     evidence = Evidence(
+        rank=exited.rank,
         exit_code=exited.exit_code,
         signal=signal_name(exited.signal),
         log_tail=exited.log_tail,

@@ -26,6 +26,12 @@ NOBODY = Culprit()
 
 
 class Evidence(Struct, frozen=True, kw_only=True):
+    rank: int | None = None
+    """The rank that exit code, signal, log and traceback are of. It need not be the culprit: peers
+    of a rank that ended first fail, and may say more. None where that is not known."""
+    ended: Culprit | None = None
+    """A rank that ended before the others, if no single rank is the culprit: its log may tell why.
+    """
     exit_code: int | None = None
     signal: str | None = None
     log_tail: tuple[str, ...] = ()

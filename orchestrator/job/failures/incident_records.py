@@ -41,7 +41,7 @@ def first_cause(run: Run, findings: Findings) -> Verdict:
     if verdict.kind in (EARLY, ENDED_FIRST):
         verdict = _with_early_exits(run, findings, verdict)
     elif verdict.kind == CONNECTION_LOST:
-        verdict = _with_finished_hosts(run, verdict)
+        verdict = _with_finished_hosts(run, findings, verdict)
     return replace(verdict, drill=_drill_of(run, findings, verdict.culprit, verdict.phase))
 
 
@@ -61,25 +61,43 @@ def _with_early_exits(run: Run, findings: Findings, verdict: Verdict) -> Verdict
     others = [f"rank {exited.rank} {after_step(exited.step)}" for exited in early[:MOST_NAMED]]
     before = "before the last step" if run.job.steps else "before the others"
     note = f"exit code 0 {before}, of {len(early)} ranks: {', '.join(others)}"
+    alone = len(early) == 1
     return replace(
         verdict,
         cause=f"{verdict.cause}{of}",
-        culprit=verdict.culprit if len(early) == 1 else NOBODY,
-        evidence=replace(verdict.evidence, notes=(note, *verdict.evidence.notes)),
+        culprit=verdict.culprit if alone else NOBODY,
+        evidence=replace(
+            verdict.evidence,
+            notes=(note, *verdict.evidence.notes),
+            ended=None if alone else verdict.culprit,
+        ),
     )
 
 
-def _with_finished_hosts(run: Run, verdict: Verdict) -> Verdict:
+def _with_finished_hosts(run: Run, findings: Findings, verdict: Verdict) -> Verdict:
     """Ranks lost their connections because all ranks of another host had returned 0. Their agent
     reports no exits: it does not know that other ranks went on."""
     assert run.job is not None
-    finished = sorted(host for host, done in run.attempt.done.items() if done)
+    finished = [host for host in run.attempt.placement if run.attempt.done.get(host)]
     if run.job.steps or not finished:
         return verdict
     cause = f"all ranks of {named(finished)} ended with exit code 0 before the others"
     found = reading_of(classify(FailureSigns(kind=ENDED_FIRST)))
-    evidence = replace(verdict.evidence, notes=(*verdict.evidence.notes, *class_notes(found)))
-    return replace(verdict, kind=ENDED_FIRST, cause=cause, failure=found, evidence=evidence)
+    first = run.attempt.placement.index(finished[0]) * run.plan.ranks_per_host
+    evidence = replace(
+        verdict.evidence,
+        notes=(*verdict.evidence.notes, *class_notes(found)),
+        ended=Culprit(host=finished[0], rank=first),
+    )
+    return replace(
+        verdict,
+        kind=ENDED_FIRST,
+        cause=cause,
+        failure=found,
+        evidence=evidence,
+        # A program whose ranks end at the same step again has a bug.
+        signature=f"{cause} {after_step(_last_own_step(run, findings))}",
+    )
 
 
 def decided(run: Run, incident: Incident, decision: Decision) -> Incident:
@@ -94,9 +112,14 @@ def decided(run: Run, incident: Incident, decision: Decision) -> Incident:
     )
 
 
-def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> Incident:
+def _last_own_step(run: Run, findings: Findings) -> int:
+    """The last step that ranks of the present attempt are known to have done."""
     reported = [exited.step for exited in findings.exits]
     reported += [findings.hang.step] if findings.hang else []
+    return max([run.attempt.own_step, *reported])
+
+
+def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> Incident:
     found = classified(verdict)
     return Incident(
         id=len(run.history.incidents) + 1,
@@ -107,7 +130,7 @@ def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> 
         culprit=verdict.culprit,
         evidence=verdict.evidence,
         action=action,
-        step=max([run.attempt.step, *reported]),
+        step=_last_own_step(run, findings),
         saved=None if findings.idle else _newest(run),
         signature=verdict.signature,
         detected_after_s=verdict.detected_after_s,
@@ -160,7 +183,7 @@ def left_out(run: Run, at: float, host: str, why: str, *, cause: str = "", advic
         scope="host",
         remedy="replace",
         rule="preflight",
-        step=run.attempt.step,
+        step=run.attempt.own_step,
         detected_after_s=0.0,
         recovered_after_s=0.0 if isinstance(run.stage, Running) else None,
         advice=advice,
@@ -214,4 +237,4 @@ def _first_sign(run: Run, findings: Findings) -> int:
     since = [x.error.since for x in findings.exits if x.error and x.error.since is not None]
     seen = [exited.step for exited in findings.exits]
     seen += [findings.hang.step] if findings.hang else []
-    return min(since) if since else max([run.attempt.step, *seen])
+    return min(since) if since else max([run.attempt.own_step, *seen])
