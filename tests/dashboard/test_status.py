@@ -135,7 +135,7 @@ def snapshot(
 
 
 def test_status_json_has_all_documented_keys() -> None:
-    body = status_json(snapshot(recovered(), metrics(1, 24)))
+    body = status_json(snapshot(recovered(), metrics(1, 24, attempt=2)))
     assert {
         "name",
         "state",
