@@ -42,11 +42,11 @@ def write(run_dir: RunDir, first: int, last: int | None = None) -> None:
         file.writelines(to_line(entry) for entry in entries)
 
 
-def write_metrics(run_dir: RunDir, last: int) -> None:
+def write_metrics(run_dir: RunDir, last: int, attempt: int = 1) -> None:
     with run_dir.metrics.open("wb") as file:
         for found in metrics(1, last):
             line = StepMetrics(
-                attempt=1,
+                attempt=attempt,
                 step=found.step,
                 loss=found.loss or 0.0,
                 grad_norm=1.0,
@@ -69,7 +69,7 @@ def no_keys(timeout: float, /) -> str:
 
 def test_a_console_without_a_terminal_gets_one_frame(run_dir: RunDir) -> None:
     write(run_dir, 0)
-    write_metrics(run_dir, 60)
+    write_metrics(run_dir, 60, attempt=2)
     made, out = console(False)
     run_dashboard(
         run_dir, console=made, clock=StoryClock(START + 100), keys=no_keys, ask=ask_no_scheduler
