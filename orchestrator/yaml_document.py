@@ -5,9 +5,10 @@ A key may occur only once, and anchors are refused, so that each value has one p
 codec interprets the values.
 """
 
+import contextlib
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -233,10 +234,20 @@ MOST_DEPTH = 64
 def parse(text: str, source: str) -> Document:
     """The values of `text` and their lines."""
     document = Document(source)
-    try:
+    with syntax_errors(text, source):
         refuse_deep(text, source)
         aliases = _aliases(text, source)
         node = yaml.compose(text, Loader=_Loader)
+    if node is not None:
+        document.data = _Reader(document, aliases).read(node, "")
+    return document
+
+
+@contextlib.contextmanager
+def syntax_errors(text: str, source: str) -> Iterator[None]:
+    """Raises errors of a YAML reader as SpecErrors, with line and column."""
+    try:
+        yield
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         line, column = (mark.line, mark.column) if mark else (0, 0)
@@ -246,9 +257,6 @@ def parse(text: str, source: str) -> Document:
         found = re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]", text)
         place = Place(source, text.count("\n", 0, found.start()) + 1 if found else 1)
         raise _syntax_error(text, place, place, exc) from exc
-    if node is not None:
-        document.data = _Reader(document, aliases).read(node, "")
-    return document
 
 
 def _aliases(text: str, source: str) -> list[Place]:

@@ -2,12 +2,12 @@
 
 from pathlib import PurePath
 
+from orchestrator.errors import SpecError
 from orchestrator.specs.foreign.pods.manifests import looks_like_manifest, training_in
 from orchestrator.specs.foreign.taking_over import (
     command_for,
-    fix_of_nothing,
     is_script,
-    why_nothing,
+    nothing_in,
 )
 
 
@@ -23,7 +23,10 @@ def foreign_text(text: str, path: PurePath) -> tuple[str, str] | None:
         return f"this is {what}, not a job spec", TAKE_OVER.format(command_for(path))
     if looks_like_manifest(text):
         if not [*training_in(text)]:
-            return why_nothing(text), fix_of_nothing(text, path)
+            try:
+                return nothing_in(text, path)
+            except SpecError:  # what reads the spec says where it is not YAML
+                return None
         kinds = ", ".join(dict.fromkeys(str(one["kind"]) for one, _ in training_in(text)))
         return (
             f"this is a Kubernetes manifest ({kinds}), not a job spec",

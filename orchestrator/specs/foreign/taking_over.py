@@ -14,6 +14,7 @@ from orchestrator.specs.foreign.pods.from_pods import from_pods
 from orchestrator.specs.foreign.pods.manifests import (
     KINDS,
     at,
+    documents_in,
     looks_like_manifest,
     objects_in,
     reads,
@@ -45,6 +46,8 @@ def taken_over(text: str, path: PurePath) -> Carried:
     if is_script(text, path):
         return from_script(text, path.stem)
     if not looks_like_manifest(text):
+        if text.lstrip().startswith("{"):
+            documents_in(text, str(path))
         if OWN.search(text):
             _refuse_yaml(text, path)
         if path.suffix == ".py":
@@ -60,7 +63,8 @@ def taken_over(text: str, path: PurePath) -> Carried:
     _check_types(text, path)
     found = [*training_in(text)]
     if not found:
-        raise SpecError(f"{path}: {why_nothing(text)}", fix=fix_of_nothing(text, path))
+        words, fix = nothing_in(text, path)
+        raise SpecError(f"{path}: {words}", fix=fix)
     one, pods = found[0]
     _refuse_own(one, path)
     carried = from_pods(one, pods, path.stem)
@@ -153,10 +157,22 @@ def is_script(text: str, path: PurePath) -> bool:
 NO_OBJECT = "this manifest is a list without objects"
 
 
-def why_nothing(text: str) -> str:
-    """Why a manifest has no job that can be taken over."""
+def nothing_in(text: str, path: PurePath) -> tuple[str, str]:
+    """Why a manifest has no job that can be taken over, and what to do.
+
+    Raises:
+        SpecError: it is neither YAML nor JSON.
+    """
     if HELM.search(text):
-        return "this is a template of Helm, not a manifest"
+        return (
+            "this is a template of Helm, not a manifest",
+            "helm template CHART > manifest.yaml, then ndctl init --from manifest.yaml",
+        )
+    documents_in(text, str(path))
+    return _why_nothing(text), _fix_of_nothing(text, path)
+
+
+def _why_nothing(text: str) -> str:
     found = re.findall(r"^kind: *[\"']?(\w+)", text, re.MULTILINE)
     found = found or [str(one.get("kind")) for one in objects_in(text)]  # of JSON
     if not found:
@@ -169,14 +185,11 @@ def why_nothing(text: str) -> str:
     return f"no job that trains is in this manifest ({kinds})"
 
 
-def fix_of_nothing(text: str, path: PurePath) -> str:
-    """What to do with such a manifest."""
-    if HELM.search(text):
-        return "helm template CHART > manifest.yaml, then ndctl init --from manifest.yaml"
-    if why_nothing(text) == NO_OBJECT:
+def _fix_of_nothing(text: str, path: PurePath) -> str:
+    if _why_nothing(text) == NO_OBJECT:
         return "give the manifest of a job"
     creates = f"`kubectl apply -f {shlex.quote(str(path))}` creates it"
-    if "takes no" in why_nothing(text):
+    if "takes no" in _why_nothing(text):
         return f"{creates}; ndctl takes {', '.join(dict.fromkeys(kind for _, kind in KINDS))} over"
     return creates
 

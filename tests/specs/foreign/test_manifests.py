@@ -76,6 +76,7 @@ HEADS = {
     "    replicatedJobs:\n    - name: node\n      template:\n       spec:\n        template:\n"
     "         spec:{pod}",
 }
+JOB_HEAD = "apiVersion: batch/v1\nkind: Job\n"
 META = "metadata: {name: big.run, namespace: lab, labels: {kueue.x-k8s.io/queue-name: q, team: a}}"
 
 
@@ -232,8 +233,6 @@ def test_a_program_that_is_not_found_is_asked_for() -> None:
     [
         "apiVersion: v1\nkind: Pod\n",
         "apiVersion: batch/v1\nkind: Job\nspec:\n",
-        "apiVersion: batch/v1\nkind: Job\n  spec\n: [",
-        "apiVersion: batch/v1\nkind: Job\nspec: {x: " + "[" * 3000 + "]" * 3000 + "}\n",
         '{"apiVersion": "v1", "kind": "Pod"}',
         # Aliases of aliases: ten lines that stand for a billion values.
         "apiVersion: batch/v1\nkind: Job\nspec:\n  a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
@@ -247,6 +246,31 @@ def test_what_is_no_manifest_is_refused(text: str) -> None:
     assert len(text) < MOST_VALUES
     with pytest.raises(SpecError, match="no job that trains is in this manifest"):
         taken(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{JOB_HEAD}metadata: {{name: a\nspec: {{}}\n", "m:4:5: not YAML: "),
+        (f"{JOB_HEAD}---\n{JOB_HEAD}  spec\n: [", "m:7:1: not YAML: "),
+        (f"{JOB_HEAD}spec: {{x: {'[' * 3000}{']' * 3000}}}\n", "m:3: lists and mappings are nested"),
+        (f"{JOB_HEAD}spec: {{a: 2024-13-45}}\n", "m: not YAML: month must be in"),
+        ('{"kind": "List",\n "items": [}', "m:2:12: not JSON: Expecting value"),
+        ('{"apiVersion": "v1", "kind": "Pod"', "m:1:35: not JSON: Expecting"),
+    ],
+)
+def test_a_manifest_that_is_not_yaml_is_refused_with_its_place(text: str, said: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        taken_over(text, PurePath("m"))
+    assert str(refused.value).startswith(said)
+    assert "kubectl" not in str(refused.value)
+
+
+def test_validate_says_where_a_manifest_is_not_yaml(tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    file.write_text(f"{JOB_HEAD}metadata: {{name: a\nspec: {{}}\n")
+    done = CliRunner().invoke(cli, ["validate", str(file)])
+    assert "m.yaml:4:5: not YAML: " in str(done.exception)
 
 
 @pytest.mark.parametrize("start", ["apiVersion: v1\nkind: Job\nx: ", '{"apiVersion": 1, "kind": '])
@@ -770,6 +794,37 @@ def test_policies_without_a_key_are_said() -> None:
     grace = "terminationGracePeriodSeconds 600: set resilience.stop_grace, the time to stop"
     assert carried.left.count(grace) == 1
     assert "suspend" not in str(carried.left), "Kueue suspends and resumes the jobs of a queue"
+
+
+def test_no_restart_stays_no_restart() -> None:
+    job = yaml.safe_load(manifest("Job"))
+    job["spec"]["backoffLimit"] = 0
+    assert taken(yaml.safe_dump(job)).resilience == {"max_restarts": 0}
+    jobset = yaml.safe_load(manifest("JobSet"))
+    jobset["spec"]["failurePolicy"] = {"maxRestarts": 0}
+    assert taken(yaml.safe_dump(jobset)).resilience == {"max_restarts": 0}
+    training = yaml.safe_load(manifest("PyTorchJob"))
+    training["spec"]["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] = "Never"
+    carried = taken(yaml.safe_dump(training))
+    assert carried.resilience == {}
+    said = "restartPolicy Never: set resilience.max_restarts: 0, if you mean the job"
+    assert said in carried.left
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_domain_for_each_child_job_is_kept_if_there_is_one(replicas: int) -> None:
+    jobset = yaml.safe_load(manifest("JobSet"))
+    own = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "pool"}
+    jobset["metadata"]["annotations"] = own
+    jobset["spec"]["replicatedJobs"][0]["replicas"] = replicas
+    carried = taken(yaml.safe_dump(jobset))
+    kept = carried.cluster["kubernetes"].get("annotations")
+    said = [one for one in carried.left if "exclusive-topology: pool" in one]
+    if replicas == 1:
+        assert (kept, said) == (own, [])
+        return
+    assert kept is None
+    assert "topology: {slice: pool, slice_size: 2} keeps each 2 together" in said[0]
 
 
 def test_policies_of_volcano_and_the_operator_are_taken_or_said() -> None:

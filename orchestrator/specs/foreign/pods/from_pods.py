@@ -17,6 +17,8 @@ from orchestrator.specs.foreign.run_key import names_file, set_program, set_vari
 from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell
 from orchestrator.specs.foreign.shell_words import PLACEHOLDER, variables_for_placeholders
 
+EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+"""An annotation: each child Job of a JobSet has a topology domain of its own."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 OF_TOOLS = re.compile(
     r"(trainer\.kubeflow\.org|training\.kubeflow\.org|jobset\.sigs\.k8s\.io|batch\.kubernetes\.io)/.*"
@@ -158,9 +160,9 @@ def _rest_of_command(carried: Carried, shell: Shell, start: Start | None) -> Non
     others = [text for _, text in shell.others]
     others += [one.text for one in shell.starts if start is None or one.words != words]
     for text in others:
-        carried.leave(f"in its command: {text[:60]}")
-    if others:
-        carried.leave("what these lines do belongs into the image or an init container")
+        carried.leave(
+            f"in its command: {text[:60]}: what it does belongs into the image or an init container"
+        )
     for _, file, text in shell.written:
         carried.leave(f"in its command: {short(text)}: it writes {file}")
         if names_file(words, file):
@@ -343,6 +345,13 @@ def _labels(
         if "controller-uid" in given:  # a Job of a server, which labels its pods
             given.pop("job-name", None)
         kept = {key: str(value) for key, value in given.items() if not OF_TOOLS.fullmatch(key)}
+        if (domain := kept.get(EXCLUSIVE)) is not None and pods.group is not None:
+            del kept[EXCLUSIVE]
+            carried.leave(
+                f"{EXCLUSIVE}: {domain}: ndctl's JobSet has a single child Job, so all hosts would"
+                " share one domain; with a queue of Kueue, cluster.kubernetes.topology:"
+                f" {{slice: {domain}, slice_size: {pods.group}}} keeps each {pods.group} together"
+            )
         if kept:
             kubernetes[here] = kept
     scheduler = at(pods.template, "spec", "schedulerName") or at(one, "spec", "schedulerName")

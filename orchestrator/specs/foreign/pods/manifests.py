@@ -1,6 +1,6 @@
 """Manifests of Kubernetes that create pods which train together, as groups of pods."""
 
-import contextlib
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from orchestrator.contract.read_json import read_json
 from orchestrator.errors import SpecError
 from orchestrator.specs.foreign.pods.wrong_types import without_nulls
-from orchestrator.yaml_document import refuse_deep
+from orchestrator.yaml_document import refuse_deep, syntax_errors
 
 TRAINS = "trainer.kubeflow.org/trainjob-ancestor-step"
 """The label of the pods of a runtime that get a TrainJob's `trainer`."""
@@ -32,6 +32,8 @@ class Pods(Struct, kw_only=True):
     command: list[str] | None = None
     """Replaces the command of the template."""
     notes: list[str] = field(default_factory=list)
+    group: Any = None
+    """Pods of one child Job, if a JobSet has several of them."""
     says_devices: bool = True
     """Pods get no other devices than those of the template."""
     kind: str = "pytorchjob"
@@ -48,15 +50,38 @@ def objects_in(text: str) -> list[dict[str, Any]]:
 
 
 def _documents(text: str) -> list[Any]:
+    try:
+        return documents_in(text, "")
+    except SpecError:
+        return []
+
+
+def documents_in(text: str, source: str) -> list[Any]:
+    """The values of a text of YAML documents, or of JSON. `source` names it in messages.
+
+    Raises:
+        SpecError: it is neither; with line and column.
+    """
+    of_json: ValueError | None = None
     if text.lstrip().startswith("{"):
-        with contextlib.suppress(ValueError):  # not JSON, so it may be YAML
+        try:
             return [read_json(text)]
+        except ValueError as exc:  # it may be YAML
+            of_json = exc
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        refuse_deep(text, "")
-        return [*yaml.load_all(text, Loader=loader)]
-    except (yaml.YAMLError, ValueError, RecursionError, SpecError):
-        return []
+        with syntax_errors(text, source):
+            refuse_deep(text, source)
+            return [*yaml.load_all(text, Loader=loader)]
+    except SpecError as exc:
+        if not isinstance(of_json, json.JSONDecodeError):
+            raise
+        place = f"{source}:{of_json.lineno}:{of_json.colno}"
+        fix = "check commas, quotes and brackets there"
+        raise SpecError(f"{place}: not JSON: {of_json.msg}", fix=fix) from exc
+    except (ValueError, RecursionError) as exc:  # such as a date without such a day
+        message = f"{source}: not YAML: {exc}"
+        raise SpecError(message, fix="quote the value, or correct it") from exc
 
 
 def reads(one: Mapping[str, Any]) -> bool:
@@ -183,7 +208,9 @@ def _jobset(spec: dict[str, Any]) -> Pods:
     if at(spec, "coordinator"):
         notes.append("coordinator: MASTER_ADDR of each rank is the first host")
     template = at(most, "template", "spec", "template") or {}
-    return Pods(hosts=hosts, template=template, notes=notes, kind="jobset")
+    alone = at(most, "replicas") in (None, 1)
+    group = None if alone else at(most, "template", "spec", "parallelism") or 1
+    return Pods(hosts=hosts, template=template, notes=notes, group=group, kind="jobset")
 
 
 def _times(one: Mapping[str, Any]) -> Any:

@@ -47,8 +47,11 @@ def set_policies(
         ),
         None,
     )
-    if restarts:
+    if restarts is not None:  # 0: the job must never restart
         carried.resilience["max_restarts"] = restarts
+    if any(at(one, "restartPolicy") == "Never" for one in _replicas(spec)) and not restarts:
+        # Of Kubeflow, beside the template. In a pod, ndctl's own policy is the same.
+        carried.leave("restartPolicy Never: set resilience.max_restarts: 0, if you mean the job")
     if klass := spec.get("priorityClassName"):  # of Volcano, for pods without one
         kubernetes.setdefault("priority_class", braced(klass))
     for part in (*_parts(spec), pod):
@@ -59,6 +62,12 @@ def set_policies(
             if value and not by_kueue and (path[-1], value) != DEFAULT_GRACE:
                 named = f" {value}" if isinstance(value, str | int) and value is not True else ""
                 carried.leave(f"{'.'.join(path)}{named}: {instead}")
+
+
+def _replicas(spec: Any) -> Iterator[Any]:
+    for kind in ("pytorchReplicaSpecs", "mpiReplicaSpecs"):
+        replicas = at(spec, kind)
+        yield from replicas.values() if isinstance(replicas, dict) else ()
 
 
 def _parts(spec: Any) -> Iterator[Any]:
