@@ -7,7 +7,7 @@ the time that `ndctl plan` may take (`python -m benchmarks.cli`).
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from msgspec import Struct
@@ -16,7 +16,7 @@ from msgspec.structs import fields, replace
 from orchestrator.contract.codec import Problem, encode, fields_of, join, key_of
 from orchestrator.contract.files.env import has_user_config
 from orchestrator.contract.spec.job_spec import CommonSpec, JobSpec, ScriptSpec
-from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
+from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec, too_long_name
 from orchestrator.contract.spec.types import OVERLAY, SET
 from orchestrator.diagnosis.logs.patterns import problem_of
 from orchestrator.errors import NdctlError, SpecError
@@ -125,6 +125,7 @@ def written_from(
     _override(document, overrides)
     _use_settings(document, environ)
     _check_patterns(document)
+    _check_name(document)
     spec = decode_document(_class_of(document), document, _advised)
     return Written(spec=spec, path=Path(), overrides=tuple(overrides), document=document)
 
@@ -178,6 +179,7 @@ def _document(
         expand(document, environ)
     _use_settings(document, environ)
     _check_patterns(document)
+    _check_name(document)
     return document
 
 
@@ -248,6 +250,22 @@ def _check_patterns(document: Document) -> None:
                     path = f"resilience.failure_classes[{number}].{key}[{place}]"
                     limit, fix = wrong
                     document.report(Problem(path=path, value=pattern, limit=limit, fix=fix))
+
+
+def _check_name(document: Document) -> None:
+    """Compare the job's name with the limit of its pods' names. A struct would compare its fields
+    only if each of them is right, and so in a later run than that which reports those."""
+    name, cluster = document.data.get("name"), document.data.get("cluster")
+    if not isinstance(cluster, dict) or cluster.get("backend") != "kubernetes":
+        return
+    asked, hosts = cluster.get("kubernetes"), cluster.get("hosts")
+    kind = asked.get("kind") if isinstance(asked, dict) else None
+    kinds: tuple[Kind, ...] = get_args(Kind)
+    known = next((one for one in kinds if one == kind), kinds[0])
+    if isinstance(name, str):
+        long = too_long_name(known, name, hosts if isinstance(hosts, int) else 1)
+        if long is not None:
+            document.report(long)
 
 
 def of_the_trainer(spec: CommonSpec, what: str) -> JobSpec:

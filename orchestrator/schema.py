@@ -110,7 +110,9 @@ def _type(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if origin is tuple:
         return {"type": "array", "items": _type(args[0], definitions)}
     if origin is not None:
-        return {"type": "object", "additionalProperties": _type(args[1], definitions)}
+        keys = _type(args[0], definitions) if typing.get_origin(args[0]) is typing.Annotated else {}
+        named = {"propertyNames": keys} if keys else {}
+        return {"type": "object", **named, "additionalProperties": _type(args[1], definitions)}
     if is_struct(kind):
         if kind.__name__ not in definitions:
             definitions[kind.__name__] = {}

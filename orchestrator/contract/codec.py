@@ -284,7 +284,23 @@ def _read_mapping(kinds: tuple[Any, ...], data: Any, path: str, problems: list[P
         return None
     if key_kind is int:
         return _read_numbered(item, data, path, problems)
+    if typing.get_origin(key_kind) is typing.Annotated:
+        _check_keys(typing.get_args(key_kind)[1:], data, path, problems)
     return {str(key): _read(item, value, join(path, key), problems) for key, value in data.items()}
+
+
+def _check_keys(
+    limits: Iterable[Limit], data: Mapping[Any, Any], path: str, problems: list[Problem]
+) -> None:
+    for key in map(str, data):
+        for limit in limits:
+            if not limit.admits(key):
+                words = f"the key must be {limit}, got {_show(key)}"
+                fix = f"rename the key, to {limit.advice}"
+                place = join(path, key)
+                problems.append(
+                    Problem(path=place, value=key, limit=str(limit), fix=fix, words=words)
+                )
 
 
 def _read_numbered(

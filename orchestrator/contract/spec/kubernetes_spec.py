@@ -34,6 +34,25 @@ Label = Annotated[
         "topology.kubernetes.io/rack",
     ),
 ]
+LabelValue = Annotated[
+    str,
+    Matches(
+        r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?",
+        "the value of a label: at most 63 letters, digits, -, _ and ., at both ends a letter or"
+        " digit",
+        "llm-training",
+    ),
+]
+IMAGE = Matches(
+    r"([A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?(\.[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?)*(:[0-9]+)?/)?"
+    r"[a-z0-9]+((\.|__?|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|__?|-+)[a-z0-9]+)*)*"
+    r"(:[A-Za-z0-9_][-A-Za-z0-9_.]{0,127})?"
+    r"(@(sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}))?",
+    "an image reference, [HOST[:PORT]/]PATH[:TAG][@DIGEST]: the path in lower case, the tag of at"
+    " most 128 letters, digits, -, _ and ., the digest sha256: and 64 of 0-9 and a-f",
+    "ghcr.io/you/ndctl:0.1",
+)
+"""The grammar of registries; a kubelet calls any other text InvalidImageName."""
 Key = Annotated[
     str,
     Matches(
@@ -219,9 +238,7 @@ class KubernetesSpec(Struct, frozen=True, kw_only=True):
     """Context of the kubeconfig; null: its current one."""
     namespace: Name | None = None
     """null: the namespace of the context, else `default`."""
-    image: Annotated[str, Matches(r"\S+", "an image reference", "ghcr.io/you/ndctl:0.1")] | None = (
-        None
-    )
+    image: Annotated[str, IMAGE] | None = None
     """An image with ndctl installed (manifests/image/); needed to render or submit."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     """When a node pulls the image. null: Kubernetes' rule, which is `Always` for the tag latest,
@@ -261,7 +278,7 @@ class KubernetesSpec(Struct, frozen=True, kw_only=True):
     network_policy: bool = True
     """Create a NetworkPolicy: the job's pods accept connections only from each other. It needs a
     network plug-in that enforces policies, and has no effect with `host_network`."""
-    node_selector: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[Label, LabelValue] = field(default_factory=dict)
     """Labels that a node must have."""
     tolerations: tuple[Toleration, ...] = ()
     """Taints of nodes on which the pods may run."""
@@ -272,8 +289,8 @@ class KubernetesSpec(Struct, frozen=True, kw_only=True):
     """Secrets and ConfigMaps whose keys become variables of the ranks."""
     volumes: tuple[MountedVolume, ...] = ()
     """More volumes in every pod, for data and caches."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels of your own, on the job and on its pods."""
+    labels: Mapping[Label, LabelValue] = field(default_factory=dict)
+    """Labels of your own, on the job and on its pods. Free text goes into `annotations`."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     """Labels and annotations are set on the job and on its pods."""
     run_as_user: Annotated[int, AtLeast(1)] = 1000
@@ -319,6 +336,32 @@ class KubernetesSpec(Struct, frozen=True, kw_only=True):
     """Merged into each pod template, for settings that have no key here. Mappings are merged key by
     key, and null removes a key. Lists of named things (containers, env, volumes) are merged by
     name, volumeMounts by mountPath. Other lists are replaced."""
+
+
+LABEL_LIMIT = 63
+"""Limit of a pod's name, because it is also a host name and a label value (RFC 1035)."""
+
+
+def longest_pod_name(kind: Kind, job: str, pods: int) -> str:
+    """The longest pod name that the operator creates."""
+    if kind == "pytorchjob":
+        return f"{job}-worker-{pods - 2}" if pods > 1 else f"{job}-master-0"
+    return f"{job}-node-0-{pods - 1}-xxxxx"
+
+
+def too_long_name(kind: Kind, job: str, pods: int) -> Problem | None:
+    """Whether the name of a job is too long for the names of its pods."""
+    longest = longest_pod_name(kind, job, pods)
+    over = len(longest) - LABEL_LIMIT
+    if over <= 0:
+        return None
+    return Problem(
+        path="name",
+        value=job,
+        limit=f"at most {len(job) - over} long here: a pod would be named {longest}, and a host"
+        f" name has at most {LABEL_LIMIT}",
+        fix=f"shorten it by {over}",
+    )
 
 
 def plain_secrets(spec: KubernetesSpec) -> tuple[str, ...]:

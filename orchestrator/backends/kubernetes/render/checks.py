@@ -10,7 +10,13 @@ from orchestrator.backends.kubernetes.render.pod_schema import strangers
 from orchestrator.backends.kubernetes.render.pods import CONTAINER_LISTS, HANDOVER_DIR
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec
+from orchestrator.contract.spec.kubernetes_spec import (
+    IMAGE,
+    LABEL_LIMIT,
+    Kind,
+    KubernetesSpec,
+    too_long_name,
+)
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import SpecError
 from orchestrator.inventory.kubernetes.quantities import quantity
@@ -21,10 +27,6 @@ OPERATORS = re.compile(
     r"|JOB_COMPLETION_INDEX|TORCHELASTIC_.*"
 )
 ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
-LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
-LABEL_NAME = re.compile(
-    r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-)
 GANG_SCHEDULERS: Mapping[Kind, tuple[Literal["volcano", "coscheduling"], ...]] = {
     "pytorchjob": ("volcano", "coscheduling"),
     "trainjob": ("coscheduling",),
@@ -77,16 +79,8 @@ def missing(spec: KubernetesSpec) -> Iterator[Problem]:
 
 
 def _names(launch: LaunchPlan, spec: KubernetesSpec) -> Iterator[Problem]:
-    longest = names.longest_pod_name(spec.kind, launch.job, len(launch.hosts))
-    over = len(longest) - names.LABEL_LIMIT
-    if over > 0:
-        yield Problem(
-            path="name",
-            value=launch.job,
-            limit=f"at most {len(launch.job) - over} long here: a pod would be named {longest},"
-            f" and a host name has at most {names.LABEL_LIMIT}",
-            fix=f"shorten it by {over}",
-        )
+    if (long := too_long_name(spec.kind, launch.job, len(launch.hosts))) is not None:
+        yield long
     if "." in (spec.namespace or ""):
         yield Problem(
             path=f"{PLACE}.namespace",
@@ -130,8 +124,8 @@ def _volumes(spec: KubernetesSpec) -> Iterator[Problem]:
         if one.name in taken:
             limit = f"a name that no other volume has ({taken[one.name]} has it)"
             yield Problem(path=f"{place}.name", value=one.name, limit=limit, fix="rename it")
-        if "." in one.name or len(one.name) > names.LABEL_LIMIT:
-            limit = f"a name of at most {names.LABEL_LIMIT}, without dots"
+        if "." in one.name or len(one.name) > LABEL_LIMIT:
+            limit = f"a name of at most {LABEL_LIMIT}, without dots"
             yield Problem(path=f"{place}.name", value=one.name, limit=limit, fix="rename it")
         if one.mount_path in places:
             limit = f"a path where nothing else is mounted ({places[one.mount_path]} is)"
@@ -142,21 +136,11 @@ def _volumes(spec: KubernetesSpec) -> Iterator[Problem]:
 
 
 def _labels(spec: KubernetesSpec) -> Iterator[Problem]:
-    given = {"labels": spec.labels, "node_selector": spec.node_selector}
-    for key, mapping in given.items():
-        for name, value in mapping.items():
-            if not (LABEL_NAME.fullmatch(name) and LABEL_VALUE.fullmatch(value)):
-                limit = "a label: name of at most 63 (PREFIX/ before it), value of at most 63, of"
-                yield Problem(
-                    path=f"{PLACE}.{key}.{name}",
-                    value=value,
-                    limit=f"{limit} letters, digits, -, _ and ., at both ends a letter or digit",
-                    fix="shorten or rename it; free text goes into annotations",
-                )
-            if key == "labels" and name in (*names.labels_of_job(""), names.QUEUE_LABEL):
-                fix = "remove it" + (": set queue" if name == names.QUEUE_LABEL else "")
-                limit = "unset: ndctl sets it"
-                yield Problem(path=f"{PLACE}.labels.{name}", value=value, limit=limit, fix=fix)
+    for name, value in spec.labels.items():
+        if name in (*names.labels_of_job(""), names.QUEUE_LABEL):
+            fix = "remove it" + (": set queue" if name == names.QUEUE_LABEL else "")
+            limit = "unset: ndctl sets it"
+            yield Problem(path=f"{PLACE}.labels.{name}", value=value, limit=limit, fix=fix)
 
 
 def _scheduling(spec: KubernetesSpec) -> Iterator[Problem]:
@@ -210,6 +194,10 @@ def _containers(
     own = names.CONTAINERS[spec.kind] if beside_ours else None
     for at, one in enumerate(given):
         if one["name"] == own or one.get("image"):
+            image = one.get("image")
+            if isinstance(image, str) and not IMAGE.admits(image):
+                where, fix = f"{place}[{at}].image", f"write it as in {IMAGE.example}"
+                yield Problem(path=where, value=image, limit=str(IMAGE), fix=fix)
             continue
         yield Problem(
             path=f"{place}[{at}].name",

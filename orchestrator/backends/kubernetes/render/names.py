@@ -66,8 +66,6 @@ KIND_VARIABLE = "NDCTL_JOB_KIND"
 """The kind of the pod's job. The mounted ConfigMap may belong to a later job of the same name."""
 NODE = "node"
 """JobSet's replicated job, and the container that Trainer v2 looks for."""
-LABEL_LIMIT = 63
-"""Limit of a pod's name, because it is also a host name and a label value (RFC 1035)."""
 
 
 CONTAINERS: dict[Kind, str] = {"pytorchjob": "pytorch", "jobset": "pytorch", "trainjob": NODE}
@@ -104,13 +102,6 @@ def placeholder_of(job: str, host: str) -> str:
 def leader_host_of(job: str) -> str:
     """The host name of the leader's pod, in a JobSet."""
     return f"{job}-{NODE}-0-0.{job}"
-
-
-def longest_pod_name(kind: Kind, job: str, pods: int) -> str:
-    """The longest pod name that the operator creates."""
-    if kind == "pytorchjob":
-        return f"{job}-worker-{pods - 2}" if pods > 1 else f"{job}-master-0"
-    return f"{job}-{NODE}-0-{pods - 1}-xxxxx"
 
 
 POD_NAMES: Mapping[Kind, str] = {
