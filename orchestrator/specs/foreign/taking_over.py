@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NoReturn
 
 from orchestrator.errors import SpecError
 from orchestrator.specs.foreign.batch_script import from_script
@@ -46,20 +46,7 @@ def taken_over(text: str, path: PurePath) -> Carried:
     if is_script(text, path):
         return from_script(text, path.stem)
     if not looks_like_manifest(text):
-        if text.lstrip().startswith("{"):
-            documents_in(text, str(path))
-        if OWN.search(text):
-            _refuse_yaml(text, path)
-        if path.suffix == ".py":
-            what = shlex.quote(str(path))
-            raise SpecError(
-                f"{path} is a Python script",
-                fix=f"ndctl run -- {what}, or `ndctl init --train {what}` for a spec",
-            )
-        raise SpecError(
-            f"{path}: neither a script of a shell nor a manifest of Kubernetes",
-            fix="write a first spec with `ndctl init`, or give such a file",
-        )
+        _refuse_other(text, path)
     _check_types(text, path)
     found = [*training_in(text)]
     if not found:
@@ -82,6 +69,24 @@ def taken_over(text: str, path: PurePath) -> Carried:
             name = at(other, "metadata", "name")
             carried.leave(f"{other['kind']} {name}: a spec is one job; give it a file of its own")
     return carried
+
+
+def _refuse_other(text: str, path: PurePath) -> NoReturn:
+    """Refuses what is neither a script of a shell nor a manifest."""
+    if text.lstrip().startswith("{"):
+        documents_in(text, str(path))
+    if OWN.search(text):
+        _refuse_yaml(text, path)
+    if path.suffix == ".py":
+        what = shlex.quote(str(path))
+        raise SpecError(
+            f"{path} is a Python script",
+            fix=f"ndctl run -- {what}, or `ndctl init --train {what}` for a spec",
+        )
+    raise SpecError(
+        f"{path}: neither a script of a shell nor a manifest of Kubernetes",
+        fix="write a first spec with `ndctl init`, or give such a file",
+    )
 
 
 def _refuse_yaml(text: str, path: PurePath) -> None:

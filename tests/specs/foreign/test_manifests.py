@@ -253,7 +253,10 @@ def test_what_is_no_manifest_is_refused(text: str) -> None:
     [
         (f"{JOB_HEAD}metadata: {{name: a\nspec: {{}}\n", "m:4:5: not YAML: "),
         (f"{JOB_HEAD}---\n{JOB_HEAD}  spec\n: [", "m:7:1: not YAML: "),
-        (f"{JOB_HEAD}spec: {{x: {'[' * 3000}{']' * 3000}}}\n", "m:3: lists and mappings are nested"),
+        (
+            f"{JOB_HEAD}spec: {{x: {'[' * 3000}{']' * 3000}}}\n",
+            "m:3: lists and mappings are nested",
+        ),
         (f"{JOB_HEAD}spec: {{a: 2024-13-45}}\n", "m: not YAML: month must be in"),
         ('{"kind": "List",\n "items": [}', "m:2:12: not JSON: Expecting value"),
         ('{"apiVersion": "v1", "kind": "Pod"', "m:1:35: not JSON: Expecting"),

@@ -18,6 +18,7 @@ from orchestrator.backends.kubernetes.observe.object_fields import (
 )
 from orchestrator.backends.kubernetes.render.names import NODE
 from orchestrator.backends.kubernetes.resources import JobKind, Object, lookup, name_of
+from orchestrator.inventory.kubernetes.selectors import requirements
 
 
 class PendingReason(Struct, frozen=True, kw_only=True):
@@ -76,10 +77,12 @@ LEFT: Mapping[str, tuple[str, str]] = {
 }
 """Reason of a failed pod -> one word, and why if it has no message."""
 
+OTHER_PODS = "pod affinity rules"
+"""In the scheduler's message, if a required pod affinity excludes nodes."""
 SCHEDULING: Sequence[tuple[str, str]] = (
     ("unbound immediate", "the PersistentVolumeClaim is not bound: `kubectl get pvc`"),
     ("persistentvolumeclaim", "create the PersistentVolumeClaim, or use another one"),
-    ("pod affinity rules", "too few free nodes in one topology domain"),
+    (OTHER_PODS, "too few free nodes in one topology domain"),
     ("anti-affinity", "each host needs its own node, and too few are free"),
     ("Insufficient", "too few nodes have that much free: wait, or request less or fewer hosts"),
     ("affinity/selector", "too few nodes have the required labels and are not excluded by ndctl"),
@@ -109,7 +112,7 @@ def pod_problem(pod: Object, events: Sequence[Object] = ()) -> PendingReason | N
     if scheduled.get("status") == "False":
         preempted = _said(name, events, "Preempted")
         before = f"; its previous pod was preempted: {preempted}" if preempted else ""
-        return _unscheduled(name, str(scheduled.get("reason")), said_of(scheduled) + before)
+        return _unscheduled(pod, str(scheduled.get("reason")), said_of(scheduled) + before)
     about = [one for one in newest_first(events) if is_about(one, pod)]
     return _container_problem(name, status, about) or _leaving(pod)
 
@@ -134,15 +137,36 @@ def _said(pod: str, events: Sequence[Object], reason: str) -> str:
     return next((one_line(str(one.get("message"))) for one in about), "")
 
 
-def _unscheduled(pod: str, reason: str, message: str) -> PendingReason:
+def _unscheduled(unplaced: Object, reason: str, message: str) -> PendingReason:
+    pod = name_of(unplaced)
     advice = next((advice for part, advice in SCHEDULING if part in message), "")
     if reason == "SchedulingGated":
         return PendingReason(
             pod=pod, what=reason, why=message, advice="Kueue has not admitted it yet"
         )
+    if OTHER_PODS in message and (asked := _of_other_pods(unplaced)):
+        advice = (
+            f"its affinity requires pods with {asked} nearby, and no fitting node has such: check"
+            " podAffinity in cluster.kubernetes.pod_template"
+        )
     lacking = sorted(set(re.findall(r"Insufficient ([\w./-]+\w)", message)))
     what = reason + (f" (insufficient {', '.join(lacking)})" if lacking else "")
     return PendingReason(pod=pod, what=what, why=message, advice=advice)
+
+
+def _of_other_pods(pod: Object) -> str:
+    """Labels that a required pod affinity asks for and the pod itself lacks. The scheduler admits
+    the first pod of a group only if it meets its own affinity."""
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    labels = lookup(pod, ("metadata", "labels"), {})
+    return ", ".join(
+        f"{one.key} {one.operator} {list(one.values)}"
+        if one.values
+        else f"{one.key} {one.operator}"
+        for term in lookup(pod, ("spec", "affinity", "podAffinity", required), ())
+        for one in requirements(term.get("labelSelector"))
+        if not one.admits(labels)
+    )
 
 
 def _container_problem(pod: str, status: Object, events: Sequence[Object]) -> PendingReason | None:

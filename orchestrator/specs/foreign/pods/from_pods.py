@@ -11,6 +11,7 @@ from orchestrator.specs.foreign.around_program import exported_by_mpi
 from orchestrator.specs.foreign.carried import Carried, braced, job_name, number_of
 from orchestrator.specs.foreign.command_lines import sizes_of, variable_ranks
 from orchestrator.specs.foreign.pods.manifests import Pods, at
+from orchestrator.specs.foreign.pods.near_pods import OwnPods, without_own_rules
 from orchestrator.specs.foreign.pods.policies import set_policies
 from orchestrator.specs.foreign.pods.volumes import own_container, set_volumes
 from orchestrator.specs.foreign.run_key import names_file, set_program, set_variables, short
@@ -25,6 +26,10 @@ OF_TOOLS = re.compile(
     r"|controller-uid|kubectl\.kubernetes\.io/last-applied-configuration"
 )
 """Labels that operators read or set, and what kubectl notes."""
+BY_NDCTL_ALWAYS = re.compile(
+    r"app\.kubernetes\.io/(name|instance|component|part-of|managed-by)|ndctl\.dev/job"
+)
+"""Labels that each object of a job has; a spec must not give them."""
 GPU = re.compile(r"[\w.-]+/(gpu|mig-[\w.]+)|\$\{GPU_RESOURCE\}|gpu", re.IGNORECASE)
 ACCELERATOR = re.compile(r".*/(tpu|neuron\w*|npu|hpu|gaudi|.*ascend.*)", re.IGNORECASE)
 """Devices of a pod that are not GPUs."""
@@ -109,7 +114,12 @@ def from_pods(one: Mapping[str, Any], pods: Pods, stem: str) -> Carried:
     _places(kubernetes, pod)
     _labels(carried, kubernetes, one, pods)
     set_volumes(carried, kubernetes, pod, container)
-    _other_fields(carried, kubernetes, pod, container)
+    own = OwnPods(
+        name=name,
+        before=at(pods.template, "metadata", "labels") or {},
+        now=kubernetes.get("labels", {}),
+    )
+    _other_fields(carried, kubernetes, without_own_rules(carried, kubernetes, pod, own), container)
     set_policies(carried, kubernetes, one, pod)
     if "pod_template" in kubernetes:
         kubernetes["pod_template"] = kubernetes.pop("pod_template")  # it is the longest
@@ -345,6 +355,8 @@ def _labels(
         if "controller-uid" in given:  # a Job of a server, which labels its pods
             given.pop("job-name", None)
         kept = {key: str(value) for key, value in given.items() if not OF_TOOLS.fullmatch(key)}
+        for key in [key for key in kept if here == "labels" and BY_NDCTL_ALWAYS.fullmatch(key)]:
+            carried.leave(f"the label {key}: {kept.pop(key)}: ndctl sets it itself")
         if (domain := kept.get(EXCLUSIVE)) is not None and pods.group is not None:
             del kept[EXCLUSIVE]
             carried.leave(

@@ -193,6 +193,23 @@ def test_a_pods_problem_has_a_reason_and_a_fix(
     assert words in str(found or "")
 
 
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        ("ndctl.dev/job", "too few free nodes in one topology domain"),
+        ("job-name", "its affinity requires pods with job-name In ['run-1'] nearby"),
+    ],
+)
+def test_an_affinity_that_names_other_pods_is_no_lack_of_nodes(label: str, words: str) -> None:
+    message = "0/8 nodes are available: 8 node(s) didn't match pod affinity rules."
+    waits = pod(conditions=condition("PodScheduled", "False", "Unschedulable", message))
+    selector = {"matchLabels": {label: "run-1"}}
+    terms = [{"labelSelector": selector, "topologyKey": "zone"}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    waits["spec"]["affinity"] = {"podAffinity": required}
+    assert words in pod_problem(waits).advice  # type: ignore[union-attr]
+
+
 def test_the_registrys_message_is_preferred_to_the_kubelets_back_off() -> None:
     events = [
         event("run-1-worker-0", "Failed", "Error: ImagePullBackOff"),
