@@ -112,7 +112,8 @@ def _without_own(
 ) -> Any:
     if not isinstance(rules, Mapping):
         return rules
-    left, near = dict(rules), {REQUIRED: [], PREFERRED: []}
+    left = dict(rules)
+    near: dict[str, list[tuple[int, str]]] = {REQUIRED: [], PREFERRED: []}
     for when in near:
         terms = rules.get(when)
         kept = []
