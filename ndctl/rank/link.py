@@ -33,6 +33,9 @@ class Link:
         fd = environ.get("NDCTL_PROGRESS_FD")
         self._fd = int(fd) if fd is not None and _is_shared(int(fd)) else None
         self._pid = os.getpid()
+        self.loading: set[object] = set()
+        """One entry per call, in any thread, that waits for workers of a data loader to start or
+        end. Meanwhile the phase `train` is reported as `data`, also if another thread steps."""
         self.logged = False
         """The script reports its steps itself, with `ndctl.log`."""
         self.use: Mapping[str, float] = {}
@@ -66,7 +69,8 @@ class Link:
 
     def beat(self, phase: str | None = None, **fields: Any) -> None:
         self.phase = phase or self.phase
-        body = {"rank": self.rank, "step": self.step, "phase": self.phase, **fields}
+        shown = "data" if self.loading and self.phase == "train" else self.phase
+        body = {"rank": self.rank, "step": self.step, "phase": shown, **fields}
         loss = body.get("loss")
         if loss is not None and not math.isfinite(loss):
             body["loss"] = None

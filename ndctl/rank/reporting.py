@@ -102,7 +102,8 @@ def phase(name: Phase) -> Iterator[None]:
 
     ndctl takes a rank that does no step for 5 median step times for a hang. In the phases `eval`,
     `checkpoint`, `write` (other files) and `profile` the limit is `resilience.checkpoint_timeout`
-    (900 s), in `init` and `compile` it is `resilience.init_timeout`. In `init` and `eval`, output
+    (900 s), in `init`, `compile` and `data` (workers of a data loader start or end) it is
+    `resilience.init_timeout`. In `init` and `eval`, output
     and collectives are signs of life, so only a silent rank reaches the limit. Without ndctl a
     phase does nothing.
 

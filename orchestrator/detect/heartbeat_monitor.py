@@ -188,6 +188,10 @@ class HeartbeatMonitor:
         match phase:
             case "init" | "compile":
                 return self.limits.init
+            case "data":
+                # As at the start, where the first workers of a data loader start too. A program
+                # with long pauses has a longer limit in its steps.
+                return max(self.limits.init, self.limit("train"))
             case "checkpoint" if self.limits.checkpoint is not None:
                 return self.limits.checkpoint
             case "checkpoint" | "eval" | "write" | "profile":

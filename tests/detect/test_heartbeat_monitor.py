@@ -128,6 +128,7 @@ def test_a_rank_that_reports_during_start_up_does_not_hang() -> None:
         ("train", 5.0),
         ("init", 600.0),
         ("compile", 600.0),
+        ("data", 600.0),
         ("checkpoint", 900.0),
         ("eval", 900.0),
         ("write", 900.0),

@@ -1,8 +1,8 @@
-"""Sees the progress of an unchanged script: optimizer steps, evaluation and saves.
+"""Sees the progress of an unchanged script: optimizer steps, evaluation, saves and loader workers.
 
 torch calls a global hook after each optimizer step. `Module.eval()` begins an evaluation, and
-`torch.save` or `torch.distributed.checkpoint.save` a checkpoint; they would otherwise look like a
-hang, because no step is done meanwhile.
+`torch.save` or `torch.distributed.checkpoint.save` a checkpoint. A `DataLoader` starts and ends its
+workers with each epoch. These would otherwise look like a hang, because no step is done meanwhile.
 """
 
 import functools
@@ -36,6 +36,7 @@ def report_steps(link: Link, log: StepLog, first_step: Callable[[], None]) -> No
     after_import(
         "torch.distributed.checkpoint.state_dict_saver", functools.partial(_report_save, link)
     )
+    after_import("torch.utils.data.dataloader", functools.partial(_report_workers, link))
 
 
 class OptimizerSteps:
@@ -128,3 +129,43 @@ def _report_save(link: Link, module: ModuleType) -> None:
 
     for holder in holders:
         holder.save = save  # type: ignore[union-attr]
+
+
+def _report_workers(link: Link, module: ModuleType) -> None:
+    """Report waits for workers of a DataLoader to start or end as the phase `data`.
+
+    A spawned worker imports torch before its first batch, which takes several seconds.
+    """
+    cls: Any = getattr(module, "_MultiProcessingDataLoaderIter", None)
+    # `_reset` begins another epoch with workers that were kept.
+    names = ("__init__", "_reset", "_shutdown_workers", "_next_data")
+    if not all(hasattr(cls, name) for name in names):  # another version of torch
+        return
+    for name in names[:3]:
+        setattr(cls, name, _in_phase_data(link, getattr(cls, name)))
+    next_data = cls._next_data
+    first_data = _in_phase_data(link, next_data)
+
+    @functools.wraps(next_data)
+    def next_of_worker(self: Any) -> Any:
+        # Workers take turns, so each of the first batches is the first one of a worker.
+        if getattr(self, "_num_yielded", 0) < getattr(self, "_num_workers", 0):
+            return first_data(self)
+        return next_data(self)
+
+    cls._next_data = next_of_worker
+
+
+def _in_phase_data(link: Link, proper: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(proper)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        call = object()
+        link.loading.add(call)
+        link.beat()
+        try:
+            return proper(*args, **kwargs)
+        finally:
+            link.loading.discard(call)
+            link.beat()
+
+    return wait

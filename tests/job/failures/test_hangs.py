@@ -46,7 +46,7 @@ def pause(job: VirtualRanks, number: int, phase: Phase | None) -> None:
 def paused_job(steps: int, *, announced: bool) -> VirtualRanks:
     """Each few hundred steps there is a pause as long as 20 steps."""
     job = virtual_job(7, latency_s=0.05)
-    phases: tuple[Phase, ...] = ("checkpoint", "eval", "compile", "write", "profile")
+    phases: tuple[Phase, ...] = ("checkpoint", "eval", "compile", "data", "write", "profile")
     for number in range(1, steps + 1):
         step(job, number, STEP_S * job.random.uniform(0.9, 1.1))
         if number > 20 and job.random.random() < 1 / 300:

@@ -1,20 +1,30 @@
 """Optimizer steps of a script, counted through torch's hook."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import state_dict, state_dict_saver
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data import DataLoader, Dataset, dataloader
 
 from ndctl.rank.link import Link
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.run_dir import RunDir
 from trainer.program.step_log import StepLog
-from trainer.program.torch_hooks import OTHERS_STEPS, OptimizerSteps, _report_eval, _report_save
+from trainer.program.torch_hooks import (
+    OTHERS_STEPS,
+    OptimizerSteps,
+    _in_phase_data,
+    _report_eval,
+    _report_save,
+    _report_workers,
+)
 
 
 @pytest.fixture
@@ -147,3 +157,106 @@ def test_steps_of_a_compiled_optimizer_are_counted_without_a_warning(steps: Opti
         compiled()
     assert steps.link.step == 2
     assert not [one for one in said if "does not know how to trace" in str(one.message)]
+
+
+WORKERS = 2
+
+
+class Samples(Dataset[int]):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class Broken(Samples):
+    def __getitem__(self, index: int) -> int:
+        raise OSError("no such sample")
+
+
+class LinkOfTest(Link):
+    def __init__(self) -> None:
+        super().__init__({})
+        self.phase = "train"
+        self.sent: list[str] = []
+        """The phase of each report."""
+
+    def _send(self, message: Mapping[str, Any], *, wait: bool) -> None:
+        self.sent.append(message["phase"])
+
+    def phases(self) -> list[str]:
+        """Phases since the last call, each once in a row."""
+        sent, self.sent = self.sent, []
+        return [one for n, one in enumerate(sent) if n == 0 or one != sent[n - 1]]
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> LinkOfTest:
+    cls = dataloader._MultiProcessingDataLoaderIter
+    for name in ("__init__", "_reset", "_next_data", "_shutdown_workers"):
+        monkeypatch.setattr(cls, name, vars(cls)[name])
+    link = LinkOfTest()
+    _report_workers(link, dataloader)
+    return link
+
+
+def loader(samples: Dataset[int], **more: Any) -> DataLoader[int]:
+    return DataLoader(samples, num_workers=WORKERS, multiprocessing_context="fork", **more)
+
+
+def test_only_batches_that_wait_for_workers_are_a_phase(link: LinkOfTest) -> None:
+    batches = iter(loader(Samples()))
+    assert link.phases() == ["data", "train"]
+    each = [link.phases() for _ in batches]
+    assert each == [["data", "train"]] * WORKERS + [[]] * (len(Samples()) - WORKERS)
+    assert link.phases() == ["data", "train"], "the workers end"
+    assert [int(one) for one in loader(Samples())] == [*range(5)]
+
+
+def test_workers_that_are_kept_begin_each_epoch_in_the_phase_and_end_in_it(
+    link: LinkOfTest,
+) -> None:
+    kept = loader(Samples(), persistent_workers=True)
+    assert len([*kept]) == 5
+    link.phases()
+    again = iter(kept)
+    assert link.phases() == ["data", "train"]
+    next(again)
+    assert link.phases() == ["data", "train"]
+    del kept, again
+    assert link.phases() == ["data", "train"]
+
+
+def test_an_error_or_a_break_in_an_epoch_ends_the_phase(link: LinkOfTest) -> None:
+    with pytest.raises(OSError, match="no such sample"):
+        next(iter(loader(Broken())))
+    assert link.sent[-1] == "train"
+    for _ in loader(Samples()):
+        break
+    assert link.sent[-1] == "train"
+    assert not link.loading
+
+
+def test_workers_that_start_in_an_evaluation_or_before_training_change_no_phase(
+    link: LinkOfTest,
+) -> None:
+    for phase in ("init", "eval"):
+        link.phase = phase
+        assert len([*loader(Samples())]) == 5
+        assert link.phases() == [phase]
+
+
+def test_a_step_does_not_end_the_wait_of_a_thread_that_fetches_batches(link: LinkOfTest) -> None:
+    nested = _in_phase_data(link, lambda: link.stepped())
+    _in_phase_data(link, lambda: nested())()
+    assert link.phases() == ["data", "train"]
+    assert (link.step, link.phase) == (1, "train")
+
+
+def test_a_loader_without_workers_and_a_torch_without_these_names_work_as_before(
+    link: LinkOfTest,
+) -> None:
+    assert len([*DataLoader(Samples())]) == 5
+    assert link.sent == []
+    _report_workers(link, ModuleType("torch.utils.data.dataloader"))
