@@ -39,6 +39,7 @@ from orchestrator.diagnosis.hang.post_mortem import CLASS, differing
 from orchestrator.diagnosis.hang.report import SHOWN, diagnosis_text
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
 from orchestrator.errors import JobError
+from orchestrator.job.failures.slow_program import KEY, OPEN
 from orchestrator.job.incident import Incident
 from orchestrator.journal.journal import entries_of
 
@@ -139,6 +140,7 @@ def diagnose_job(snapshot: Snapshot, attempt: int | None) -> Found:
         )
     chosen = _newest_with_evidence(run_dir, story) if attempt is None else attempt
     shown, verdict = _analysed(run_dir, story, chosen)
+    verdict = _with_longer_limit(snapshot, chosen, verdict)
     unexplained = verdict.kind == "not-known" and chosen not in story.hung
     return Found(
         scene=shown,
@@ -149,6 +151,15 @@ def diagnose_job(snapshot: Snapshot, attempt: int | None) -> Found:
         in_order=healthy,
         unknown=last_known(snapshot),
     )
+
+
+def _with_longer_limit(snapshot: Snapshot, attempt: int, verdict: Diagnosis) -> Diagnosis:
+    """The verdict with the advice of its incident, if that has a longer limit for a program that
+    may have been only slow."""
+    advice = next((one.advice for one in _incidents(snapshot, attempt) if KEY in one.advice), "")
+    if not advice or verdict.kind not in OPEN:
+        return verdict
+    return replace(verdict, advice=f"{verdict.advice}; {advice}")
 
 
 def _analysed(run_dir: RunDir, story: "Story", attempt: int) -> tuple[HangEvidence, Diagnosis]:

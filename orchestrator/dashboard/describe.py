@@ -28,6 +28,7 @@ from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.diagnosis.hang.report import where_words
 from orchestrator.diagnosis.hang.verdicts import HangEvidence, RankFacts
 from orchestrator.diagnosis.stacks.python_stacks import main_stack, main_thread, place, shortened
+from orchestrator.job.failures.policy import HANG
 from orchestrator.job.hosts.straggler_replacement import why_slow
 from orchestrator.job.hosts.warned_hosts import outlook
 from orchestrator.job.incident import Incident
@@ -261,7 +262,9 @@ def incident_facts(incident: Incident, snapshot: Snapshot) -> Iterator[Row]:
     if (log := incident_log_command(incident, snapshot)) is not None:
         yield row("  see why", log)
     if incident.edits:
-        yield row("  to do", "resume with one of:" if len(incident.edits) > 1 else "resume:")
+        several = "resume with one of:" if len(incident.edits) > 1 else "resume:"
+        # An option that helps only if the program was slow; the advice says so.
+        yield row("  to do", f"{incident.advice}:" if incident.kind == HANG else several)
         for edits in incident.edits:
             yield row("", snapshot.commands.submit(edits))
     elif incident.advice:

@@ -10,7 +10,7 @@ from orchestrator.dashboard.job_view.replayed_job import FailedSave
 from orchestrator.dashboard.job_view.standing import awaited_jobs
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.diagnosis.cause.exits import DISK_FULL
-from orchestrator.job.failures.policy import BUDGET
+from orchestrator.job.failures.policy import BUDGET, HANG
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short
 from orchestrator.job.incident import PREFLIGHT, Incident
 from orchestrator.job.stage import Ended, Submitted
@@ -142,6 +142,8 @@ def _resume_after_failure(run: Run, commands: Commands) -> str:
     last = next((one for one in reversed(ours) if one.kind != PREFLIGHT), None)
     if last is None:
         return commands.submit()
+    if last.edits and last.kind == HANG:
+        return f"if the program was slow and not stuck: {commands.submit(last.edits[0])}"
     if last.edits:
         return commands.submit(last.edits[0])
     # `stop` means that a restart cannot help until the user fixes something. A job that only

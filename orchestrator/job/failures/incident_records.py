@@ -23,6 +23,7 @@ from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit, Evidence, Verd
 from orchestrator.diagnosis.classes import FailureSigns, classify, reading_of
 from orchestrator.host_strikes import HOOK
 from orchestrator.job.failures.policy import Decision, classified, ways_to_go_on
+from orchestrator.job.failures.slow_program import longer_limit, slow_or_stuck
 from orchestrator.job.hosts.preemption import taken_by_scheduler
 from orchestrator.job.incident import PREFLIGHT, Incident
 from orchestrator.job.stage import Running
@@ -121,6 +122,8 @@ def _last_own_step(run: Run, findings: Findings) -> int:
 
 def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> Incident:
     found = classified(verdict)
+    advice = verdict.fix or (verdict.failure.advice if verdict.failure else "")
+    option = longer_limit(run, findings, verdict)
     return Incident(
         id=len(run.history.incidents) + 1,
         attempt=run.attempt.number,
@@ -139,7 +142,8 @@ def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> 
         failure=found.name,
         scope=found.scope,
         phase=verdict.phase,
-        advice=verdict.fix or (verdict.failure.advice if verdict.failure else ""),
+        advice=slow_or_stuck(option, advice) if option else advice,
+        edits=(option,) if option else (),
     )
 
 

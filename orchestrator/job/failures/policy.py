@@ -380,9 +380,11 @@ def ways_to_go_on(run: Run, incident: Incident, decision: Decision) -> tuple[str
     helps."""
     assert run.job is not None
     own = decision.rule in [rule.name for rule in run.job.policy]
-    # ndctl cannot skip the data of a user's program, so `on_nan` is refused beside `run`.
-    if decision.action != "stop" or own or run.is_own or run.job.on_nan == "rollback":
+    if decision.action != "stop":
         return ()
+    # ndctl cannot skip the data of a user's program, so `on_nan` is refused beside `run`.
+    if incident.edits or own or run.is_own or run.job.on_nan == "rollback":
+        return incident.edits
     return (ROLLBACK,) if incident.failure in LOSS else ()
 
 
