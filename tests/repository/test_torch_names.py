@@ -95,7 +95,11 @@ OF_TORCH = {
         "torch.distributed.tensor.placement_types._StridedShard",
     },
     "trainer/program/activity.py": {"_get_sequence_number_for_group", "_world"},
-    "trainer/program/torch_hooks.py": {"_init_optim_state", "_torchdynamo_disable"},
+    "trainer/program/torch_hooks.py": {
+        *("_init_optim_state", "_torchdynamo_disable"),
+        *("_MultiProcessingDataLoaderIter", "_reset", "_shutdown_workers", "_next_data"),
+        *("_num_yielded", "_num_workers"),
+    },
     "trainer/rank/allreduce_check.py": {
         "torch._C._distributed_c10d.PrefixStore",
         "torch._C._distributed_c10d.Store",
