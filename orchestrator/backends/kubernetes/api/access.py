@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from orchestrator.backends.kubernetes.api.login_plugin import logged_errors, plugin_failed
 from orchestrator.backends.kubernetes.mirror.mirror_paths import IN_CLUSTER
 from orchestrator.errors import BackendError
 
@@ -37,9 +38,19 @@ class Access:
             if self.in_cluster:
                 config.load_incluster_config(made)
             else:
-                config.load_kube_config(self._file, self.wanted, made, persist_config=False)
+                self._load_kubeconfig(made)
         made.retries = False  # our own retries (requests.py) report the reason
         return made
+
+    def _load_kubeconfig(self, made: Any) -> None:
+        config: Any = import_module("kubernetes.config")
+        with logged_errors() as said:
+            config.load_kube_config(self._file, self.wanted, made, persist_config=False)
+        if said:
+            contexts, current = config.list_kube_config_contexts(self._file)
+            named = (one for one in contexts if one["name"] == self.wanted)
+            user = next(named, current)["context"]["user"]
+            raise plugin_failed(self._file, user, "; ".join(said))
 
     @property
     def in_cluster(self) -> bool:

@@ -53,3 +53,26 @@ def test_the_contexts_of_a_kubeconfig_are_found(tmp_path: Path) -> None:
     assert access(tmp_path, GOOD).context == "a"
     with pytest.raises(BackendError, match="has no context b; there are: a"):
         _ = access(tmp_path, GOOD, "b").context
+
+
+@pytest.mark.parametrize(
+    ("plugin", "reason"),
+    [
+        ("{command: no-such-plugin, installHint: get it at x}", "No such file or directory"),
+        ('{command: sh, args: [-c, "echo session ended >&2; exit 1"]}', "session ended"),
+        ("{command: echo}", "failed to decode"),
+    ],
+)
+def test_a_login_plugin_that_fails_is_named_and_nothing_is_logged(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], plugin: str, reason: str
+) -> None:
+    """The client logs the error and goes on without credentials."""
+    told = plugin.replace("{", "{apiVersion: client.authentication.k8s.io/v1, ")
+    text = GOOD.replace("user: {}", f"user: {{exec: {told}}}")
+    with pytest.raises(
+        BackendError, match=rf"the login plugin .* of user u failed: .*{reason}"
+    ) as e:
+        _ = access(tmp_path, text).config
+    assert "log in to the cluster again" in e.value.fix
+    assert ("install it (get it at x)" in e.value.fix) == ("installHint" in plugin)
+    assert capfd.readouterr() == ("", "")
