@@ -107,8 +107,8 @@ def _kubernetes_findings(
     from orchestrator.app.submission import payload, submit_job
     from orchestrator.contract.check_results import Finding
     from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
-    from orchestrator.doctor.kubernetes import Job, examine_kubernetes
-    from orchestrator.errors import NdctlError, Unanswered
+    from orchestrator.doctor.kubernetes import Job, examine_kubernetes, no_api_server
+    from orchestrator.errors import NdctlError, Unanswered, Unreachable
     from orchestrator.inventory.kubernetes.gpus import gpu_table
     from orchestrator.load import read_spec
     from orchestrator.system import SystemClock
@@ -119,11 +119,15 @@ def _kubernetes_findings(
     api = kubernetes_api(asked.context, os.environ)
     try:
         planned = plans.plan_spec(Path(spec), overrides, os.environ, purpose="submit")
+    except Unreachable as exc:
+        return (no_api_server(exc),)  # the next question would wait as long
     except Unanswered:
         return examine_kubernetes(api, asked)
     except NdctlError as exc:
+        found = examine_kubernetes(api, asked)
         refused = Finding(what="plan", verdict="stops", found=exc.message, fix=exc.fix)
-        return (*examine_kubernetes(api, asked), refused)
+        # What stops each request stops the plan too.
+        return found if no_api_server(exc) in found else (*found, refused)
     submission = payload.Submission(planned=planned, run_root=root)
     handover = submit_job.first_handover(submission, os.environ, SystemClock())
     job = Job(handover, gpu_table(os.environ))

@@ -32,7 +32,7 @@ from orchestrator.backends.kubernetes.resources import (
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.contract.submission_payload import Handover
-from orchestrator.errors import BackendError
+from orchestrator.errors import BackendError, NdctlError
 from orchestrator.inventory.gpus import GpuTable
 from orchestrator.inventory.kubernetes.nodes import parse_node
 from orchestrator.inventory.kubernetes.standing import shut
@@ -52,7 +52,12 @@ def examine_kubernetes(
     try:
         return tuple(_examined(api, spec, job))
     except BackendError as exc:
-        return (Finding(what="api server", verdict="stops", found=exc.message, fix=exc.fix),)
+        return (no_api_server(exc),)
+
+
+def no_api_server(exc: NdctlError) -> Finding:
+    """The finding for an error that stops all other questions."""
+    return Finding(what="api server", verdict="stops", found=exc.message, fix=exc.fix)
 
 
 def _examined(api: ApiReader, spec: KubernetesSpec, job: Job | None) -> Iterator[Finding]:

@@ -435,6 +435,32 @@ def test_doctor_reports_what_submit_would_refuse_on_slurm(monkeypatch: pytest.Mo
     assert "submit" not in ndctl(*argv).output
 
 
+def test_doctor_asks_a_silent_api_server_once_and_tells_an_error_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from orchestrator.errors import BackendError, Unreachable
+    from tests.backends.kubernetes.fake_api import FakeApi
+
+    refusal: list[BackendError] = [Unreachable("no answer in 30 s", fix="start it")]
+
+    def refuse(*_: object, purpose: str) -> None:
+        raise refusal[0]
+
+    api = FakeApi()
+    monkeypatch.setattr("orchestrator.health.machine.examine", lambda *_: ())
+    monkeypatch.setattr("orchestrator.app.planning.planned_hosts.kubernetes_api", lambda *_: api)
+    monkeypatch.setattr("orchestrator.app.planning.plans.plan_spec", refuse)
+    argv = ("doctor", "examples/kubernetes.yaml")
+    done = ndctl(*argv)
+    assert done.exit_code == 1
+    assert "stops  api server     no answer in 30 s" in done.output
+    assert "version" not in done.output, "this server answers nothing else"
+
+    refusal[0] = BackendError("you are not logged in", fix="log in")
+    api.paths = {"/version": refusal[0]}
+    assert ndctl(*argv).output.count("you are not logged in") == 1
+
+
 # The command line itself
 
 

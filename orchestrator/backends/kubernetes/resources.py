@@ -9,6 +9,13 @@ from orchestrator.contract.spec.kubernetes_spec import Kind
 
 Object = Mapping[str, Any]
 """A Kubernetes object as parsed JSON."""
+ETCD_BYTES = 3 << 19
+"""The default limit of a request to etcd, so of an object."""
+TO_SHORTEN = (
+    "shorten cluster.kubernetes.env or pod_template, or put long values into a Secret or ConfigMap"
+    " and name it in cluster.kubernetes.env_from"
+)
+"""The fix for an object above this limit."""
 
 
 class Resource(Struct, frozen=True):

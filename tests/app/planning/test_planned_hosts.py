@@ -11,7 +11,7 @@ from orchestrator.app.planning import forecasts, planned_hosts, plans
 from orchestrator.app.submission import payload, submit_job
 from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.contract.plan import Plan
-from orchestrator.errors import BackendError, PlanError, SpecError
+from orchestrator.errors import BackendError, PlanError, SpecError, Unreachable
 from tests.backends.kubernetes.fake_api import FakeApi
 from tests.inventory.kubernetes.objects import node
 
@@ -227,6 +227,13 @@ def test_the_only_queue_of_a_namespace_is_used_and_reported(path: Path, cluster:
         assert settled(path, key).spec.cluster.kubernetes.queue is None
     rendered_for = settled(path, purpose="render")
     assert (rendered_for.spec.cluster.kubernetes.queue, rendered_for.notes) == (None, ())
+
+
+def test_without_an_answer_about_queues_nothing_is_submitted(path: Path, cluster: Clusters) -> None:
+    """No answer does not mean that there is no queue, and a second question would wait as long."""
+    cluster(paths={"/apis/kueue.x-k8s.io": Unreachable("no answer in 30 s")})
+    with pytest.raises(Unreachable):
+        settled(path)
 
 
 def test_of_several_queues_none_is_selected(path: Path, cluster: Clusters) -> None:

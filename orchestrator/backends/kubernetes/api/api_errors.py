@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from orchestrator.backends.kubernetes.resources import JOB_KINDS
+from orchestrator.backends.kubernetes.resources import ETCD_BYTES, JOB_KINDS, TO_SHORTEN
 from orchestrator.contract.read_json import read_json
 from orchestrator.errors import BackendError, Unanswered
 
@@ -27,7 +27,15 @@ GRANT = re.compile(
 """RBAC: a person can grant a job's pods only rights that the person has."""
 YOU = "YOU"
 """Placeholder for an unknown user name."""
+ANONYMOUS = 'User "system:anonymous"'
+LOG_IN = "log in to the cluster again; `kubectl auth can-i --list` shows if it worked"
 AGAIN = (429, 500, 502, 503, 504)
+TOO_LARGE = re.compile(
+    "trying to send message larger than max|request is too large|request entity too large",
+    re.IGNORECASE,
+)
+"""The refusals of an object by the connection to etcd, by etcd (both as internal error 500), and by
+the API server (413). A retry cannot succeed."""
 UNTYPED = "failed to create typed patch object"
 """The refusal of a server-side apply with a field that is not in the schema. All versions so far
 return it as internal error 500 (kubernetes issue 139253), although a retry cannot succeed."""
@@ -77,7 +85,8 @@ class ApiRequest(Struct, frozen=True, kw_only=True):
 
 def is_undecided(status: int, body: bytes) -> bool:
     """Whether a retry of the same request may succeed."""
-    return status in AGAIN and UNTYPED.encode() not in body
+    said = body.decode(errors="replace")
+    return status in AGAIN and UNTYPED not in said and not TOO_LARGE.search(said)
 
 
 def refusal(asked: ApiRequest, status: int, body: bytes) -> BackendError:
@@ -88,10 +97,10 @@ def refusal(asked: ApiRequest, status: int, body: bytes) -> BackendError:
         return RuntimeUnseen(f"the cluster rejected it: {message}", fix="try again in a moment")
     match status:
         case 401:
-            return BackendError(
-                f"the API server rejected your credentials: {message}",
-                fix="log in to the cluster again; `kubectl auth can-i --list` shows if it worked",
-            )
+            return BackendError(f"the API server rejected your credentials: {message}", fix=LOG_IN)
+        # It knows no user, so no right is missing: granting one would grant it to everybody.
+        case 403 if ANONYMOUS in message:
+            return BackendError(f"you are not logged in to the cluster: {message}", fix=LOG_IN)
         case 403:
             return _forbidden(asked, message)
         case 404:
@@ -100,6 +109,11 @@ def refusal(asked: ApiRequest, status: int, body: bytes) -> BackendError:
             return Conflict(f"the API server refused to {asked}: {message}", fix="try it again")
         case 410:
             return Expired(message)
+        case _ if TOO_LARGE.search(message):
+            return BackendError(
+                f"the API server refused to {asked}: {message}",
+                fix=f"etcd takes at most {ETCD_BYTES:,} bytes by default: {TO_SHORTEN}",
+            )
         case _ if is_undecided(status, body):
             return Unanswered(
                 f"the API server failed to answer {asked}: {status}, {message}",

@@ -20,7 +20,13 @@ from orchestrator.backends.kubernetes.api.api_errors import (
     refusal,
 )
 from orchestrator.backends.kubernetes.api.pod_exec import Streams, execute, stream
-from orchestrator.backends.kubernetes.api.requests import APPLY, METADATA, READ_S, Requests
+from orchestrator.backends.kubernetes.api.requests import (
+    APPLY,
+    METADATA,
+    READ_S,
+    Requests,
+    unreachable,
+)
 from orchestrator.backends.kubernetes.resources import Object, Resource, lookup, resource_of
 from orchestrator.contract.read_json import read_json
 from orchestrator.errors import BackendError
@@ -243,7 +249,11 @@ class Api:
         # The server closes the watch after `timeout_s`. Silence beyond that means a dead
         # connection.
         for line in self.sending.lines(asked, query, timeout_s + READ_S):
-            event = read_json(line)
+            try:
+                event = read_json(line)
+            except ValueError as exc:
+                # A proxy may have ended the answer in the middle of a line.
+                raise unreachable(self.access, exc, "a line of a watch is not JSON") from exc
             # A watch has answered 200 already, so an expired version comes as an event.
             if event["type"] == "ERROR":
                 code = int(event["object"].get("code", 500))

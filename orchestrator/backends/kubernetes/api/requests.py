@@ -25,6 +25,9 @@ MOST_S = 10.0
 APPLY = "application/apply-patch+yaml"
 WARNING = re.compile(r'\b299 \S+ "((?:[^"\\]|\\.)*)"')
 """One of the header's warnings, which a proxy may put into one line."""
+REDIRECTS = range(300, 400)
+MOST_SHOWN = 80
+"""Bytes of an unexpected answer that an error shows."""
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """Content type for metadata only: name, labels and annotations, without the content."""
 UNLOADED = re.compile(
@@ -62,19 +65,30 @@ class Requests:
                 timeout = (CONNECT_S, READ_S)
                 answer = self._send(METHODS[verb], asked, query or {}, body, content, timeout)
                 self.warnings |= dict.fromkeys(warnings_in(answer.headers.get("Warning")))
-                return read_json(answer.data)
+                return _decoded(self.access, answer)
             except ApiException as exc:
                 # A refusal is final. Only an overloaded or restarting server gets another try.
                 if wait_s is None or not is_undecided(exc.status, (exc.body or "").encode()):
                     raise _refused(self.access, asked, exc) from exc
                 self.clock.sleep(_retry_after(exc, wait_s))
             except (urllib3.exceptions.HTTPError, OSError) as exc:
-                # A create without an answer may have succeeded; a second one would
-                # then fail with "already exists".
-                if wait_s is None or verb == "create":
+                if wait_s is None or self._is_final(verb, exc):
                     raise unreachable(self.access, exc) from exc
                 self.clock.sleep(wait_s)
         raise AssertionError("the last try returns or raises")
+
+    def _is_final(self, verb: str, exc: Exception) -> bool:
+        """Whether a request without an answer is not sent again."""
+        import urllib3
+
+        # A create without an answer may have succeeded; a second one would then fail with
+        # "already exists".
+        if verb == "create":
+            return True
+        # A person waits for this read, and a server that was silent for `READ_S` hardly answers the
+        # next one. A pod asks some questions only once, so it waits longer.
+        silent = isinstance(exc, urllib3.exceptions.ReadTimeoutError)
+        return silent and METHODS[verb] == "GET" and not self.access.in_cluster
 
     def lines(self, asked: ApiRequest, query: Mapping[str, str], quiet_s: float) -> Iterator[bytes]:
         """Lines of an answer as they come. Raises Unanswered after `quiet_s` without a byte."""
@@ -151,6 +165,31 @@ def warnings_in(header: str | None) -> list[str]:
     return [re.sub(r"\\(.)", r"\1", one) for one in WARNING.findall(header or "")]
 
 
+def _decoded(access: Access, answer: Any) -> Any:
+    """The value of a successful answer. Raises BackendError if no API server has sent it."""
+    try:
+        found = read_json(answer.data)
+    except ValueError:
+        found = None
+    # An API server answers each of these requests with an object.
+    if not isinstance(found, Mapping):
+        raise _another_server(access, answer.headers.get("Content-Type"), answer.data)
+    return found
+
+
+def _another_server(access: Access, content: str | None, body: bytes) -> BackendError:
+    """The error for an answer of a login page, a proxy or another program."""
+    text = " ".join(body[:MOST_SHOWN].decode(errors="replace").split())
+    fix = f"`kubectl{access.kubectl} cluster-info` asks the same server"
+    if not access.in_cluster:
+        fix = f"check the server of context {access.context} in {access.kubeconfig}"
+    return BackendError(
+        f"what answers at {access.server} is not a Kubernetes API server"
+        f" ({content or 'no content type'}: {text or 'empty'})",
+        fix=f"{fix}, and HTTPS_PROXY",
+    )
+
+
 def _retry_after(exc: Any, wait_s: float) -> float:
     said = (exc.headers or {}).get("Retry-After")
     with contextlib.suppress(TypeError, ValueError):
@@ -166,6 +205,10 @@ def _refused(access: Access, asked: ApiRequest, exc: Any) -> BackendError:
     if not exc.status:
         said = " ".join(str(exc.reason).partition("\n")[2].split())
         return _unusable_key(access, said) or unreachable(access, exc, said)
+    # API servers do not redirect these requests, but login pages do.
+    if exc.status in REDIRECTS:
+        to = f"redirect to {(exc.headers or {}).get('Location')}"
+        return _another_server(access, to, (exc.body or "").encode())
     return refusal(asked, exc.status, (exc.body or "").encode())
 
 

@@ -23,8 +23,7 @@ from orchestrator.backends.kubernetes.checks.queues import gang_there, queue_the
 from orchestrator.backends.kubernetes.checks.references import AT, get_or_none, missing
 from orchestrator.backends.kubernetes.observe.object_fields import LABEL
 from orchestrator.backends.kubernetes.observe.observe import observe
-from orchestrator.backends.kubernetes.render import objects
-from orchestrator.backends.kubernetes.render.checks import problems, refuse
+from orchestrator.backends.kubernetes.render import mistakes, objects
 from orchestrator.backends.kubernetes.resources import (
     CLAIMS,
     JOB_KINDS,
@@ -64,7 +63,7 @@ def check(
     try:
         found = examine_job(api, namespace, handover, table)
     except Unanswered:
-        refuse(handover)  # mistakes in the spec are known without the API server
+        objects(handover, namespace)  # mistakes in the spec are known without the API server
         raise
     stops = [one for one in found if one.verdict == "stops"]
     if not stops:
@@ -74,8 +73,8 @@ def check(
         f"this job cannot run on Kubernetes (namespace {namespace}, {api.server}):\n  "
         + said.replace("\n", "\n  ")
     )
-    if mistakes := tuple(problems(handover.launch)):
-        raise SpecError(message) from Invalid(mistakes)
+    if wrong := mistakes(handover):
+        raise SpecError(message) from Invalid(wrong)
     raise BackendError(message)
 
 
@@ -87,19 +86,19 @@ def examine_job(
     Raises:
         Unanswered: the API server is unreachable.
     """
-    mistakes = tuple(_stops(one) for one in problems(handover.launch))
+    wrong = tuple(_stops(one) for one in mistakes(handover))
     there = namespace_there(api, namespace)
     if there.verdict == "stops":
-        return (*mistakes, there)  # without the namespace, all other checks would fail too
-    cluster = _objects(api, namespace, handover) if not mistakes else _kind(api, handover)
+        return (*wrong, there)  # without the namespace, all other checks would fail too
+    cluster = _objects(api, namespace, handover) if not wrong else _kind(api, handover)
     around = (
-        *missing(api, namespace, handover, of_pods=not mistakes),
+        *missing(api, namespace, handover, of_pods=not wrong),
         *_around(api, namespace, handover, table),
     )
     warned = (
         Finding(what="api server warns", verdict="warns", found=text) for text in api.warnings
     )
-    return (*mistakes, there, *cluster, *around, *warned)
+    return (*wrong, there, *cluster, *around, *warned)
 
 
 def _kind(api: ApiReader, handover: Handover) -> tuple[Finding, ...]:

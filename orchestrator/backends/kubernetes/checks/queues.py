@@ -15,7 +15,7 @@ from orchestrator.backends.kubernetes.render.checks import GANG_SCHEDULERS
 from orchestrator.backends.kubernetes.resources import Resource, name_of
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
-from orchestrator.errors import BackendError
+from orchestrator.errors import BackendError, Unanswered
 
 AT = "cluster.kubernetes"
 POD_GROUPS: Mapping[Literal["volcano", "coscheduling"], str] = {
@@ -36,7 +36,11 @@ class Gang(Struct, frozen=True):
 
 
 def gang_for(api: ApiReader, namespace: str, spec: KubernetesSpec, hosts: int) -> Gang:
-    """Unchanged if the spec names a queue or scheduler, or if the job has a single pod."""
+    """Unchanged if the spec names a queue or scheduler, or if the job has a single pod.
+
+    Raises:
+        Unanswered: the API server is unreachable, so it is unknown whether there is one.
+    """
     if spec.gang_scheduler != "auto" or spec.queue is not None or hosts == 1:
         return Gang(spec)
     queues = _queues(api, namespace)
@@ -57,6 +61,8 @@ def _queues(api: ApiReader, namespace: str) -> list[str]:
     """The namespace's queues; empty without Kueue or without the right to list them."""
     try:
         return [name_of(one) for one in api.list(_local_queues(api), namespace).items]
+    except Unanswered:
+        raise
     except BackendError:
         return []
 
@@ -70,6 +76,8 @@ def _local_queues(api: ApiReader) -> Resource:
 def _serves(api: ApiReader, group: str) -> bool:
     try:
         return bool(api.read(f"/apis/{group}"))
+    except Unanswered:
+        raise
     except BackendError:
         return False
 

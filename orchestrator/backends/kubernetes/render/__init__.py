@@ -10,16 +10,18 @@ from typing import Any
 import yaml
 
 from orchestrator.backends.kubernetes.render import kinds, names
-from orchestrator.backends.kubernetes.render.checks import refuse
+from orchestrator.backends.kubernetes.render.checks import problems, too_large
 from orchestrator.backends.kubernetes.render.rights import account_objects, network_policy
 from orchestrator.backends.kubernetes.render.state_map import state_map
 from orchestrator.backends.kubernetes.render.submission import config_map, token_secret
+from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.spec.kubernetes_spec import Kind
 from orchestrator.contract.submission_payload import Handover, files_of
 from orchestrator.contract.visible import visible
+from orchestrator.errors import SpecError
 from orchestrator.yaml_document import Dumper
 
-__all__ = ["objects", "text", "token_secret"]
+__all__ = ["mistakes", "objects", "text", "token_secret"]
 
 KINDS: Mapping[Kind, Callable[[Handover, dict[str, Any]], list[dict[str, Any]]]] = {
     "pytorchjob": kinds.pytorchjob,
@@ -37,7 +39,33 @@ def objects(handover: Handover, namespace: str = "default") -> list[dict[str, An
         SpecError: with all mistakes in `cluster.kubernetes`.
         BackendError: the plan is too large for a ConfigMap.
     """
-    refuse(handover)
+    made, found = _checked(handover, namespace)
+    if found:
+        raise SpecError("\n".join(str(one) for one in found)) from Invalid(found)
+    return made
+
+
+def mistakes(handover: Handover) -> tuple[Problem, ...]:
+    """All mistakes in `cluster.kubernetes`, each with its place, value, limit and fix.
+
+    Raises:
+        BackendError: the plan is too large for a ConfigMap.
+    """
+    return _checked(handover, "default")[1]
+
+
+def _checked(
+    handover: Handover, namespace: str
+) -> tuple[list[dict[str, Any]], tuple[Problem, ...]]:
+    """The objects, and what is wrong with them. A spec with mistakes gives no objects."""
+    launch = handover.launch
+    if found := tuple(problems(launch)):
+        return [], found
+    made = _rendered(handover, namespace)
+    return made, tuple(too_large(made, launch.kubernetes_spec))
+
+
+def _rendered(handover: Handover, namespace: str) -> list[dict[str, Any]]:
     launch, spec = handover.launch, handover.launch.kubernetes_spec
     own = {"namespace": spec.namespace} if spec.namespace else {}
     labels = names.labels_of(launch)

@@ -1,14 +1,18 @@
 """Settings that Kubernetes or its operator would reject or silently drop. Pure."""
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
+
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.pod_schema import strangers
 from orchestrator.backends.kubernetes.render.pods import CONTAINER_LISTS, HANDOVER_DIR
-from orchestrator.contract.codec import Invalid, Problem
+from orchestrator.backends.kubernetes.resources import ETCD_BYTES, TO_SHORTEN, Object
+from orchestrator.contract.codec import Problem, fields_of
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.spec.kubernetes_spec import (
     IMAGE,
@@ -17,8 +21,6 @@ from orchestrator.contract.spec.kubernetes_spec import (
     KubernetesSpec,
     too_long_name,
 )
-from orchestrator.contract.submission_payload import Handover
-from orchestrator.errors import SpecError
 from orchestrator.inventory.kubernetes.quantities import quantity
 
 PLACE = "cluster.kubernetes"
@@ -27,19 +29,14 @@ OPERATORS = re.compile(
     r"|JOB_COMPLETION_INDEX|TORCHELASTIC_.*"
 )
 ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
+LONGEST_VARIABLE = (128 << 10) - 1
+"""MAX_ARG_STRLEN of Linux, without the NUL at the end. The kernel starts no program with more."""
 GANG_SCHEDULERS: Mapping[Kind, tuple[Literal["volcano", "coscheduling"], ...]] = {
     "pytorchjob": ("volcano", "coscheduling"),
     "trainjob": ("coscheduling",),
     "jobset": (),
 }
 OWN_VOLUMES = ("submission", "runs", "shm")
-
-
-def refuse(handover: Handover) -> None:
-    """Raises SpecError with all mistakes, each with its place, value, limit and fix."""
-    found = tuple(problems(handover.launch))
-    if found:
-        raise SpecError("\n".join(str(one) for one in found)) from Invalid(found)
 
 
 def problems(launch: LaunchPlan) -> Iterator[Problem]:
@@ -59,6 +56,26 @@ def problems(launch: LaunchPlan) -> Iterator[Problem]:
             limit="unset with kind: trainjob, which has no such field",
             fix="delete the job by hand, or use kind: jobset",
         )
+
+
+def too_large(made: Sequence[Object], spec: KubernetesSpec) -> Iterator[Problem]:
+    """Rendered objects that etcd does not store."""
+    for item in made:
+        size = len(json.dumps(item, separators=(",", ":"), ensure_ascii=False).encode())
+        if size > ETCD_BYTES:
+            key = max(fields_of(KubernetesSpec), key=lambda one: _bytes_of(spec, one))
+            yield Problem(
+                path=f"{PLACE}.{key}",
+                value=f"{size:,} bytes",
+                limit=f"such that the {item['kind']} has at most {ETCD_BYTES:,} bytes, the default"
+                " limit of etcd",
+                fix=TO_SHORTEN,
+            )
+
+
+def _bytes_of(spec: KubernetesSpec, key: str) -> int:
+    name, _, _ = fields_of(KubernetesSpec)[key]
+    return len(msgspec.json.encode(getattr(spec, name)))
 
 
 def missing(spec: KubernetesSpec) -> Iterator[Problem]:
@@ -91,20 +108,22 @@ def _names(launch: LaunchPlan, spec: KubernetesSpec) -> Iterator[Problem]:
 
 
 def _environment(spec: KubernetesSpec) -> Iterator[Problem]:
-    yield from _variables(f"{PLACE}.env", list(spec.env))
+    own = [(name, one if isinstance(one, str) else "") for name, one in spec.env.items()]
+    yield from _variables(f"{PLACE}.env", own)
     pod = spec.pod_template.get("spec")
     for key in CONTAINER_LISTS:
         given = pod.get(key) if isinstance(pod, Mapping) else None
         for at, one in enumerate(given if isinstance(given, list) else []):
             said = one.get("env") if isinstance(one, Mapping) else None
             said = said if isinstance(said, list) else []
-            listed = [each.get("name") for each in said if isinstance(each, Mapping)]
+            listed = [one for one in said if isinstance(one, Mapping)]
             place = f"{PLACE}.pod_template.spec.{key}[{at}].env"
-            yield from _variables(place, [str(name) for name in listed])
+            pairs = [(str(one.get("name")), str(one.get("value", ""))) for one in listed]
+            yield from _variables(place, pairs)
 
 
-def _variables(place: str, given: list[str]) -> Iterator[Problem]:
-    for name in given:
+def _variables(place: str, given: list[tuple[str, str]]) -> Iterator[Problem]:
+    for name, value in given:
         if OPERATORS.fullmatch(name):
             limit = "unset: ndctl and the operator set it per pod"
             yield Problem(path=f"{place}.{name}", value=name, limit=limit, fix="remove it")
@@ -112,6 +131,10 @@ def _variables(place: str, given: list[str]) -> Iterator[Problem]:
             limit = "the name of a variable: letters, digits, _, - and ., first no digit"
             fix = "rename it, as in NCCL_DEBUG"
             yield Problem(path=f"{place}.{name}", value=name, limit=limit, fix=fix)
+        elif (size := len(f"{name}={value}".encode())) > LONGEST_VARIABLE:
+            limit = f"at most {LONGEST_VARIABLE:,} bytes long as NAME=VALUE, the limit of Linux"
+            fix = "shorten it, or put it into a file on a volume"
+            yield Problem(path=f"{place}.{name}", value=f"{size:,} bytes", limit=limit, fix=fix)
 
 
 def _volumes(spec: KubernetesSpec) -> Iterator[Problem]:

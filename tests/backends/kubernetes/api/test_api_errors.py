@@ -63,6 +63,21 @@ def test_the_webhook_that_does_not_see_the_runtime_of_a_trainjob_is_told_from_ot
     assert not isinstance(refusal(JOBS, 403, said(f"{denied}another")), RuntimeUnseen)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        'forbidden: User "system:anonymous" cannot get path "/version"',
+        'pods is forbidden: User "system:anonymous" cannot list resource "pods" in API group ""',
+    ],
+)
+def test_a_request_without_credentials_is_told_as_a_login_and_not_as_a_right(message: str) -> None:
+    error = refusal(PODS, 403, said(message))
+    assert not isinstance(error, Forbidden)
+    assert error.message.startswith("you are not logged in to the cluster")
+    assert "log in" in error.fix
+    assert "rolebinding" not in error.fix
+
+
 def test_a_missing_right_to_nodes_needs_a_cluster_role() -> None:
     message = (
         'nodes is forbidden: User "dev" cannot list resource "nodes" in API group "" at the'

@@ -1,6 +1,7 @@
 """Requests to an API server and its answers, over a real connection."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -9,11 +10,13 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import urllib3
 import yaml
 
 from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.api.requests import warnings_in
-from orchestrator.errors import BackendError, Unanswered
+from orchestrator.backends.kubernetes.resources import PODS
+from orchestrator.errors import BackendError, Unanswered, Unreachable
 from tests.agent.world import TurnedClock
 
 UNTYPED = (
@@ -43,7 +46,7 @@ class Server(BaseHTTPRequestHandler):
     bodies: ClassVar[list[bytes]] = []
 
     def do_PATCH(self) -> None:
-        self.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+        self.bodies.append(self.rfile.read(int(self.headers.get("Content-Length", 0))))
         self.asked.append(parse_qs(urlsplit(self.path).query))
         status, headers, body = self.answers.pop(0)
         self.send_response(status)
@@ -52,6 +55,8 @@ class Server(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body.encode())
+
+    do_GET = do_POST = do_PATCH
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -114,6 +119,76 @@ def test_an_apply_is_yaml_also_with_characters_that_json_would_escape_twice(api:
     item = {**CONFIG_MAP, "data": {"a": f"{every}\\ud83d \\\\ude80"}}
     api.apply(item, "ns")
     assert yaml.load(Server.bodies[0], yaml.CSafeLoader) == item  # libyaml is as strict as Go's
+
+
+@pytest.mark.parametrize(
+    ("status", "header", "body", "words"),
+    [
+        (200, ("Content-Type", "text/html"), "<html>\nLog in</html>", "text/html: <html> Log in"),
+        (200, ("Content-Type", "application/json"), "[]", r"application/json: \[\]"),
+        (200, ("X-A", "b"), "", "no content type: empty"),
+        (302, ("Location", "/login"), "", "redirect to /login: empty"),
+    ],
+)
+def test_a_login_page_in_place_of_an_api_server_is_named(
+    api: Api, status: int, header: tuple[str, str], body: str, words: str
+) -> None:
+    Server.answers = [(status, [header], body)]
+    with pytest.raises(BackendError, match=rf"is not a Kubernetes API server \({words}") as failed:
+        api.read("/version")
+    assert not isinstance(failed.value, Unanswered)
+    assert api.server in failed.value.message
+    assert "context c in " in failed.value.fix
+
+
+def test_a_watch_that_is_not_json_is_an_error_that_a_retry_may_heal(api: Api) -> None:
+    Server.answers = [(200, [("Content-Type", "text/html")], "<html>")]
+    with pytest.raises(Unanswered, match="is not JSON"):
+        list(api.watch(PODS, "ns", version="1", timeout_s=1))
+
+
+@pytest.mark.parametrize(
+    ("verb", "in_pod", "tries"), [("get", False, 1), ("get", True, 3), ("patch", False, 3)]
+)
+def test_a_read_of_a_silent_server_is_not_repeated_in_a_terminal(
+    api: Api, monkeypatch: pytest.MonkeyPatch, verb: str, in_pod: bool, tries: int
+) -> None:
+    """A patch may be sent again, because it changes nothing the second time."""
+    sent = []
+
+    def send(*_: Any) -> None:
+        sent.append(verb)
+        raise urllib3.exceptions.ReadTimeoutError(Any, "/", "Read timed out.")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(api.access), "in_cluster", in_pod)
+    monkeypatch.setattr(api.sending, "_send", send)
+    with pytest.raises(Unreachable):
+        api.sending.json(verb, "/version")
+    assert len(sent) == tries
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (
+            500,
+            "rpc error: code = ResourceExhausted desc = trying to send message larger than max"
+            " (3090386 vs. 2097152)",
+        ),
+        (500, "etcdserver: request is too large"),
+        (413, "Request entity too large: limit is 3145728"),
+    ],
+)
+def test_an_object_that_is_too_large_is_refused_and_not_retried(
+    api: Api, status: int, message: str
+) -> None:
+    Server.answers = [(status, [], json.dumps({"kind": "Status", "message": message}))]
+    with pytest.raises(BackendError, match=re.escape(message)) as refused:
+        api.create(CONFIG_MAP, "ns")
+    assert not isinstance(refused.value, Unanswered)
+    assert "1,572,864 bytes" in refused.value.fix
+    assert "env_from" in refused.value.fix
+    assert len(Server.asked) == 1
 
 
 def test_a_client_key_that_cannot_be_loaded_is_not_told_as_an_unreachable_server(

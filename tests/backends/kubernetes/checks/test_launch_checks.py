@@ -1,5 +1,6 @@
 """Checks of a launch before any request, which report all problems at once."""
 
+import subprocess
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.render import objects
 from orchestrator.backends.kubernetes.render.checks import problems
-from orchestrator.contract.codec import Invalid
+from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.spec.kubernetes_spec import (
     KubernetesSpec,
     MountedVolume,
@@ -140,6 +141,38 @@ def test_values_that_kubernetes_would_refuse_or_drop_are_named(change: Any, path
     (found,) = problems(a_launch(replace(PLAIN, **change)))
     assert found.path == f"cluster.kubernetes.{path}"
     assert found.fix
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "jobset", "trainjob"])
+def test_an_object_that_etcd_does_not_store_is_refused_before_any_request(kind: Any) -> None:
+    env = {f"V{number}": "x" * 120_000 for number in range(14)}
+    with pytest.raises(SpecError) as failed:
+        objects(handover_of(a_launch(replace(PLAIN, kind=kind, env=env))))
+    assert isinstance(failed.value.__cause__, Invalid)
+    (found,) = failed.value.__cause__.problems
+    assert found.path == "cluster.kubernetes.env"
+    assert "at most 1,572,864 bytes" in found.limit
+    assert "env_from" in found.fix
+
+
+@pytest.mark.parametrize("in_template", [False, True])
+def test_a_variable_with_which_linux_starts_no_program_is_refused(in_template: bool) -> None:
+    def found(value: str) -> list[Problem]:
+        change: dict[str, Any] = {"env": {"V": value}}
+        if in_template:
+            mine = {"name": "pytorch", "env": [{"name": "V", "value": value}]}
+            change = {"pod_template": {"spec": {"containers": [mine]}}}
+        return list(problems(a_launch(replace(PLAIN, **change))))
+
+    longest = (128 << 10) - len("V=") - 1
+    assert found("x" * longest) == []
+    (one,) = found("x" * (longest + 1))
+    assert one.path.endswith("env.V")
+    assert "131,072 bytes" in one.said
+    environ = {"V": "x" * longest}
+    subprocess.run(["/bin/true"], env=environ, check=True)
+    with pytest.raises(OSError, match="too long"):
+        subprocess.run(["/bin/true"], env={"V": "x" * (longest + 1)}, check=True)
 
 
 def test_a_container_with_another_name_is_extra_and_needs_an_image() -> None:
