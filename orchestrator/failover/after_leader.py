@@ -47,6 +47,8 @@ class ClearHost(Struct, frozen=True):
 class TakeOver(Struct, frozen=True):
     how: str
     """How the former leader ended, as far as known."""
+    host_works: bool = False
+    """Its host has shown that it works: only the leader's process had ended there."""
 
 
 class AskAgain(Struct, frozen=True):
@@ -90,7 +92,7 @@ def remedy(
         return TakeOver(f"its host is lost: {gone}")
     # Clearing this host would end this agent too.
     if run.scheduler.leader == host:
-        return TakeOver("its process on this same host had ended")
+        return TakeOver("its process on this same host had ended", host_works=True)
     return ClearHost(run.scheduler.leader)
 
 

@@ -77,8 +77,8 @@ class Claim(Struct, frozen=True):
     journal: OpenJournal
     turn: AnyTurn
     """Close it when the other agents can find the new leader. Until then no other agent acts."""
-    how: str
-    """How the former leader ended, as far as known."""
+    lost: TakeOver
+    """What is known of the former leader's end."""
 
 
 Outcome = Claim | Literal["leave", "follow"]
@@ -300,8 +300,8 @@ class Leaderless:
                 return None
             case QueueAgain(without, why):
                 return "leave" if await self.asking.settles(run, without, why) else None
-            case TakeOver(how):
-                return await self._claim(run, turn, how)
+            case TakeOver() as lost:
+                return await self._claim(run, turn, lost)
 
     async def _clear_host(
         self,
@@ -315,7 +315,7 @@ class Leaderless:
         if not await still_gone():
             return None
         try:
-            return TakeOver(await self.worker(clear))
+            return TakeOver(await self.worker(clear), host_works=True)
         except BackendError as exc:
             # The scheduler may have tried for long, and the leader may be back.
             if not await still_gone():
@@ -329,12 +329,12 @@ class Leaderless:
             self.uncleared_since = now
         return now - self.uncleared_since
 
-    async def _claim(self, run: Run, turn: AnyTurn, how: str) -> Outcome | None:
+    async def _claim(self, run: Run, turn: AnyTurn, lost: TakeOver) -> Outcome | None:
         """Become the leader. None: try again."""
         # First the fence, which ends a former leader that is still alive. Then the journal: the
         # kernel or the file server releases the former leader's lock on it.
         log.warning(
-            "the leader on %s is gone (%s): this agent takes over", run.scheduler.leader, how
+            "the leader on %s is gone (%s): this agent takes over", run.scheduler.leader, lost.how
         )
         name = secrets.token_hex(8)
         taking = partial(self.storage.take_over, name)
@@ -348,7 +348,7 @@ class Leaderless:
             # without its host gets rid of it.
             why = f"a process of the former leader holds the journal: {exc.message}"
             return "leave" if await self.asking.settles(run, (run.scheduler.leader,), why) else None
-        return Claim(name=name, journal=journal, turn=turn, how=how)
+        return Claim(name=name, journal=journal, turn=turn, lost=lost)
 
 
 async def see_to_the_leader(

@@ -118,6 +118,7 @@ def _left_behind(
         # On one machine a leader that is lost and not replaced is no fault of a host.
         leader_host=run.scheduler.leader if ended or run.scheduler.allocation is not None else None,
         leader_ended=ended,
+        leader_host_works=started is not None and started.host_works,
         broke=granted.broke_before if granted else None,
         noticed_at=at,
     )

@@ -134,6 +134,8 @@ class Lost(Struct, frozen=True, kw_only=True):
 
     how: str
     """How it ended."""
+    host_works: bool = False
+    """Its host has shown that it works."""
     heard: float
     """When the agent last heard it, Unix seconds."""
 
@@ -308,6 +310,7 @@ class Leader:
                 cleared=records.cleared,
                 taken=self.granted.taken,
                 former=former.how if former else "",
+                host_works=former.host_works if former else False,
                 heard=former.heard if former else None,
                 reached=self.granted.reached,
             )

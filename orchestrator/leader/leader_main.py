@@ -134,7 +134,11 @@ async def lead_on(
     with contextlib.closing(claim.turn), claim.journal as journal:
         # A longer journal shows later that this leader has already changed the job.
         supervisor, begun = await _supervisor(journal, seams), journal.seq
-        former = Lost(how=claim.how, heard=seams.clock.now() - agent.silent_for())
+        former = Lost(
+            how=claim.lost.how,
+            host_works=claim.lost.host_works,
+            heard=seams.clock.now() - agent.silent_for(),
+        )
         leader = await _granted_leader(config, supervisor, seams, claim.name, former)
         if leader is None:
             agent.leave(exit_codes.FAILED)

@@ -34,7 +34,7 @@ from orchestrator.contract.messages.events import (
     LeaderStarted,
 )
 from orchestrator.errors import BackendError, Ended, Unanswered
-from orchestrator.failover.after_leader import UNLED, VERDICT_S
+from orchestrator.failover.after_leader import UNLED, VERDICT_S, TakeOver
 from orchestrator.failover.ask_scheduler import REFUSED_S, RETRY_S
 from orchestrator.failover.journal_watch import GIVEN_UP_S, LOOK_S, STRANGER_S, Following
 from orchestrator.failover.leader_lost import Claim, Leaderless, Outcome
@@ -94,6 +94,9 @@ class OneMachine(FakeBackend):
     @property
     def granted(self) -> None:  # type: ignore[override]
         return None
+
+
+HEALTHY = "its process on host-0 had ended, and host-0 is well"
 
 
 @pytest.fixture
@@ -161,7 +164,7 @@ def test_without_a_scheduler_an_agent_takes_over_when_its_leader_has_ended(
     outcome = settle_lost_leader(local_run_dir, backend, clock)
     assert isinstance(outcome, Claim)
     with outcome.journal, closing(outcome.turn):
-        assert outcome.how == "its process on host-0 had ended, and host-0 is well"
+        assert outcome.lost == TakeOver(HEALTHY, host_works=True)
         assert backend.cleared == ["host-0"]
     assert (fence := read_fence(local_run_dir.fence)) is not None
     assert fence.leader == outcome.name
@@ -674,7 +677,7 @@ def test_an_agent_takes_over_if_the_leaders_host_is_healthy(run_dir: RunDir) -> 
     claim = take_over(run_dir, backend)
     assert backend.cleared == ["host-0"]
     assert backend.requeued == []
-    assert claim.how == "its process on host-0 had ended, and host-0 is well"
+    assert claim.lost == TakeOver(HEALTHY, host_works=True)
     assert read_fence(run_dir.fence) == Fence(leader=claim.name, attempt=1)
     with pytest.raises(GivenUp):
         check_leader(run_dir.fence, "the old leader")
@@ -725,7 +728,8 @@ def test_with_a_spare_an_agent_takes_over_at_once_if_the_leaders_host_does_not_a
     agents_registered(run_dir, "host-0", "host-1", "host-2")
     backend = FakeBackend(uncleared=BackendError("nothing could be started on host-0"))
     claim = take_over(run_dir, backend)
-    assert "nothing could be started on host-0" in claim.how
+    assert "nothing could be started on host-0" in claim.lost.how
+    assert not claim.lost.host_works
 
 
 def test_the_second_agent_sees_the_changed_fence_and_follows(

@@ -26,6 +26,8 @@ from orchestrator.contract.messages.events import (
     LeaveAsked,
     StepReached,
 )
+from orchestrator.diagnosis.cause.verdict import NOBODY
+from orchestrator.failover.after_leader import TakeOver
 from orchestrator.failover.leader_lost import Claim, Outcome
 from orchestrator.failover.takeover import follow
 from orchestrator.failover.turns import Turn
@@ -127,7 +129,7 @@ def a_claim(run_dir: RunDir, name: str = "the claimant") -> Claim:
     journal = Journal(run_dir.journal, SystemClock(), guard=guard)
     turn = Turn(run_dir.requeue_lock.open("a+"), SystemClock(), "settled")
     assert turn.has_come()
-    return Claim(name=name, journal=journal, turn=turn, how=HOW)
+    return Claim(name=name, journal=journal, turn=turn, lost=TakeOver(HOW, host_works=True))
 
 
 def release(claim: Claim) -> None:
@@ -271,7 +273,7 @@ def test_the_new_leader_starts_an_agent_on_the_old_leaders_host_and_keeps_its_ow
     run_dir = a_place(tmp_path).run_dir
     run = fold(entry.event for entry in read(run_dir.journal))
     (incident,) = run.history.incidents
-    assert (incident.kind, incident.culprit.host) == ("leader-lost", "host-0")
+    assert (incident.kind, incident.culprit) == ("leader-lost", NOBODY)
     assert incident.cause.endswith(HOW)
     assert (incident.step, incident.saved) == (6, 0), (
         "from the metrics, which are newer than the journal"

@@ -115,6 +115,8 @@ class LeaderStarted(Struct, frozen=True, kw_only=True):
     """Why this leader cannot lead, so that the job ends."""
     former: str = ""
     """How the previous leader in the same allocation ended."""
+    host_works: bool = False
+    """The host of that leader has shown that it works: only its process had ended."""
     heard: float | None = None
     """When the agent that leads now last heard the previous leader."""
     reached: Reached | None = None

@@ -47,6 +47,8 @@ class Findings(Struct, frozen=True, kw_only=True):
     """The host of that leader; None on a backend where all processes share one host."""
     leader_ended: str = ""
     """How that leader ended, where a later one found out."""
+    leader_host_works: bool = False
+    """Its host has shown since then that it works, so it is no culprit."""
     noticed_at: float = 0.0
     """When the loss of the leader was noticed."""
     before_cancel: bool = False

@@ -105,7 +105,9 @@ def leader_lost(last_heard: float, findings: Findings) -> Verdict:
     return Verdict(
         kind="leader-lost",
         cause=f"the leader was lost{where}{how}",
-        culprit=Culprit(host=findings.leader_host),
+        # A process may end for many reasons: a person or the kernel kills it, or Slurm ends the
+        # step because another node failed. So its end blames no host that works.
+        culprit=NOBODY if findings.leader_host_works else Culprit(host=findings.leader_host),
         at=last_heard,
         detected_after_s=max(0.0, findings.noticed_at - last_heard),
         evidence=Evidence(

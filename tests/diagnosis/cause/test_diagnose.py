@@ -791,6 +791,8 @@ def test_a_lost_leader_is_the_cause_only_if_nothing_else_explains_it() -> None:
     said = verdict(**gone)
     assert (said.kind, said.culprit, said.at) == ("leader-lost", NOBODY, START + 90)
     assert said.detected_after_s == 10.0
+    assert verdict(**gone, leader_host="host-0").culprit == Culprit(host="host-0")
+    assert verdict(**gone, leader_host="host-0", leader_host_works=True).culprit == NOBODY
     assert verdict(*PEERS, **gone).kind == "leader-lost"
     assert verdict(KILLED, **gone).kind == "rank-killed"
     assert verdict(hang=hang(), **gone).kind == "hang"

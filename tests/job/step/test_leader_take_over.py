@@ -19,12 +19,13 @@ from orchestrator.contract.messages.events import (
     ProgramRuns,
     TrainingResumed,
 )
+from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.job.leader_change import expected_back, takes_over
 from orchestrator.job.stage import Waiting
 from tests.job.job_driver import Job
 from tests.job.step.test_scheduler import asks_to_leave, drains
 
-HOW = "its process on host-0 had ended, and host-0 is well"
+HOW = "its host is lost: Slurm says that it is DOWN"
 
 
 def allocated(**more: Any) -> Job:
@@ -80,6 +81,16 @@ def test_the_job_restarts_in_its_allocation_on_all_of_its_hosts() -> None:
     assert (incident.kind, incident.culprit.host) == ("leader-lost", "host-0")
     assert incident.cause.endswith(HOW)
     assert job.run.history.restarts == 1
+
+
+def test_a_host_that_works_is_not_blamed_for_the_end_of_its_leader() -> None:
+    """Slurm, for example, ends the leader's process if another node of its step is lost."""
+    job = allocated()
+    takes_over_on(job, host_works=True)
+    (incident,) = job.run.history.incidents
+    assert (incident.kind, incident.culprit) == ("leader-lost", NOBODY)
+    agents_stopped(job, "host-1", "host-2")
+    assert isinstance(job.registers("host-0", pid=2)[-1], StartAttempt)
 
 
 def test_hosts_that_passed_the_common_check_are_not_checked_again() -> None:
@@ -194,8 +205,8 @@ def test_another_agent_takes_over_from_a_leader_that_took_over() -> None:
     assert again.host == "host-1"
     (stop,) = job.registers("host-0", pid=2)
     assert isinstance(stop, StopAttempt)
-    culprits = [one.culprit.host for one in job.run.history.incidents]
-    assert culprits == ["host-0", "host-1"]
+    kinds = [one.kind for one in job.run.history.incidents]
+    assert kinds == ["leader-lost", "leader-lost"]
 
 
 def test_drained_hosts_stay_excluded_after_a_take_over() -> None:
