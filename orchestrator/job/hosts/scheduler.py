@@ -58,9 +58,8 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
     if event.cause == "cancelled":
         by = f"somebody, in the scheduler ({event.words})"
         return cancel(with_leaving(run, None), event.at, by)
-    leaving = run.interruption.leaving
-    if leaving is not None and leaving.cause is not None and leaving.requeue:
-        return run, ()  # the job is leaving already, and why is known
+    if _leaves_for_a_known_cause(run, event):
+        return run, ()
     words = f"{WORDS[event.cause]} ({event.words})"
     run = with_leaving(run, Leaving(cause=event.cause, words=words))
     if event.cause == "failed" and not _batch_host_is_lost(run):
@@ -72,6 +71,15 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
     if isinstance(run.stage, LIVE):
         return stop(run, event.at, words, grace_to_leave_s(run, event.at))
     return conclude(run, event.at) if all_done(run) else (run, ())
+
+
+def _leaves_for_a_known_cause(run: Run, event: LeaveAsked) -> bool:
+    """Whether the job is leaving already, and `event` does not tell more about the cause."""
+    leaving = run.interruption.leaving
+    if leaving is None or leaving.cause is None or not leaving.requeue:
+        return False
+    # Slurm sends SIGTERM before it shows that it requeues the job, and once more afterwards.
+    return leaving.cause != "unknown" or event.cause in (None, "unknown")
 
 
 def _batch_host_is_lost(run: Run) -> bool:

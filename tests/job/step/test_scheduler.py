@@ -70,6 +70,15 @@ def test_a_second_request_to_leave_without_a_cause_changes_nothing() -> None:
     only(job.stops(), Requeue)
 
 
+def test_a_later_answer_of_the_scheduler_says_why_the_job_leaves() -> None:
+    """Slurm sends SIGTERM before it shows that it requeues the job, and again afterwards."""
+    job = scheduled_job().running()
+    for cause in (None, "unknown", None, "requeued", "unknown"):
+        asks_to_leave(job, cause)
+    requeue = only(job.stops(), Requeue)
+    assert requeue.reason == "requeued by an administrator or the scheduler (SIGUSR2)"
+
+
 def test_a_plan_for_fewer_hosts_is_not_used_if_the_host_is_back() -> None:
     job = Job(shrink=True).running()
     job.loses("host-1")
