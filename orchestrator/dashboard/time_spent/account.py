@@ -272,6 +272,11 @@ class TimeAccount:
 
     def _leader_started(self, event: LeaderStarted) -> None:
         self._advance_to(event.reached, event.at)
+        if self.use == "training":
+            # A program may report no steps, and then little else tells how long it trained.
+            broke = event.allocation.broke_before if event.allocation else None
+            lived = max(event.heard or 0.0, broke.at if broke else 0.0)
+            self._accrue(min(lived, event.at))
         if event.former or event.allocation is None:  # the hosts stayed
             self._turn_to("detection" if self.use == "training" else "restart", self.at)
         else:  # the scheduler granted hosts

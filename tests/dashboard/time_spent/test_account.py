@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from orchestrator.contract.files.last_metric import Reached
+from orchestrator.contract.launch import Breakdown
 from orchestrator.contract.messages.actions import StartAttempt
 from orchestrator.contract.messages.events import (
     CancelRequested,
@@ -118,6 +119,20 @@ def test_the_time_without_a_leader_is_not_training() -> None:
     for leader, cause in ((takes_over, "detection"), (new, "queue")):
         told = spent(journal([*started(), leader]))
         assert told.lost_s[cause] == pytest.approx(92)  # type: ignore[index]
+
+
+def test_a_program_without_steps_trains_until_its_leader_or_its_allocation_is_lost() -> None:
+    runs = silent_program(ProgramRuns(at=START + 60, attempt=2))
+    former = LeaderStarted(
+        at=START + 100, host="host-1", pid=7, former="was killed", heard=START + 96
+    )
+    broke = Breakdown(what="srun was killed", at=START + 96)
+    assert PODS.allocation is not None
+    granted = replace(PODS.allocation, broke_before=broke)
+    new = replace(PODS, at=START + 100, allocation=granted)
+    for leader, cause in ((former, "detection"), (new, "queue")):
+        told = spent(journal([*runs, leader]))
+        assert told.lost_s[cause] == pytest.approx(4)  # type: ignore[index]
 
 
 def test_training_without_an_answering_leader_counts_until_the_cancel() -> None:
