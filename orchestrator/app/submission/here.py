@@ -7,7 +7,6 @@ never requeues or ends the allocation.
 
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +30,7 @@ from orchestrator.backends.slurm import job_lookup, render
 from orchestrator.backends.slurm.detach import Detached, start_beside
 from orchestrator.backends.slurm.here import HereBackend
 from orchestrator.backends.slurm.observe import SlurmJob
+from orchestrator.backends.slurm.on_nodes.srun_end import CANCELLED
 from orchestrator.contract.drills import Drill
 from orchestrator.contract.files.access import access_of, access_umask
 from orchestrator.contract.files.run_dir import RunDir
@@ -61,9 +61,6 @@ LEAVE_S, LEAVE_POLL_S = 15.0, 0.1
 """Seconds for the agents of an ended job to exit, and between two checks."""
 END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOTICE = (signal.SIGUSR1, signal.SIGUSR2)
-CANCELLED = re.compile(r"STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
-"""Line in the output of a step that scancel ended. If Slurm itself ended the step, `DUE TO` and a
-reason follow. Slurm writes the same line if srun was killed, but then srun has no exit code."""
 
 Say = Callable[[str], object]
 
@@ -342,7 +339,9 @@ class Starter:
 
     def _was_cancelled(self) -> bool:
         said = (path.read_text(errors="replace") for path in self._outputs() - self.before)
-        return any(CANCELLED.search(text) for text in said)
+        # If Slurm itself ended the step, the line has a reason. Slurm writes the same line if srun
+        # was killed, but then srun has no exit code.
+        return any(not found[2] for text in said for found in CANCELLED.finditer(text))
 
     def _outputs(self) -> set[Path]:
         """Output files of all steps; the step number is in the name."""

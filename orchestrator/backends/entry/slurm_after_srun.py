@@ -43,12 +43,13 @@ def main(argv: Sequence[str], environ: Mapping[str, str], clock: Clock, shell: S
     log_to(run_dir.agent_log(host))
     log_to_stderr()
     ended_at = clock.now()
+    term = Term(args.launch, int(environ.get("SLURM_RESTART_COUNT", "0")))
+    # First, because this program logs to the same file.
+    step = srun_end.step_end(run_dir.path, term.launch, environ, args.batch_output)
     await_agents(Slurm(shell, clock), environ, args.code)
     named = partial(backend_named, environ=environ, clock=clock, shell=shell)
-    term = Term(args.launch, int(environ.get("SLURM_RESTART_COUNT", "0")))
-    srun_end.write_down(
-        srun_end.note(run_dir.path, term.launch, term.restarts), host, args.code, ended_at
-    )
+    note = srun_end.note(run_dir.path, term.launch, term.restarts)
+    srun_end.write_down(note, host, args.code, ended_at, step)
     said = srun_end.last_errors(args.batch_output) if args.batch_output else ""
     return see_to_the_job(run_dir, term, args.code, said, named, clock)
 

@@ -425,7 +425,8 @@ class SlurmBackend:
             errors = [line for line in done.err.splitlines() if "error:" in line]
             said = " ".join(" ".join(errors or done.err.splitlines()).split())
             raise BackendError(f"failed to clear {host}: {said or f'exit code {done.code}'}")
-        return " ".join(done.out.split())
+        step = srun_end.step_end(Path(launch.run_dir), launch.launch, self.environ)
+        return " ".join(done.out.split()) + (f"; {step}" if step else "")
 
     def replace(
         self,

@@ -7,7 +7,10 @@ attempt without an end and assume that the host of the former leader was lost.
 import contextlib
 import json
 import logging
+import re
 import signal
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from ndctl.rank.regular_file import open_regular, read_regular
@@ -23,11 +26,22 @@ BY_SIGNAL = range(129, 193)
 (`contract/files/exit_codes.py`)."""
 READ_BYTES = 65536
 MOST_ERRORS = 3
+CANCELLED = re.compile(r"STEP (\S+) ON \S+ CANCELLED AT \S+( DUE TO .+?)? \*\*\*")
+"""Line in the output of a step that scancel or Slurm itself ended; the latter adds `DUE TO` and a
+reason. Slurm writes the same line if srun was killed."""
+# srun counts nodes from 0.
+GAVE_UP = re.compile(r"Cannot communicate with node|missing step on node")
+LIVED = re.compile(r"Job step aborted|tasks? [\d,-]+: ")
+"""srun writes such a line when its tasks end, so it was not killed before them."""
 
 
-def write_down(path: Path, host: str, code: int, at: float) -> None:
-    """Write the record. A failure only logs, because the next leader can do without it."""
-    body = {"code": code, "host": host, "at": at}
+def write_down(path: Path, host: str, code: int, at: float, step: str = "") -> None:
+    """Write the record. A failure only logs, because the next leader can do without it.
+
+    Args:
+        step: how the step of the agents ended, from `step_end`.
+    """
+    body = {"code": code, "host": host, "at": at, "step": step}
     try:
         write_whole(path, json.dumps(body).encode())
     except OSError as exc:
@@ -40,14 +54,46 @@ def last_errors(batch_output: Path) -> str:
     Args:
         batch_output: the output of the batch script. It also has lines of earlier allocations.
     """
-    try:
-        with open_regular(batch_output) as file:
-            file.seek(max(0, batch_output.stat().st_size - READ_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:  # srun's errors went to a pipe, or to a folder that is not in the container
+    errors = [line for line in _last_lines(batch_output) if line.startswith("srun: ")]
+    said = "; ".join(dict.fromkeys(errors[-MOST_ERRORS:]))
+    return f": {said} (from {batch_output})" if said else ""
+
+
+def step_end(
+    run_dir: Path, launch: int, environ: Mapping[str, str], batch_output: Path | None = None
+) -> str:
+    """How the step of the agents ended, if srun lived until then; empty if that is not known.
+
+    Args:
+        environ: of a process in the same run of the job.
+        batch_output: the output of the batch script, where its last lines are still those of srun;
+            None: the usual file.
+    """
+    job, run = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_RESTART_COUNT", "0")
+    folder = RunDir(run_dir).slurm / f"launch-{launch}"
+    batch_output = batch_output or folder / f"{job}_batch.out"
+    # If srun is killed, the shell says so in a line of its own, so then there are none.
+    newest = takewhile(lambda line: line.startswith("srun: "), reversed(_last_lines(batch_output)))
+    said = [*newest][::-1]
+    if gave_up := [line for line in said if GAVE_UP.search(line)]:
+        return f"srun lost a node and ended the step ({gave_up[0]}; srun counts nodes from 0)"
+    if not any(LIVED.search(line) for line in said):
         return ""
-    errors = [line for line in lines if line.startswith("srun: ")][-MOST_ERRORS:]
-    return f": {'; '.join(dict.fromkeys(errors))} (from {batch_output})" if errors else ""
+    for path in sorted(folder.glob(f"{job}-{run}_*_log.err")):
+        for line in _last_lines(path):
+            if found := CANCELLED.search(line):
+                by = found[2] or " (by scancel or Slurm)"
+                return f"step {found[1]} was cancelled{by}"
+    return ""
+
+
+def _last_lines(path: Path) -> Sequence[str]:
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, path.stat().st_size - READ_BYTES))
+            return file.read().decode(errors="replace").splitlines()
+    except OSError:  # the text went to a pipe, or to a folder that is not in the container
+        return ()
 
 
 def breakdown(launch: LaunchPlan, restarts: int) -> Breakdown | None:
@@ -56,7 +102,8 @@ def breakdown(launch: LaunchPlan, restarts: int) -> Breakdown | None:
         body = read_json(read_regular(note(Path(launch.run_dir), launch.launch, restarts)))
         code, host, at = int(body["code"]), str(body["host"]), float(body["at"])
         if code in BY_SIGNAL:
-            return Breakdown(what=_words(code, host, len(launch.hosts)), at=at)
+            step = str(body.get("step", ""))
+            return Breakdown(what=step or _words(code, host, len(launch.hosts)), at=at)
     return None
 
 
