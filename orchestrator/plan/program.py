@@ -75,5 +75,8 @@ def _too_few(spec: ScriptSpec, inventory: Inventory, usable: int) -> PlanError:
         f"no plan for {spec.name} on {hosts} hosts x {ranks} ranks: only {usable} of"
         f" {len(inventory.hosts)} hosts can be used{reasons}"
     )
-    fix = f"--set cluster.hosts={usable}" if usable else "ask for fewer GPUs per host"
-    return PlanError(message, fix=fix)
+    if usable:
+        return PlanError(message, fix=f"--set cluster.hosts={usable}")
+    if few:
+        return PlanError(message, fix="ask for fewer GPUs per host")
+    return PlanError(message, fix="free one of these hosts; `ndctl inventory` shows them all")

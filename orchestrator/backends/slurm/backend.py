@@ -135,7 +135,7 @@ class SlurmBackend:
             away = closed(launch, partitions, nodes)
             log.warning(
                 "%ssbatch --test-only: %s",
-                f"the job may wait for nodes that are down, drained or reserved: {fold(away)}; "
+                f"the job may wait for nodes that are down, drained or reserved: {away}; "
                 if away
                 else "",
                 said,

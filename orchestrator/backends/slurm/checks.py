@@ -14,7 +14,7 @@ from orchestrator.backends.slurm.node_fit import fits, is_away, mib, most_in_one
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.spec.slurm_spec import SlurmSpec, notice_too_long, seconds
-from orchestrator.inventory.slurm.hostlist import expand
+from orchestrator.inventory.slurm.hostlist import expand, fold
 from orchestrator.inventory.slurm.nodes import IN_RESERVATION, Node
 from orchestrator.inventory.slurm.partitions import (
     Partition,
@@ -268,13 +268,15 @@ def is_never_available(
     return most_in_one_partition(launch, asked, open_now) >= len(launch.hosts)
 
 
-def closed(
-    launch: LaunchPlan, partitions: Sequence[Partition], nodes: Sequence[Node]
-) -> tuple[str, ...]:
-    """Nodes that match the request and that Slurm gives to no job at present."""
-    spec = launch.slurm_spec
-    there = _nodes_asked(launch, partitions, nodes)
-    return tuple(node.name for node in there if _is_closed(node, spec) and fits(launch, node))
+def closed(launch: LaunchPlan, partitions: Sequence[Partition], nodes: Sequence[Node]) -> str:
+    """Nodes that match the request and that Slurm gives to no job at present, with the reason of
+    the administrator: `node[1-3] (power), node7`. Empty if there are none."""
+    by_reason: dict[str, list[str]] = {}
+    for node in _nodes_asked(launch, partitions, nodes):
+        if _is_closed(node, launch.slurm_spec) and fits(launch, node):
+            by_reason.setdefault(node.reason, []).append(node.name)
+    named = (fold(names) + (f" ({why})" if why else "") for why, names in by_reason.items())
+    return ", ".join(named)
 
 
 def _nodes_asked(

@@ -12,7 +12,7 @@ from orchestrator.contract.files.env import SLURM_GPUS
 from orchestrator.contract.spec.job_spec import ClusterSpec
 from orchestrator.errors import BackendError, PlanError, SpecError
 from orchestrator.inventory.gpus import GpuTable
-from orchestrator.inventory.hosts import Inventory
+from orchestrator.inventory.hosts import Inventory, State, grouped, state_of
 from orchestrator.inventory.slurm.hostlist import fold
 from orchestrator.inventory.slurm.inventory import Use, inventory_of, use_of
 from orchestrator.inventory.slurm.nodes import Node, parse_nodes
@@ -28,6 +28,10 @@ from orchestrator.inventory.slurm.topology import Topology, parse_topology
 NODES = ("scontrol", "show", "nodes", "-a", "--details", "-o")
 PARTITIONS = ("scontrol", "show", "partitions", "-a", "-o")
 TOPOLOGY = ("scontrol", "show", "topology")
+
+BUSY: frozenset[State] = frozenset({"busy"})
+SHOWN = 4
+"""Hosts that a note names for each reason."""
 
 
 class Cluster(Struct, frozen=True, kw_only=True):
@@ -64,7 +68,7 @@ def hosts_for(
     """The hosts to plan a job for.
 
     Free hosts are used. If there are too few, busy hosts are included, because the job can wait in
-    the queue.
+    the queue. Hosts that are down or drained come last, because nobody knows when they are back.
 
     Args:
         excluded: hosts that ndctl excludes -> reason.
@@ -81,14 +85,34 @@ def hosts_for(
     wanted, devices = cluster.hosts + cluster.spare_hosts, cluster.gpus_per_host
     free = seen.inventory(table, use)
     _check_known(seen, free, devices)
+    _check_selected(free, use, cluster)
     if (count := len(free.with_devices(devices))) >= wanted:
         return HostsFor(inventory=free, topology=seen.topology)
-    later = seen.inventory(table, replace(use, patient=True))
-    if len(later.with_devices(devices)) <= count:
-        return HostsFor(inventory=free, topology=seen.topology)
-    note = f"only {count} of {wanted} hosts are free; the plan includes busy hosts, so the job"
-    notes = (f"{note} waits in the queue",)
-    return HostsFor(inventory=later, topology=seen.topology, notes=notes)
+    later = seen.inventory(table, replace(use, waits_for=BUSY))
+    found, notes = free, list[str]()
+    if len(later.with_devices(devices)) > count:
+        note = f"only {count} of {wanted} hosts are free; the plan includes busy hosts, so the job"
+        found, notes = later, [f"{note} waits in the queue"]
+    # Spares alone are no reason to plan for other hosts.
+    if (up := len(found.with_devices(devices))) < cluster.hosts:
+        at_last = seen.inventory(table, replace(use, waits_for=BUSY | {"drained"}))
+        if away := _away(found, at_last, devices):
+            note = f"only {up} of {wanted} hosts are up, so the job waits in the queue until more"
+            found, notes = at_last, [f"{note} are back: {away}"]
+    return HostsFor(inventory=found, topology=seen.topology, notes=tuple(notes))
+
+
+def _away(found: Inventory, at_last: Inventory, devices: int) -> str:
+    """The hosts that only `at_last` uses, with the reason; empty if there are none."""
+    used = {host.name for host in at_last.with_devices(devices)}
+    why = {
+        host.name: f"is {state_of(host)}"
+        for host in found.hosts
+        if host.name in used and host.state == "drained"
+    }
+    reasons = grouped(why, SHOWN)
+    more = [f"{len(reasons) - SHOWN} more reasons"] if len(reasons) > SHOWN else []
+    return "; ".join([*reasons[:SHOWN], *more])
 
 
 def hosts_given(
@@ -96,7 +120,7 @@ def hosts_given(
 ) -> Inventory:
     """The nodes of an allocation, treated as free."""
     seen = read_cluster(slurm, None, whole=True)
-    use = Use(nodelist=frozenset(nodes), patient=True, on_cpus=cluster.slurm.gpus == "none")
+    use = Use(nodelist=frozenset(nodes), waits_for=BUSY, on_cpus=cluster.slurm.gpus == "none")
     found = seen.inventory(table, use)
     _check_known(seen, found, cluster.gpus_per_host)
     return Inventory(hosts=tuple(host for host in found.hosts if host.name in use.nodelist))
@@ -114,6 +138,27 @@ def _check_names(seen: Cluster, use: Use) -> None:
         wrong.append(f"cluster.slurm.nodelist: {fold(apart)} is not in partition {where}")
     if wrong:
         raise SpecError("\n".join(wrong), fix="use node names from `sinfo -N`, or remove the key")
+
+
+def _check_selected(found: Inventory, use: Use, cluster: ClusterSpec) -> None:
+    """Raises PlanError if the spec selects no host: fewer hosts or GPUs would not help."""
+    refused = [h for h in found.hosts if h.state == "not selected" or h.name in use.exclude]
+    if not refused or len(refused) < len(found.hosts):
+        return
+    spec = cluster.slurm
+    selecting = {
+        "cluster.gpu": cluster.gpu,
+        "cluster.slurm.constraint": spec.constraint,
+        "cluster.slurm.gpu_type": spec.gpu_type,
+        "cluster.slurm.nodelist": spec.nodelist,
+        "cluster.slurm.exclude": spec.exclude,
+    }
+    why = grouped({host.name: f"is {state_of(host)}" for host in refused}, SHOWN)
+    raise PlanError(
+        f"the spec leaves no host of the partition: {'; '.join(why[:SHOWN])}",
+        fix=f"change or remove {' or '.join(key for key, set_to in selecting.items() if set_to)};"
+        " `sinfo -N -o '%N %f %G'` shows the features and the GPUs of each node",
+    )
 
 
 def _check_known(seen: Cluster, found: Inventory, devices: int) -> None:

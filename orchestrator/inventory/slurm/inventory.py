@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from orchestrator.contract.spec.job_spec import ClusterSpec
 from orchestrator.inventory.gpus import GpuTable
-from orchestrator.inventory.hosts import Host, Inventory
+from orchestrator.inventory.hosts import Host, Inventory, State
 from orchestrator.inventory.profile import Profile
 from orchestrator.inventory.profiles import load_profile
 from orchestrator.inventory.slurm.hostlist import expand
@@ -33,8 +33,8 @@ class Use(Struct, frozen=True, kw_only=True):
     """Profile that the hosts' devices must have; None: any."""
     on_cpus: bool = False
     """Ranks run on CPUs: a host has one place per CPU."""
-    patient: bool = False
-    """The job can wait in the queue, so hosts that are busy will be free."""
+    waits_for: frozenset[State] = frozenset()
+    """Hosts in these states count as free, because the job waits for them in the queue."""
 
 
 def inventory_of(nodes: Sequence[Node], topology: Topology, table: GpuTable, use: Use) -> Inventory:
@@ -57,7 +57,7 @@ def _gpu_profile(node: Node, table: GpuTable, said: Profile | None) -> Profile |
 
 def _host(node: Node, use: Use, profile: Profile | None, topology: Topology) -> Host:
     standing = standing_of(node, exclusive=use.exclusive, reservation=use.reservation)
-    if use.patient and standing.state != "drained":
+    if use.waits_for and standing.state in {"free", *use.waits_for}:
         standing = Standing(state="free", gpus=node.gpus)
     on_cpus = profile is not None and profile.device == "cpu"
     places = node.cpus if on_cpus and (use.on_cpus or not node.gpus) else standing.gpus

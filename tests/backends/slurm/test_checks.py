@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.backends.slurm.checks import is_never_available, problems
+from orchestrator.backends.slurm.checks import closed, is_never_available, problems
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.spec.slurm_spec import ContainerSpec, SlurmSpec
 from orchestrator.inventory.slurm.nodes import Node
@@ -88,6 +88,13 @@ def test_a_request_waits_only_for_nodes_that_may_meet_it(
     launch = spec(tmp_path, hosts, **keys)
     assert is_never_available(launch, [TRAIN], drained) is never
     assert is_never_available(launch, [TRAIN], NODES)
+
+
+def test_nodes_that_are_down_are_named_with_the_reason(tmp_path: Path) -> None:
+    power = [replace(node, state="DOWN", reason="power") for node in NODES[:2]]
+    drained = [*power, replace(NODES[2], flags=frozenset({"DRAIN"}))]
+    assert closed(spec(tmp_path, 2), [TRAIN], drained) == "node[1-2] (power), node3"
+    assert closed(spec(tmp_path, 2), [TRAIN], NODES) == ""
 
 
 def test_a_partial_node_list_is_left_to_slurm(tmp_path: Path) -> None:

@@ -162,6 +162,64 @@ def test_a_job_that_has_to_wait_is_planned_on_busy_hosts() -> None:
     assert len(found.inventory.with_devices(8)) == 8
 
 
+def with_nodes(state: str, count: int, more: str = "") -> CapturedCluster:
+    """The captured cluster with the first `count` idle nodes in another state."""
+    idle = "State=IDLE+CLOUD+POWERED_DOWN"
+    text = captured("22.05/typed-nodes.txt").replace(idle, f"State={state}{more}", count)
+    return CapturedCluster(answers={"nodes": Completed(0, text, "")})
+
+
+def test_a_job_is_planned_on_hosts_that_are_down_only_if_no_others_are_enough() -> None:
+    """Slurm queues a job over a maintenance, and so does ndctl."""
+    shell = with_nodes("DOWN", 12, " Reason=power [root@2026-11-30T20:00:00]")
+    found = hosts_for(slurm_of(shell), TABLE, cluster(6, partition="h100,cpu"))
+    assert (len(found.inventory.with_devices(8)), found.notes) == (6, ())
+    found = hosts_for(slurm_of(shell), TABLE, cluster(6, spares=1, partition="h100,cpu"))
+    assert (len(found.inventory.with_devices(8)), found.notes) == (6, ())
+    found = hosts_for(slurm_of(shell), TABLE, cluster(8, partition="h100,cpu"))
+    assert len(found.inventory.with_devices(8)) == 8
+    assert found.notes == (
+        "only 6 of 8 hosts are up, so the job waits in the queue until more are back: each of n01,"
+        " n02 is drained (down: power)",
+    )
+
+
+def test_a_host_that_ndctl_excludes_stays_excluded_while_it_is_down() -> None:
+    shell = with_nodes("DOWN", 12)
+    found = hosts_for(slurm_of(shell), TABLE, cluster(8, partition="h100,cpu"), {"n01": "strikes"})
+    names = {host.name for host in found.inventory.with_devices(8)}
+    assert ("n01" in names, "n02" in names) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said", "fix"),
+    [
+        (
+            {"constraint": "moon"},
+            "is not selected (without the feature moon)",
+            "change or remove cluster.slurm.constraint; `sinfo",
+        ),
+        (
+            {"exclude": "n0[1-8]"},
+            "is excluded (by the spec)",
+            "change or remove cluster.slurm.exclude; `sinfo",
+        ),
+        (
+            {"constraint": "moon", "nodelist": "n01"},
+            "is not selected (not in the spec's nodelist)",
+            "change or remove cluster.slurm.constraint or cluster.slurm.nodelist; `sinfo",
+        ),
+    ],
+)
+def test_if_the_spec_selects_no_host_the_fix_names_its_keys(
+    keys: dict[str, object], said: str, fix: str
+) -> None:
+    with pytest.raises(PlanError, match="the spec leaves no host of the partition: ") as refused:
+        hosts_for(slurm_of(CapturedCluster()), TABLE, cluster(2, partition="h100", **keys))
+    assert said in refused.value.message
+    assert refused.value.fix.startswith(fix)
+
+
 def test_unknown_gpus_are_an_error_that_asks_for_a_profile() -> None:
     text = captured("22.05/typed-nodes.txt").replace("gpu:nvidia_h100_80gb_hbm3", "gpu:x900")
     shell = CapturedCluster(answers={"nodes": Completed(0, text.replace("ib,h100", "ib"), "")})
