@@ -15,6 +15,7 @@ from orchestrator.contract.files.last_metric import last_reached
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.agent_protocol import CANCEL_PATH
 from orchestrator.contract.messages.events import JobSubmitted
+from orchestrator.dashboard.snapshot import is_unconfirmed
 from orchestrator.dashboard.unsaved_steps import at_risk, lost
 from orchestrator.errors import BackendError, InUse, JobError, Unanswered
 from orchestrator.job.stage import Submitted
@@ -100,11 +101,15 @@ def _end_what_is_left(run: Run, run_dir: RunDir, environ: Mapping[str, str], clo
             clear(run, environ, clock)
     except BackendError as exc:
         raise _not_reached(run, run_dir, exc, environ, clock) from exc
+    asked_again = is_unconfirmed(run_dir, run)
     with suppress(OSError):
         _unconfirmed(run, run_dir).unlink(missing_ok=True)
-    if left is None:
-        raise _has_ended(name, run)
-    return f"{name} had already ended: {run.state}; ended what its scheduler still had: {left}"
+    ended = f"{name} had already ended: {run.state}"
+    if left is not None:
+        return f"{ended}; ended what its scheduler still had: {left}"
+    if asked_again and (called := name_of(run, environ, clock)) is not None:
+        return f"{ended}; {called} is gone"
+    raise _has_ended(name, run)
 
 
 def _cancel_without_leader(

@@ -8,6 +8,7 @@ from msgspec import Struct
 from orchestrator.app.cancel_job import cancel, wait_until_ended
 from orchestrator.app.commands import commands_for
 from orchestrator.app.remote import MAX_PARALLEL, Found, kept_fresh
+from orchestrator.dashboard.snapshot import is_unconfirmed
 from orchestrator.errors import NdctlError
 from orchestrator.journal.snapshot import replay
 from orchestrator.seams import Clock
@@ -81,7 +82,7 @@ def after_interrupt(jobs: Sequence[Found], environ: Mapping[str, str]) -> str:
 def _ask(found: Found, environ: Mapping[str, str], clock: Clock, by: str | None) -> _Outcome:
     try:
         run = replay(found.run_dir)
-        if run.ending is not None:
+        if run.ending is not None and not is_unconfirmed(found.run_dir, run):
             return _Outcome(found, ended=run.ending)
         return _Outcome(found, told=cancel(found.run_dir, environ, clock, found, by))
     except NdctlError as exc:

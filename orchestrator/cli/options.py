@@ -456,7 +456,8 @@ def plan_for(
     try:
         planned = plan(Path(spec), overrides, os.environ, hosts, root, purpose)
     except BackendError as exc:
-        if inventory is None and "--inventory" not in exc.fix:
+        # Of a job that is submitted, the cluster is asked whatever its plan is made from.
+        if inventory is None and "--inventory" not in exc.fix and purpose != "submit":
             exc.fix = f"{exc.fix}; or {OFFLINE}" if exc.fix else OFFLINE
         raise
     warn_of_settings(planned.spec, planned.plan)

@@ -111,7 +111,7 @@ def read_snapshot(run_dir: RunDir, now: float, commands: Commands | None = None)
         leader_alive=alive,
         now=now,
         disk_is_full=is_full(run_dir, seen.run),
-        end_unconfirmed=_is_unconfirmed(run_dir, seen.run),
+        end_unconfirmed=is_unconfirmed(run_dir, seen.run),
         known_by=commands,
     )
 
@@ -127,7 +127,7 @@ def is_full(run_dir: RunDir, run: Run) -> bool:
         return False
 
 
-def _is_unconfirmed(run_dir: RunDir, run: Run) -> bool:
+def is_unconfirmed(run_dir: RunDir, run: Run) -> bool:
     if run.job is None or run.ending is None:
         return False
     return run_dir.end_unconfirmed(run.job.launch.launch).exists()

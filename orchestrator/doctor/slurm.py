@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.backends.slurm.commands import Slurm
+from orchestrator.backends.slurm.commands import Slurm, without_munge
 from orchestrator.backends.slurm.inventory import PARTITIONS
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
@@ -85,6 +85,9 @@ def _said(done: Completed) -> str:
 
 def _cluster(spec: SlurmSpec, slurm: Slurm) -> Iterator[Finding]:
     shown = _ask(slurm, "scontrol", "show", "config")
+    if without := without_munge(shown):
+        yield Finding(what="controller", verdict="stops", found=without.message, fix=without.fix)
+        return
     if shown.code != 0:
         yield Finding(
             what="controller",

@@ -79,6 +79,17 @@ def test_a_healthy_cluster_has_no_problem() -> None:
     assert (look("kill wait").verdict, look("kill wait").found[:3]) == ("warns", "6 s")
 
 
+def test_a_stopped_munged_is_not_a_controller_that_is_down() -> None:
+    said = (
+        "scontrol: error: If munged is up, restart with --num-threads=10\n"
+        'scontrol: error: Munge encode failed: Failed to access "/run/munge.sock": No such file or'
+        " directory (Did you start munged?)\n"
+    )
+    found = look("controller", config=Completed(1, "", said))
+    assert found.found.startswith("munged does not answer on this host")
+    assert "systemctl start munge" in found.fix
+
+
 def test_the_settings_of_a_real_slurmctld_are_read() -> None:
     config = parse_config(CONFIG)
     assert config["ClusterName"] == "tb"

@@ -349,7 +349,7 @@ def slurm() -> "Slurm":
     from orchestrator.backends.slurm.commands import Slurm
     from orchestrator.system import SystemClock, run_command
 
-    return Slurm(run_command, SystemClock(), "; or give the hosts with --inventory FILE")
+    return Slurm(run_command, SystemClock())
 
 
 def _planned_on_kubernetes(

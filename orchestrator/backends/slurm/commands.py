@@ -32,14 +32,16 @@ NO_CLUSTER = re.compile(
     r"could not establish a configuration source|error opening.*slurm\.conf", re.IGNORECASE
 )
 """Output of commands on a machine that has them but belongs to no cluster, such as a laptop."""
+NO_MUNGE = re.compile(
+    r"munge encode failed: (.+?)(?: \(Did you start munged\?\))?$", re.IGNORECASE | re.MULTILINE
+)
+"""Output of commands on a host whose munged cannot be asked. They do not reach slurmctld."""
 UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 
 
 class Slurm(Struct, frozen=True):
     shell: Shell
     clock: Clock
-    instead: str = ""
-    """An alternative for the user if Slurm is unreachable; added to each fix."""
 
     def ask(
         self, argv: Sequence[str], *, tries: int = 3, answer_s: float | None = None
@@ -55,9 +57,9 @@ class Slurm(Struct, frozen=True):
                 said = str(exc)
                 continue
             if done.code == 127:
-                raise self._none_here(f"{argv[0]} cannot be run ({done.err.strip()})")
+                raise _none_here(f"{argv[0]} cannot be run ({done.err.strip()})")
             if done.code and NO_CLUSTER.search(done.err):
-                raise self._none_here(f"{argv[0]} finds no configuration of a cluster")
+                raise _none_here(f"{argv[0]} finds no configuration of a cluster")
             # `scontrol show topology` exits with 0 even if slurmctld is down.
             unanswered = done.code != 0 or not done.out.strip()
             if not (unanswered and AGAIN.search(done.err)):
@@ -65,12 +67,8 @@ class Slurm(Struct, frozen=True):
             said = done.err.strip().splitlines()[-1]
         raise Unanswered(
             f"Slurm does not answer `{' '.join(argv[:3])}`: {said}",
-            fix=f"check slurmctld with `scontrol ping`, and try again when it is up{self.instead}",
+            fix="check slurmctld with `scontrol ping`, and try again when it is up",
         )
-
-    def _none_here(self, why: str) -> BackendError:
-        fix = f"run this on a login node of the cluster, where `scontrol ping` works{self.instead}"
-        return BackendError(f"there is no Slurm here: {why}", fix=fix)
 
     def told(self, argv: Sequence[str], *, tries: int = 3, answer_s: float | None = None) -> str:
         """The output of a command. Raises BackendError also if Slurm refuses the command."""
@@ -80,6 +78,24 @@ class Slurm(Struct, frozen=True):
         return done.out
 
 
+def _none_here(why: str) -> BackendError:
+    fix = "run this on a login node of the cluster, where `scontrol ping` works"
+    return BackendError(f"there is no Slurm here: {why}", fix=fix)
+
+
 def refusal(argv: Sequence[str], done: Completed) -> BackendError:
+    if without := without_munge(done):
+        return without
     said = " ".join((done.err or done.out).split())
     return BackendError(f"Slurm refuses `{' '.join(argv[:3])}`: {said}")
+
+
+def without_munge(done: Completed) -> BackendError | None:
+    """The error if a command failed because munged does not run on this host; else None."""
+    found = NO_MUNGE.search(done.err)
+    if done.code == 0 or found is None:
+        return None
+    return BackendError(
+        f"munged does not answer on this host, and Slurm needs it: {found[1]}",
+        fix="start it with `systemctl start munge`, or tell the administrators of this host",
+    )

@@ -37,7 +37,7 @@ class CapturedCluster:
 
 
 def slurm_of(shell: Shell) -> Slurm:
-    return Slurm(shell, TurnedClock(), "; or give the hosts with --inventory FILE")
+    return Slurm(shell, TurnedClock())
 
 
 def cluster(hosts: int, spares: int = 0, **slurm: object) -> ClusterSpec:
@@ -108,7 +108,7 @@ def test_a_machine_without_slurm_is_an_error_with_a_fix() -> None:
     missing = Completed(127, "", "[Errno 2] No such file or directory: 'scontrol'")
     with pytest.raises(BackendError, match="there is no Slurm here") as caught:
         read_cluster(slurm_of(CapturedCluster(answers={"nodes": missing})), None, whole=True)
-    assert "--inventory FILE" in caught.value.fix
+    assert "run this on a login node" in caught.value.fix
 
 
 def test_a_machine_that_belongs_to_no_cluster_is_an_error_with_a_fix() -> None:
@@ -127,7 +127,29 @@ def test_a_machine_that_belongs_to_no_cluster_is_an_error_with_a_fix() -> None:
         caught.value.message
         == "there is no Slurm here: scontrol finds no configuration of a cluster"
     )
-    assert "--inventory FILE" in caught.value.fix
+    assert "run this on a login node" in caught.value.fix
+
+
+MUNGED_IS_DOWN = Completed(
+    1,
+    "",
+    "scontrol: error: If munged is up, restart with --num-threads=10\n"
+    'scontrol: error: Munge encode failed: Failed to access "/run/munge/munge.socket.2": No such'
+    " file or directory (Did you start munged?)\n"
+    "scontrol: error: slurm_send_node_msg: auth_g_create: REQUEST_PARTITION_INFO has authentication"
+    " error\n"
+    "slurm_load_partitions error: Protocol authentication error\n",
+)
+
+
+def test_a_host_without_munged_is_told_to_start_it() -> None:
+    with pytest.raises(BackendError) as caught:
+        read_cluster(slurm_of(CapturedCluster(answers={"partitions": MUNGED_IS_DOWN})), None)
+    assert caught.value.message == (
+        "munged does not answer on this host, and Slurm needs it: Failed to access"
+        ' "/run/munge/munge.socket.2": No such file or directory'
+    )
+    assert "systemctl start munge" in caught.value.fix
 
 
 def test_a_command_that_hangs_is_an_error() -> None:

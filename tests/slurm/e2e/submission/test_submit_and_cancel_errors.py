@@ -114,3 +114,8 @@ def test_cancel_says_if_the_leader_ended_the_job_without_slurm(ndctl: SlurmNdctl
     assert f"its scheduler was not reached and may still have Slurm job {job_id}" in done.err
     assert ndctl.state() == "CANCELLED"
     ndctl.assert_nothing_left()
+
+    ndctl.testbed.wait_for("its end", lambda: ndctl.slurm_job()["JobState"] in ENDED)
+    done = ndctl("cancel", "e2e")
+    assert (done.code, f"Slurm job {job_id} is gone" in done.out) == (0, True), done.err
+    assert ndctl("cancel", "e2e").code == exit_codes.BAD_JOB_STATE
