@@ -97,7 +97,7 @@ OF_TORCH = {
     "trainer/program/activity.py": {"_get_sequence_number_for_group", "_world"},
     "trainer/program/torch_hooks.py": {
         *("_init_optim_state", "_torchdynamo_disable"),
-        *("_MultiProcessingDataLoaderIter", "_reset", "_shutdown_workers", "_next_data"),
+        *("_MultiProcessingDataLoaderIter", "_shutdown_workers", "_next_data"),
         *("_num_yielded", "_num_workers"),
     },
     "trainer/rank/allreduce_check.py": {
