@@ -9,14 +9,14 @@ from pathlib import Path
 from orchestrator.app.ask_leader import Request, ask_leader
 from orchestrator.app.commands import commands_for, commands_of
 from orchestrator.app.remote import Found
-from orchestrator.app.schedulers import clear, name_of, standing
+from orchestrator.app.schedulers import clear, name_of, scheduler_of, standing
 from orchestrator.app.submission.submission_lock import refuse_while_submitting
 from orchestrator.contract.files.last_metric import last_reached
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.agent_protocol import CANCEL_PATH
 from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.dashboard.snapshot import is_unconfirmed
-from orchestrator.dashboard.unsaved_steps import at_risk, lost
+from orchestrator.dashboard.unsaved_steps import at_risk, lost, repeated
 from orchestrator.errors import BackendError, InUse, JobError, Unanswered
 from orchestrator.job.stage import Submitted
 from orchestrator.job.state import Run
@@ -77,6 +77,7 @@ def cancel(
         # job is ended below, as if the leader could not be reached.
         with suppress(InUse):
             return _cancel_without_leader(run, run_dir, environ, clock, by)
+    suspended = _suspended(run, run_dir, environ, clock)
     clear(run, environ, clock)
     if replay(run_dir).ending is not None:
         return (
@@ -85,7 +86,21 @@ def cancel(
         )
     if record_cancel(run_dir, by, clock, asked_at):
         return f"{name} was cancelled {NOT_BEGUN}"
-    return f"{name} was cancelled: its leader could not be reached, so its processes were ended"
+    why = suspended or "its leader could not be reached, so its processes were ended"
+    return f"{name} was cancelled: {why}"
+
+
+def _suspended(run: Run, run_dir: RunDir, environ: Mapping[str, str], clock: Clock) -> str:
+    """What the end of a job costs that its scheduler has suspended; empty if it has not."""
+    assert run.job is not None
+    (seen,) = scheduler_of(run.job.backend, environ, clock).glance([run.job.launch])
+    if not seen.resume:
+        return ""
+    steps = repeated(run_dir)
+    return (
+        f"{seen.words}, so its ranks could not save{steps and f'; {steps}'}; to keep the steps of a"
+        f" suspended job, run `{seen.resume}` before `ndctl cancel`"
+    )
 
 
 def _has_ended(name: str, run: Run) -> JobError:

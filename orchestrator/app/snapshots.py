@@ -91,7 +91,9 @@ def with_scheduler(
         replace(
             one,
             leader_alive=alive,
-            launch_status=replace(seen, at=one.heard_at) if alive and seen.resume else seen,
+            launch_status=replace(seen, at=seen.at or one.heard_at)
+            if alive and seen.resume
+            else seen,
             excluded=excluded_while_queued(one.seen.run, seen, environ, clock),
         )
         for (_, one), alive, seen in zip(snapshots, led, statuses_at_schedulers, strict=True)

@@ -58,5 +58,6 @@ class SchedulerPoll:
             self.seen = self.ask(run)
             self.asked_at = now
         if led:  # the leader knows better, except that it cannot know that it is suspended
-            return replace(self.seen, at=heard_at) if self.seen and self.seen.resume else None
+            seen = self.seen
+            return replace(seen, at=seen.at or heard_at) if seen and seen.resume else None
         return self.seen

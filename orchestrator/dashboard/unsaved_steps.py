@@ -16,6 +16,16 @@ def lost(run_dir: RunDir) -> str:
     return _unsaved(run_dir, "")
 
 
+def repeated(run_dir: RunDir) -> str:
+    """Where a resume of a job that ended without a last checkpoint starts, and what it repeats;
+    empty: ndctl knows no step or, for a program that saves by itself, no checkpoint."""
+    state, reached = read_state(run_dir), last_reached(run_dir.metrics)
+    own = state.run.job is not None and state.run.job.run is not None
+    if reached is None or (own and not state.checkpoint.step):
+        return ""
+    return _resumes(state.checkpoint.step, reached.step)
+
+
 def _unsaved(run_dir: RunDir, condition: str) -> str:
     """How saves fail, and, under the condition, where a resume starts and what it repeats."""
     known = read_state(run_dir).checkpoint
@@ -25,7 +35,10 @@ def _unsaved(run_dir: RunDir, condition: str) -> str:
     reached = last_reached(run_dir.metrics)
     # The metrics file may be on the same full disk and stop too, so take the later step.
     done = max(known.failed.step, reached.step if reached else 0)
-    saved = f"from step-{known.step}" if known.step else "at step 0"
-    steps = format.count(max(0, done - known.step), "step")
     why = format.shorten(known.failed.why)
-    return f"{last} failed ({why}); {condition}a resume starts {saved} and repeats {steps}"
+    return f"{last} failed ({why}); {condition}{_resumes(known.step, done)}"
+
+
+def _resumes(saved: int, done: int) -> str:
+    start = f"from step-{saved}" if saved else "at step 0"
+    return f"a resume starts {start} and repeats {format.count(max(0, done - saved), 'step')}"

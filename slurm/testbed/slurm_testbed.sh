@@ -67,8 +67,12 @@ version) version; exit ;;
 can-net) can_net; exit ;;
 play) play "${2:-}"; exit ;;
 esac
-[ "$cmd" = start ] && mkdir -p "${2:?DIR}"
-[ -d "${2:?DIR}" ] || case $cmd in stop|left) exit 0 ;; *) echo "there is no testbed in $2" >&2; exit 2 ;; esac
+[ $# -ge 2 ] || { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; case $cmd in -h|--help|help) exit 0 ;; *) exit 2 ;; esac; }
+if [ "$cmd" = start ]; then
+  [ -z "$(missing)" ] || { echo "missing: $(echo $(missing)); run \`${TB_DBD:+TB_DBD=1 }$0 install\`" >&2; exit 3; }
+  mkdir -p "$2"
+fi
+[ -d "$2" ] || case $cmd in stop|left) exit 0 ;; *) echo "there is no testbed in $2" >&2; exit 2 ;; esac
 D=$(cd "$2" && pwd -P)
 CONF=$D/etc/slurm.conf; export SLURM_CONF=$CONF
 alive() { local p; p=$(cat "$1" 2>/dev/null) && [ -n "$p" ] && kill -0 "$p" 2>/dev/null && ours "$p"; }
@@ -329,7 +333,7 @@ start)
   fi
   net_setup || exit 1
   start_munge || { cat "$D/log/munged.out" >&2; exit 1; }
-  start_dbd || { echo "slurmdbd/mariadbd did not start" >&2; tail -n 5 "$D"/log/{slurmdbd,mariadbd}.log >&2; exit 1; }
+  start_dbd || { echo "slurmdbd/mariadbd did not start" >&2; tail -n 5 "$D"/log/{slurmdbd,mariadbd}.log >&2; exec 9>&-; "$0" stop "$D"; exit 1; }
   start_ctld $fresh
   for i in $(seq "$n"); do start_slurmd "node$i" & [ $((i%4)) -eq 0 ] && wait; done; wait
   exec 9>&-

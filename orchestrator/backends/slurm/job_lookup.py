@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ndctl.rank.regular_file import read_regular
 from orchestrator.backends.slurm import observe, pending_hints, render
@@ -28,6 +29,9 @@ GLANCE_S = 4.0
 RESUME = {"SUSPENDED": "scontrol resume {id}", "STOPPED": "scancel --signal=CONT {id}"}
 """State of a stopped job -> the command that continues it. A suspended job gave its CPUs to others;
 a stopped job keeps them."""
+
+LAUNCH_FAILURE = "JobLaunchFailure"
+"""Slurm's reason if a batch script could not be started."""
 
 
 class Finder(Struct, frozen=True):
@@ -104,7 +108,20 @@ class Finder(Struct, frozen=True):
                 LaunchStatus(f"{name_of(one) or 'the job'}: {exc.message}", True)
                 for one in launches
             ]
-        return [_sighting(launch, job) for launch, job in zip(launches, found, strict=True)]
+        return [
+            _sighting(launch, self._with_since(job))
+            for launch, job in zip(launches, found, strict=True)
+        ]
+
+    def _with_since(self, job: SlurmJob | None) -> SlurmJob | None:
+        """squeue does not say since when a job is suspended."""
+        if job is None or job.state not in RESUME:
+            return job
+        with contextlib.suppress(BackendError):
+            argv = ["scontrol", "show", "job", "-a", "-o", job.id]
+            said = observe.parse_jobs(self.slurm.told(argv, tries=1, answer_s=GLANCE_S))
+            return next((replace(job, since=one.since) for one in said if one.id == job.id), job)
+        return job
 
     def _glimpse(self, launches: Sequence[LaunchPlan]) -> list[SlurmJob | None]:
         """Jobs are queried by id if it is known, because the name of the user's own script or of an
@@ -175,15 +192,32 @@ def _sighting(launch: LaunchPlan, job: SlurmJob | None) -> LaunchStatus:
             excluded=_excluded(launch, job),
             needs=pending_hints.needed(job),
             resume=RESUME.get(job.state, "").format(id=job.id),
+            at=None if job.meaning == "running" and job.state not in RESUME else job.since,
         )
     name = name_of(launch) if job is None else f"Slurm job {job.id}"
     if name is None:
         return LaunchStatus(None, held=False)
-    state = _noted_end(launch) if job is None else job.state
+    end = _noted_end(launch) if job is None else _end_of(job)
     if job is not None:
         _note_end(launch, job)
-    words = f"{name} has ended" + (f": {state}" if state else "")
-    return LaunchStatus(words, held=False, over="CANCELLED" if state == "CANCELLED" else None)
+    words = f"{name} has ended" + (f": {end}" if end else "") + _never_wrote(launch, end)
+    return LaunchStatus(words, held=False, over="CANCELLED" if end == "CANCELLED" else None)
+
+
+def _end_of(job: SlurmJob) -> str:
+    """The state, of a failed job with Slurm's reason: `FAILED (JobLaunchFailure)`."""
+    failed = observe.OUTCOMES.get(job.state) == "failed" and job.reason
+    return f"{job.state} ({job.reason})" if failed else job.state
+
+
+def _never_wrote(launch: LaunchPlan, end: str) -> str:
+    """What is likely if Slurm could not start the batch script, and the script wrote nothing."""
+    if LAUNCH_FAILURE not in end or any(render.folder(launch).glob("*_batch.out")):
+        return ""
+    return (
+        f": its batch script wrote nothing, so the first node probably cannot write to"
+        f" {launch.run_dir}; use a run root on a file system that all nodes share"
+    )
 
 
 def _noted_end(launch: LaunchPlan) -> str:
@@ -197,8 +231,8 @@ def _note_end(launch: LaunchPlan, job: SlurmJob) -> None:
     # The run directory may belong to another user, or may not be recorded as the one of this job.
     with contextlib.suppress(OSError, ValueError, KeyError):
         said = read_json(read_regular(_record_path(launch)))
-        if said["job_id"] == job.id and said.get("ended") != job.state:
-            write_whole(_record_path(launch), json.dumps({**said, "ended": job.state}).encode())
+        if said["job_id"] == job.id and said.get("ended") != _end_of(job):
+            write_whole(_record_path(launch), json.dumps({**said, "ended": _end_of(job)}).encode())
 
 
 def _excluded(launch: LaunchPlan, job: SlurmJob) -> dict[str, str]:

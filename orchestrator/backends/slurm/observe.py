@@ -65,6 +65,8 @@ class SlurmJob(Struct, frozen=True, kw_only=True):
     excluded: tuple[str, ...] = ()
     starts_at: float | None = None
     """Unix seconds of the start, or from when on a waiting job may start; None: unknown."""
+    since: float | None = None
+    """Unix seconds since when it waits in the queue, or is suspended; None: unknown."""
     ends_at: float | None = None
     """Unix seconds of the end, or of the time limit for a running job."""
     limit_at: float | None = None
@@ -100,6 +102,10 @@ def parse_jobs(text: str, zone: tzinfo | None = None) -> tuple[SlurmJob, ...]:
     return tuple(_scontrol_job(fields(record), zone) for record in records(text, "JobId"))
 
 
+SINCE = {"SUSPENDED": "SuspendTime", "STOPPED": "SuspendTime"}
+"""State -> field with its begin. Slurm sets SubmitTime again when it requeues a job."""
+
+
 def _scontrol_job(said: Mapping[str, str], zone: tzinfo | None) -> SlurmJob:
     return SlurmJob(
         id=_id(said),
@@ -110,6 +116,7 @@ def _scontrol_job(said: Mapping[str, str], zone: tzinfo | None) -> SlurmJob:
         restarts=int(said.get("Restarts", "0")),
         excluded=expand(said.get("ExcNodeList", "")),
         starts_at=_time(said.get("StartTime", ""), zone),
+        since=_time(said.get(SINCE.get(_state(said.get("JobState", "")), "SubmitTime"), ""), zone),
         ends_at=_time(said.get("EndTime", ""), zone),
         limit_at=_limit_at(said, zone),
         preempted=_time(said.get("PreemptTime", ""), zone) is not None,
@@ -143,13 +150,13 @@ def _limit_at(said: Mapping[str, str], zone: tzinfo | None) -> float | None:
     return None if begun is None or limit_s is None else begun + limit_s
 
 
-SQUEUE_FORMAT = "%i|%T|%r|%x|%S|%o|%k"
+SQUEUE_FORMAT = "%i|%T|%r|%x|%S|%V|%o|%k"
 """Format for `squeue -h -o`. The comment is last, because it may contain separators."""
 
 
 def parse_queue(text: str, zone: tzinfo | None = None) -> tuple[SlurmJob, ...]:
     """Parse the output of squeue with SQUEUE_FORMAT. `zone`: as for `parse_jobs`."""
-    rows = (line.split("|", 6) for line in text.splitlines())
+    rows = (line.split("|", 7) for line in text.splitlines())
     return tuple(
         SlurmJob(
             id=row[0],
@@ -157,11 +164,12 @@ def parse_queue(text: str, zone: tzinfo | None = None) -> tuple[SlurmJob, ...]:
             reason=row[2].strip("()") if row[2] != "None" else "",
             excluded=expand("" if row[3] in ("(null)", "N/A") else row[3]),
             starts_at=_time(row[4], zone),
-            command=row[5],
-            comment="" if row[6] == "(null)" else row[6],
+            since=None if _state(row[1]) in SINCE else _time(row[5], zone),
+            command=row[6],
+            comment="" if row[7] == "(null)" else row[7],
         )
         for row in rows
-        if len(row) == 7
+        if len(row) == 8
     )
 
 

@@ -6,6 +6,7 @@ from orchestrator.backends.slurm.observe import SlurmJob, ending_words
 from orchestrator.contract.times import date_time
 from orchestrator.inventory.slurm.hostlist import fold
 
+NONE_EXCLUDED = "BadConstraints, none excluded"
 ADVICE: Mapping[str, str] = {
     "JobHeldUser": "the job is held; release it with `scontrol release {id}`",
     "JobHeldAdmin": "an administrator holds it; ask them to run `scontrol release {id}`",
@@ -18,6 +19,8 @@ ADVICE: Mapping[str, str] = {
     "BadConstraints": "without the excluded nodes ({excluded}) too few nodes match the request, and"
     " Slurm does not retry; `ndctl status` shows why each node is excluded and the command to use"
     " it; or cancel the job with `ndctl cancel` and submit it with another constraint",
+    NONE_EXCLUDED: "too few nodes match the request, and Slurm does not retry; cancel the job with"
+    " `ndctl cancel` and submit it with another constraint",
     "InvalidAccount": "the account is not valid; set cluster.slurm.account (`sacctmgr show assoc"
     " user=$USER` lists yours), or run `scontrol update JobId={id} Account=...`",
     "InvalidQOS": "the qos is not valid; set cluster.slurm.qos, or run"
@@ -83,6 +86,8 @@ def needed(job: SlurmJob) -> str:
 def advice(job: SlurmJob) -> str:
     """A hint for a job that does not run, in one line; empty for an unknown reason."""
     reason = job.reason
+    if reason == "BadConstraints" and not job.excluded:
+        reason = NONE_EXCLUDED
     # Versions differ: `ReqNodeNotAvail, UnavailableNodes:n1`, `job_requeued_in_held_state`.
     for form in (reason, reason.split(",")[0], reason.replace("_", " ")):
         if form in ADVICE:

@@ -116,7 +116,8 @@ def _scheduler_state(
         # Its processes run, so it waits for another leader and not for hosts.
         begun = launch_status.running and not isinstance(run.stage, Submitted)
         state: State = "RECOVERING" if begun else "PENDING"
-        return Standing(state=state, reason=words, since=heard if begun else run.last_at)
+        waits = max(run.last_at, launch_status.at or 0.0)  # it may have been requeued since
+        return Standing(state=state, reason=words, since=heard if begun else waits)
     if words and isinstance(run.stage, Submitted):
         reason = f"no leader started: {words}"
         return Standing(state="FAILED", reason=reason, since=run.last_at)

@@ -7,6 +7,8 @@ Where hosts have successors, nothing is requeued, and a failed attempt counts as
 leaders count instead: those lost in a row before they had started an attempt.
 """
 
+from pathlib import Path
+
 from msgspec.structs import replace
 
 from orchestrator.contract.messages.events import LeaderStarted
@@ -86,11 +88,13 @@ def _words(run: Run, fruitless: int, how: str) -> str:
 
 
 def _fix(run: Run) -> str:
-    look = "`ndctl describe JOB` and `ndctl logs JOB --agents` say how they went"
+    name = Path(run.job.launch.run_dir).name if run.job else "JOB"
+    look = f"`ndctl describe {name}` and `ndctl logs {name} --agents` say how they went"
+    resume = f"the command that `ndctl status {name}` shows as the next step"
     if has_successors(run):
-        return f"{look}; fix the cause, then resume with `ndctl submit SPEC --resume`"
+        return f"{look}; fix the cause, then resume with {resume}"
     key = "cluster.slurm.time" if run.job and run.job.backend == "slurm" else "the time limit"
     return (
         f"{look}; where there was too little time, raise {key} or lower checkpoint.every_steps;"
-        " then resume with `ndctl submit SPEC --resume`"
+        f" then resume with {resume}"
     )

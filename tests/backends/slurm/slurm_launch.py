@@ -63,15 +63,19 @@ class FakeJob:
     requeue: int = 1
     ends: float | None = None
     """Unix seconds."""
+    suspended: float | None = None
+    """Unix seconds."""
 
     @property
     def line(self) -> str:
         ends = "Unknown" if self.ends is None else _local_time(self.ends)
+        suspended = "None" if self.suspended is None else _local_time(self.suspended)
         return (
             f"{_ids(self.id)} JobName={self.name} JobState={self.state} Reason={self.reason}"
             f" Requeue={self.requeue} BatchFlag={self.batch} Restarts={self.restarts}"
             f" ExitCode={self.exit_code} TimeLimit=UNLIMITED"
-            f" StartTime=2026-11-22T02:04:01 EndTime={ends} ExcNodeList={self.excluded}"
+            f" StartTime=2026-11-22T02:04:01 EndTime={ends} SuspendTime={suspended}"
+            f" ExcNodeList={self.excluded}"
             f" NodeList={self.nodes} Command={self.command} Comment={self.comment} \n"
         )
 
@@ -84,7 +88,7 @@ def _ids(job_id: str) -> str:
 
 def _rows(jobs: Sequence["FakeJob"]) -> Completed:
     rows = (
-        f"{job.id}|{job.state}|None|{job.excluded}|N/A|{job.command}|{job.comment}\n"
+        f"{job.id}|{job.state}|{job.reason}|{job.excluded}|N/A|N/A|{job.command}|{job.comment}\n"
         for job in jobs
     )
     return Completed(0, "".join(rows), "")

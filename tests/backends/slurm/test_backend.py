@@ -252,7 +252,7 @@ def test_a_reason_to_wait_in_the_queue_is_only_a_warning(
     slurm.nodes["node2"] = "IDLE+DRAIN"
     (told,) = SlurmBackend({}, TurnedClock(), slurm).check(handover_of(a_launch(tmp_path)))
     assert (told.verdict, told.found) == ("ok", said.strip())
-    waits = "the job may wait for nodes that are down, drained or reserved: node2"
+    waits = "the job may wait for nodes that are down, drained or reserved: node2 (bad fan)"
     assert f"{waits}; sbatch --test-only: {said.strip()}" in caplog.text
 
 

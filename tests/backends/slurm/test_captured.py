@@ -117,10 +117,11 @@ def test_jobs_in_every_state_are_parsed(version: str) -> None:
 @every_version
 def test_squeue_and_scontrol_agree_on_jobs(version: str) -> None:
     shown = observe.parse_jobs(captured(f"{version}/jobs.txt"), UTC)
-    # The capture is older than the fields %x (the exclude list) and %S (the start).
+    # The capture is older than the fields %x (the exclude list), %S (the start), %V (submission).
     lines = captured(f"{version}/queue.txt").splitlines()
     text = "\n".join(
-        "|".join([*row[:3], "(null)", "N/A", row[3]]) for row in (x.split("|", 3) for x in lines)
+        "|".join([*row[:3], "(null)", "N/A", "N/A", row[3]])
+        for row in (x.split("|", 3) for x in lines)
     )
     queue = {job.id: job for job in observe.parse_queue(text)}
     assert set(queue) == {job.id for job in shown}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from orchestrator.backends.slurm import render
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
@@ -59,6 +60,29 @@ def test_a_job_that_was_cancelled_stays_so_when_slurm_has_forgotten_it(tmp_path:
     ]
     slurm.jobs.clear()
     assert backend.glance(launches) == seen
+
+
+def test_a_batch_script_that_could_not_write_is_named(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, (launch,) = queued(slurm, tmp_path, 1)
+    slurm.jobs["1"].state, slurm.jobs["1"].reason = "FAILED", "JobLaunchFailure"
+    ended = "Slurm job 1 has ended: FAILED (JobLaunchFailure)"
+    words = f"{ended}: its batch script wrote nothing, so the first node probably cannot write to"
+    for _ in range(2):
+        (seen,) = backend.glance([launch])
+        assert (seen.words or "").startswith(f"{words} {launch.run_dir}; ")
+        slurm.jobs.clear()  # Slurm forgets the reason
+
+    (render.folder(launch) / "1_batch.out").touch()
+    assert backend.glance([launch])[0].words == ended
+
+
+def test_a_suspended_job_is_shown_since_slurm_suspended_it(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, (launch,) = queued(slurm, tmp_path, 1)
+    slurm.jobs["1"].state, slurm.jobs["1"].suspended = "SUSPENDED", 1000.0
+    (seen,) = backend.glance([launch])
+    assert (seen.at, seen.resume) == (1000.0, "scontrol resume 1")
 
 
 def test_excluded_nodes_of_a_queued_job_are_shown_with_the_command_that_allows_each(

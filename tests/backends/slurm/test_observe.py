@@ -25,6 +25,7 @@ def test_a_job_is_parsed_with_any_comment() -> None:
         state="RUNNING",
         nodes=("node1", "node2"),
         starts_at=at("2026-11-22T02:04:01"),
+        since=at("2026-11-22T02:04:00"),
         ends_at=at("2027-11-22T02:04:01"),
         limit_at=at("2027-11-22T02:04:01"),
         exit_code="0:0",
@@ -84,11 +85,13 @@ def test_an_unknown_state_is_not_the_end() -> None:
 
 def test_the_queue_is_read_with_bars_in_the_comment() -> None:
     text = (
-        "1|RUNNING|None|(null)|2026-11-30T15:49:11|/tmp/j.sh|ndctl launch 1 of /x; a|b\n"
-        "2|PENDING|Resources|node[1,3-4]|N/A|/t|(null)\n\n"
+        "1|RUNNING|None|(null)|2026-11-30T15:49:11|2026-11-30T15:49:10|/tmp/j.sh|"
+        "ndctl launch 1 of /x; a|b\n"
+        "2|PENDING|Resources|node[1,3-4]|N/A|2026-11-30T15:49:10|/t|(null)\n\n"
     )
     first, second = observe.parse_queue(text, UTC)
     assert (first.starts_at, second.starts_at) == (1796053751.0, None)
+    assert second.since == 1796053750.0
     assert (first.excluded, second.excluded) == ((), ("node1", "node3", "node4"))
     assert (first.id, first.reason, first.comment) == ("1", "", "ndctl launch 1 of /x; a|b")
     assert (second.state, second.reason, second.comment) == ("PENDING", "Resources", "")

@@ -36,7 +36,7 @@ def test_a_held_job_is_one_that_a_person_must_let_go(reason: str, meaning: str) 
         ("InvalidQOS", "cluster.slurm.qos"),
         ("PartitionTimeLimit", "cluster.slurm.time"),
         ("BadConstraints", "ndctl cancel"),
-        ("BadConstraints", "without the excluded nodes (none)"),
+        ("BadConstraints", "too few nodes match the request, and Slurm does not retry; cancel"),
         ("Dependency", "another job"),
         ("DependencyNeverSatisfied", "never be satisfied"),
     ],

@@ -1,6 +1,7 @@
 """A job ends after `max_allocations` allocations in a row without a new checkpoint."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -81,7 +82,10 @@ def test_the_third_allocation_in_a_row_without_a_checkpoint_ends_the_job(
     )
     assert how in end.reason
     assert "raise cluster.slurm.time" in end.reason
-    assert "resume with `ndctl submit SPEC --resume`" in end.reason
+    assert job.run.job is not None
+    name = Path(job.run.job.launch.run_dir).name
+    assert f"then resume with the command that `ndctl status {name}` shows" in end.reason
+    assert f"`ndctl describe {name}` and `ndctl logs {name} --agents`" in end.reason
     assert fold(event for event, _ in job.all) == job.run, "the next leader replays the same state"
 
 
