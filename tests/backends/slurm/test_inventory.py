@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -234,7 +235,7 @@ def test_a_host_that_ndctl_excludes_stays_excluded_while_it_is_down() -> None:
     ],
 )
 def test_if_the_spec_selects_no_host_the_fix_names_its_keys(
-    keys: dict[str, object], said: str, fix: str
+    keys: dict[str, Any], said: str, fix: str
 ) -> None:
     with pytest.raises(PlanError, match="the spec leaves no host of the partition: ") as refused:
         hosts_for(slurm_of(CapturedCluster()), TABLE, cluster(2, partition="h100", **keys))
