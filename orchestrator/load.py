@@ -15,7 +15,7 @@ from msgspec.structs import fields, replace
 
 from orchestrator.contract.codec import Problem, encode, fields_of, join, key_of
 from orchestrator.contract.files.env import has_user_config
-from orchestrator.contract.spec.job_spec import CommonSpec, JobSpec, ScriptSpec
+from orchestrator.contract.spec.job_spec import KUBERNETES_NAME, CommonSpec, JobSpec, ScriptSpec
 from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec, too_long_name
 from orchestrator.contract.spec.types import OVERLAY, SET
 from orchestrator.diagnosis.logs.patterns import problem_of
@@ -262,7 +262,7 @@ def _check_name(document: Document) -> None:
     kind = asked.get("kind") if isinstance(asked, dict) else None
     kinds: tuple[Kind, ...] = get_args(Kind)
     known = next((one for one in kinds if one == kind), kinds[0])
-    if isinstance(name, str):
+    if isinstance(name, str) and KUBERNETES_NAME.admits(name):
         long = too_long_name(known, name, hosts if isinstance(hosts, int) else 1)
         if long is not None:
             document.report(long)

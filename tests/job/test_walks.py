@@ -14,7 +14,7 @@ from orchestrator.job.failures.policy import default_rules
 from tests.job.job_driver import Job, exited, host
 
 ROOT = Path(orchestrator.__file__).parent
-MOST_FILES = 9
+MOST_FILES = 10
 
 
 class CallTrace:

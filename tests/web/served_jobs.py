@@ -18,12 +18,14 @@ PATIENT_S = 60.0
 HOSTILE = 'a"b\\c\nd{e="f"} \x1b[31mred\u202egnp'
 
 
-def written(path: Path, events: Sequence[Event], steps: Iterable[int] = ()) -> RunDir:
-    """A run directory with the journal of these events."""
+def written(
+    path: Path, events: Sequence[Event], steps: Iterable[int] = (), attempt: int = 1
+) -> RunDir:
+    """A run directory with the journal of these events, and metrics of these steps."""
     path.mkdir(parents=True)
     run_dir = RunDir(path)
     run_dir.journal.write_bytes(b"".join(map(to_line, journal(events))))
-    lines = [json.dumps(line(number)) for number in steps]
+    lines = [json.dumps(line(number, attempt=attempt)) for number in steps]
     run_dir.metrics.write_text("".join(f"{text}\n" for text in lines))
     return run_dir
 

@@ -41,7 +41,7 @@ def value(found: Series, name: str, **labels: str) -> float:
 
 
 def test_a_job_that_recovered(tmp_path: Path) -> None:
-    run_dir = written(tmp_path / "quickstart", recovered(), range(1, 25))
+    run_dir = written(tmp_path / "quickstart", recovered(), range(1, 25), attempt=2)
     found = series(state_of([run_dir], START + 40))
     assert value(found, "ndctl_step") == 24
     assert value(found, "ndctl_steps") == 60

@@ -123,7 +123,7 @@ def _last_own_step(run: Run, findings: Findings) -> int:
 def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> Incident:
     found = classified(verdict)
     advice = verdict.fix or (verdict.failure.advice if verdict.failure else "")
-    option = longer_limit(run, findings, verdict)
+    option = longer_limit(run, findings, verdict) if findings.hang else ""
     return Incident(
         id=len(run.history.incidents) + 1,
         attempt=run.attempt.number,

@@ -49,7 +49,7 @@ FAILED = replace(RUNNING, state="FAILED", note="out of memory", since=START + 20
 def some_rows() -> list[JobRow]:
     waiting = replace(RUNNING, state="PENDING", note=LONG, scheduler=f"Slurm job 12: {LONG}")
     recovering = summary_of(snapshot(broken(), metrics(1, 3)))
-    done = summary_of(snapshot(finished(), metrics(1, 60)))
+    done = summary_of(snapshot(finished(), metrics(1, 60, 2)))
     return [
         row(done, "done"),
         row(RUNNING, "runs", hosts=512, gpus=4096),

@@ -136,7 +136,7 @@ JOBS: dict[str, Sight] = {
     "hang": sight("job", lambda _: hung_job()),
     "500 hosts": sight("job", lambda _: many_hosts(500)),
     "2000 hosts": sight("job", lambda _: many_hosts(2000)),
-    "ended": sight("job", lambda _: job(finished(), gpu_metrics(1, 60))),
+    "ended": sight("job", lambda _: job(finished(), gpu_metrics(1, 60, 2))),
 }
 
 __all__ = ["JOBS", "PAGES", "JobRow"]

@@ -82,7 +82,7 @@ def test_an_open_page_gets_all_rows_and_then_those_that_change(run_dir: RunDir) 
             rows = applied({}, first.encode())
             add_step(run_dir, 77)
             second = await until(said, "change")
-            assert set(json.loads(second)["blocks"]) == {"events"}
+            assert set(json.loads(second)["blocks"]) == {"events", "head", "facts"}
             after = applied(rows, second.encode())
             assert "reached step 77" in next(iter(after["events"].values()))
             assert len(after["events"]) == len(rows["events"]) + 1
