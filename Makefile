@@ -16,9 +16,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 DEV_READY := .venv/.ready-dev
-# The order of the tests is that of tests/conftest.py. Four workers on two cores, because tests of
+# The order of the tests is that of tests/conftest.py. Three workers on two cores, because tests of
 # schedulers mostly wait.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 
 # If it were set, each worker of pytest would compile all tests again, and each process of a job all of ndctl.
 unexport PYTHONDONTWRITEBYTECODE
