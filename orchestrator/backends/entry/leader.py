@@ -160,7 +160,9 @@ async def _notifying(
         if leader.ending is None:
             return  # the run directory is gone, and its journal with it
         # After the ending nothing takes events from the queue, not even those that came before it.
-        for event in leader.events.waiting:
+        # More may come during each write.
+        while leader.events.waiting:
+            event = leader.events.waiting.popleft()
             if isinstance(event, NoticeSent):
                 await leader.worker(leader.supervisor.feed, event)
 
