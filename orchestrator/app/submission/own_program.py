@@ -2,9 +2,8 @@
 
 import itertools
 import re
-import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -14,15 +13,8 @@ from orchestrator.errors import SpecError
 from orchestrator.inventory.local import visible_gpus
 from orchestrator.job_paths import run_root_of
 from orchestrator.load import Written, written_from
-from orchestrator.specs.foreign.around_program import executable_of
-from orchestrator.specs.foreign.command_lines import (
-    PYTHON,
-    SET_IN_SCRIPT,
-    SHELLS,
-    settings_in,
-    sizes_of,
-    without_launcher,
-)
+from orchestrator.specs.foreign.around_program import without_launcher
+from orchestrator.specs.foreign.command_lines import SET_IN_SCRIPT, settings_in
 
 LONGEST_NAME = 55
 """Leaves room for a number."""
@@ -77,18 +69,8 @@ def refuse_launcher(words: Sequence[str]) -> None:
     raise SpecError(
         f"leave {launcher} out: ndctl starts torchrun on each host, and your program on each rank"
         f"{also}",
-        fix=typed or _of_executable(words) or "ndctl run -- train.py",
+        fix=typed or "ndctl run -- train.py",
     )
-
-
-def _of_executable(words: Sequence[str]) -> str:
-    """`ndctl run` with the executable that a launcher starts; empty: none is seen."""
-    found = executable_of(words)
-    if found is None or found.name in SHELLS or PYTHON.fullmatch(PurePath(found.name).name):
-        return ""
-    before = words[: len(words) - len(found.args) - 1]
-    sizes = sizes_of(before, of_mpi=PurePath(words[0]).name == "mpirun")
-    return shlex.join(["ndctl", "run", *sizes, "--", "--no-python", found.name, *found.args])
 
 
 def _written(

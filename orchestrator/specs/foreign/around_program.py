@@ -1,8 +1,10 @@
 """What a command line has before its program: launchers with their options, and other programs."""
 
+import json
 import re
+import shlex
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import PurePath
 
 from orchestrator.specs.foreign.command_lines import (
@@ -15,7 +17,9 @@ from orchestrator.specs.foreign.command_lines import (
     Program,
     is_launcher,
     launched,
+    program_in,
     program_of,
+    sizes_of,
     without_separator,
 )
 from orchestrator.specs.foreign.srun_options import of_srun
@@ -49,6 +53,46 @@ def _is_before_program(words: Sequence[str], at: int) -> bool:
         return True
     starts_launcher = "".join(words[behind_options(words, at) :][:1]) in LAUNCHERS
     return PYTHON.fullmatch(PurePath(word).name) is not None and starts_launcher
+
+
+BEFORE = {"script": (), "module": ("-m",), "program": ("--no-python",)}
+"""Key of a program -> the words before its name in `ndctl run`."""
+
+
+def without_launcher(words: Sequence[str]) -> tuple[str, str] | None:
+    """The launcher at the start of a command line, and the same as `ndctl run`, which is
+    empty if no program is seen; None: it starts with no launcher that is known."""
+    prefix = [*takewhile(lambda word: word in PREFIXES or VARIABLE.fullmatch(word), words)]
+    words = words[len(prefix) :]
+    launcher = PurePath(words[0]).name if words else ""
+    if (behind := launched(words)) and (inner := without_launcher(behind)) is not None:
+        return f"{launcher} and {inner[0]}", inner[1]  # such as nsys and torchrun
+    if launcher == "-m" and words[1:2] and words[1] in LAUNCHERS:
+        launcher = words[1]
+    if not is_launcher(launcher) and not PYTHON.fullmatch(launcher):
+        if not prefix:
+            return None
+        launcher = prefix[0]
+    found = program_in(shlex.join(words)) or executable_of(words)
+    name = PurePath(found.name).name if found else ""  # empty: a variable without a value
+    # Without a program, a shell or Python itself is the last word.
+    if found is None or not name or name in SHELLS or PYTHON.fullmatch(name):
+        return launcher, ""
+    typed = ["--", *BEFORE[found.key], found.name]
+    # After `bash -c` the program is a part of one word.
+    before = " ".join(words).partition(found.name)[0].split()
+    if found.name in words:
+        before = list(words[: words.index(found.name)])
+    sizes = sizes_of(before, of_mpi=launcher == "mpirun")
+    return launcher, shlex.join(["ndctl", "run", *_env(prefix), *sizes, *typed, *found.args])
+
+
+def _env(prefix: Sequence[str]) -> Iterator[str]:
+    """Options of `ndctl run` for the variables before a command."""
+    for word in prefix:
+        name, is_variable, value = word.partition("=")
+        if is_variable:
+            yield from ("--set", f"run.env.{name}={json.dumps(value)}")
 
 
 def around(words: Sequence[str], found: Program) -> Iterator[Sequence[str]]:

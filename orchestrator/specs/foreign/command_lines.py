@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import PurePath
 
 from msgspec import Struct
@@ -82,32 +82,6 @@ def is_launcher(word: str) -> bool:
     return PurePath(word).name in COMMANDS or word in LAUNCHERS
 
 
-def without_launcher(words: Sequence[str]) -> tuple[str, str] | None:
-    """The launcher at the start of a command line, and the same as `ndctl run`, which is
-    empty if no Python program is seen; None: it starts with no launcher that is known."""
-    prefix = [*takewhile(lambda word: word in PREFIXES or VARIABLE.fullmatch(word), words)]
-    words = words[len(prefix) :]
-    launcher = PurePath(words[0]).name if words else ""
-    if (behind := launched(words)) and (inner := without_launcher(behind)) is not None:
-        return f"{launcher} and {inner[0]}", inner[1]  # such as nsys and torchrun
-    if launcher == "-m" and words[1:2] and words[1] in LAUNCHERS:
-        launcher = words[1]
-    if not is_launcher(launcher) and not PYTHON.fullmatch(launcher):
-        if not prefix:
-            return None
-        launcher = prefix[0]
-    found = program_in(shlex.join(words))
-    if found is None:
-        return launcher, ""
-    typed = ["--", found.name] if found.key == "script" else ["--", "-m", found.name]
-    # After `bash -c` the program is a part of one word.
-    before = " ".join(words).partition(found.name)[0].split()
-    if found.name in words:
-        before = list(words[: words.index(found.name)])
-    sizes = sizes_of(before, of_mpi=launcher == "mpirun")
-    return launcher, shlex.join(["ndctl", "run", *_env(prefix), *sizes, *typed, *found.args])
-
-
 def settings_in(words: Sequence[str]) -> list[str]:
     """Options of `accelerate launch` that it hands to the script as variables, and which ranks
     would miss without it."""
@@ -127,14 +101,6 @@ def settings_in(words: Sequence[str]) -> list[str]:
         for one, value in pairwise(own)
         if one.startswith("--") and not OF_THE_LAUNCH.match(one.lstrip("-").replace("-", "_"))
     ]
-
-
-def _env(prefix: Sequence[str]) -> Iterator[str]:
-    """Options of `ndctl run` for the variables before a command."""
-    for word in prefix:
-        name, is_variable, value = word.partition("=")
-        if is_variable:
-            yield from ("--set", f"run.env.{name}={json.dumps(value)}")
 
 
 def sizes_of(words: Sequence[str], *, of_mpi: bool = False) -> Iterator[str]:

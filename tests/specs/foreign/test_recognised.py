@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from orchestrator.cli import cli
 from orchestrator.errors import SpecError
 from orchestrator.load import load_spec, read_spec
-from orchestrator.specs.foreign.command_lines import LAUNCHERS, program_in, without_launcher
+from orchestrator.specs.foreign.around_program import without_launcher
+from orchestrator.specs.foreign.command_lines import LAUNCHERS, program_in
 from orchestrator.specs.foreign.recognised import foreign_text
 from orchestrator.specs.foreign.taking_over import taken_over
 
@@ -203,6 +204,10 @@ def test_variables_before_a_command_are_options(line: str, left_out: str, typed:
         ("torchrun --nproc-per-node 2 --no-python ./x.sh a", "--gpus-per-host 2 -- --no-python"),
         ("mpirun -np 8 -N 2 ./x.sh a", "--hosts 4 --gpus-per-host 2 -- --no-python"),
         ("nohup ./x.sh a", "-- --no-python"),
+        (
+            "A=1 torchrun --nproc-per-node 2 --no-python ./x.sh a",
+            "--set 'run.env.A=\"1\"' --gpus-per-host 2 -- --no-python",
+        ),
     ],
 )
 def test_an_executable_behind_a_launcher_is_in_the_fix(line: str, typed: str) -> None:
