@@ -92,6 +92,17 @@ class Strike(Struct, frozen=True, kw_only=True):
     """Weight of the strike on the day it is written."""
 
 
+class Withdrawn(Struct, frozen=True, kw_only=True):
+    """The host has shown later that it works, so that strike does not count."""
+
+    at: float
+    host: str
+    job: str
+    attempt: int
+    kind: str
+    submitted: float
+
+
 class Cleared(Struct, frozen=True, kw_only=True):
     """A user declared that the host is in order again."""
 
@@ -118,13 +129,14 @@ class Unpinned(Struct, frozen=True, kw_only=True):
     by: str
 
 
-Line = Strike | Cleared | Pinned | Unpinned
+Line = Strike | Withdrawn | Cleared | Pinned | Unpinned
 
 
 class OneLine(Struct, frozen=True, kw_only=True):
     """Content of a line of the file; exactly one field is set."""
 
     strike: Strike | None = None
+    withdrawn: Withdrawn | None = None
     cleared: Cleared | None = None
     pinned: Pinned | None = None
     unpinned: Unpinned | None = None
@@ -239,22 +251,17 @@ def said_in(text: bytes) -> tuple[Line, ...]:
         value = read_json(text, most=MOST_LINE)
         _check_text(value)
         found: OneLine = decode(OneLine, value)
-        said = (found.strike, found.cleared, found.pinned, found.unpinned)
+        said = (found.strike, found.withdrawn, found.cleared, found.pinned, found.unpinned)
         lines = tuple(line for line in said if line is not None)
         for line in lines:
             check_time(line.at)
-            if isinstance(line, Strike):
-                _check_strike(line)
+            if isinstance(line, Strike | Withdrawn) and line.submitted is not None:
+                check_time(line.submitted)
+            if isinstance(line, Strike) and not 0 <= line.weight <= 1:
+                raise ValueError(f"a strike must weigh 0 to 1, got {line.weight}")
     except ValueError as exc:
         raise ValueError(str(exc).partition("\n")[0][:MOST_REASON]) from exc
     return lines
-
-
-def _check_strike(line: Strike) -> None:
-    if line.submitted is not None:
-        check_time(line.submitted)
-    if not 0 <= line.weight <= 1:
-        raise ValueError(f"a strike must weigh 0 to 1, got {line.weight}")
 
 
 def _check_text(value: Any) -> None:
@@ -268,15 +275,16 @@ def fold(lines: Iterable[Line], now: float) -> tuple[Record, ...]:
     """The records of all hosts at `now`, sorted by name. Pure.
 
     An incident that is recorded twice, for example by a leader that repeats an action, counts once.
+    A strike that was withdrawn does not count, in whatever order the two lines came.
     """
-    held: dict[str, dict[tuple[str, float, int, str], Strike]] = {}
+    lines = sorted(lines, key=lambda line: line.at)
+    withdrawn = {(line.host, *_key(line)) for line in lines if isinstance(line, Withdrawn)}
+    held: dict[str, dict[_Key, Strike]] = {}
     pins: dict[str, Pinned] = {}
-    for line in sorted(lines, key=lambda line: line.at):
+    for line in lines:
         match line:
-            case Strike():
-                run = line.at if line.submitted is None else line.submitted
-                key = (line.job, run, line.attempt, line.kind)
-                held.setdefault(line.host, {}).setdefault(key, line)
+            case Strike() if (line.host, *_key(line)) not in withdrawn:
+                held.setdefault(line.host, {}).setdefault(_key(line), line)
             case Cleared():
                 held.pop(line.host, None)
             case Pinned():
@@ -287,6 +295,15 @@ def fold(lines: Iterable[Line], now: float) -> tuple[Record, ...]:
         _record(host, tuple(held.get(host, {}).values()), pins.get(host), now)
         for host in sorted({*held, *pins})
     )
+
+
+_Key = tuple[str, float, int, str]
+"""Identifies the incident of a strike: job, time of its submission, attempt and kind."""
+
+
+def _key(line: Strike | Withdrawn) -> _Key:
+    run = line.at if line.submitted is None else line.submitted
+    return line.job, run, line.attempt, line.kind
 
 
 def _record(host: str, strikes: tuple[Strike, ...], pin: Pinned | None, now: float) -> Record:

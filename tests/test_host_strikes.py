@@ -31,6 +31,7 @@ from orchestrator.host_strikes import (
     Pinned,
     Strike,
     Unpinned,
+    Withdrawn,
     always,
     cleared,
     excluded,
@@ -536,3 +537,28 @@ def umask(bits: int) -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+def test_a_withdrawn_strike_does_not_count_in_whatever_order_the_lines_come(tmp_path: Path) -> None:
+    withdrawn = Withdrawn(
+        at=NOW + 5, host="node1", job="llama", attempt=1, kind="host-lost", submitted=NOW - 60
+    )
+    other = strike(attempt=2)
+    orders: list[list[Line]] = [[strike(), withdrawn, other], [withdrawn, other, strike()]]
+    for lines in orders:
+        (found,) = fold(lines, NOW + 10)
+        assert found.strikes == (other,)
+    assert fold([strike(), withdrawn], NOW + 10) == ()
+    path = path_of(tmp_path, "tb")
+    for line in (strike(), withdrawn):
+        record(path, line)
+    assert recall(path) == (strike(), withdrawn)
+
+
+def test_a_withdrawal_of_another_incident_changes_nothing() -> None:
+    base = Withdrawn(
+        at=NOW + 5, host="node1", job="llama", attempt=1, kind="host-lost", submitted=NOW - 60
+    )
+    for changed in ({"host": "node2"}, {"job": "x"}, {"attempt": 2}, {"submitted": NOW}):
+        records = {one.host: one for one in fold([strike(), replace(base, **changed)], NOW)}
+        assert records["node1"].strikes == (strike(),)

@@ -99,6 +99,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     """A scheduler started this agent, and sends it signals. Else a person does, to end it."""
     findings: tuple[Finding, ...] = ()
     """Problems of this host that were found before the agent registered."""
+    boot: str = ""
+    """The kernel's id of the last boot of this host; empty if that is not known."""
     find_leader_s: float = FIND_LEADER_S
     """How long a new agent looks for its leader."""
     patience_s: float = 0.0
@@ -422,6 +424,7 @@ class Agent:
             incarnation=self.incarnation,
             findings=(*self.config.findings, *filter(None, [self.leader_name])),
             running=self.attempts.number,
+            boot=self.config.boot,
         )
         return Register(agent=registered, launch=self.config.term.launch, sent_at=self.clock.now())
 

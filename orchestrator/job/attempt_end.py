@@ -32,6 +32,7 @@ from orchestrator.job.failures.incident_records import (
     with_incident_before_cancel,
 )
 from orchestrator.job.failures.policy import Decision, decide
+from orchestrator.job.hosts.acquittal import acquitted
 from orchestrator.job.hosts.exclusion import replaced
 from orchestrator.job.hosts.preemption import STOP_SLACK_S, taken_by_scheduler
 from orchestrator.job.interruption import Leaving
@@ -404,6 +405,8 @@ def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = N
         why = f"{verdict.cause} (rule {decision.rule})"
         run = replaced(run, decision.without, why, at)
     run = with_findings(with_incident(run, incident), None)
+    for lost in findings.lost:
+        run = acquitted(run, lost.host)
     if decision.action == "stop":
         return _give_up(run, at, verdict, decision)
     spent = replace(

@@ -21,8 +21,14 @@ class HostState(Struct, frozen=True, kw_only=True):
     ranks are gone."""
     runs: int = 0
     """The attempt of these ranks."""
+    boot: str = ""
+    """The kernel's id of its last boot; empty if that is not known."""
     lost_at: float = 0.0
     """When its agent was last lost."""
+    closed: bool = False
+    """At that time the host closed the agent's connection."""
+    works: bool = False
+    """It has shown that only its agent was lost at that time."""
     unfit: str = ""
     """Why the host failed a check of its agent; empty if it did not."""
     checked: bool = False

@@ -18,6 +18,7 @@ from orchestrator.job.failures.incident_records import (
     with_incident_before_cancel,
 )
 from orchestrator.job.host_state import Hosts, HostState, SchedulerState
+from orchestrator.job.hosts.acquittal import is_same_boot
 from orchestrator.job.hosts.warned_hosts import remembered
 from orchestrator.job.leave import Result, end
 from orchestrator.job.plans import Plans
@@ -118,10 +119,20 @@ def _left_behind(
         # On one machine a leader that is lost and not replaced is no fault of a host.
         leader_host=run.scheduler.leader if ended or run.scheduler.allocation is not None else None,
         leader_ended=ended,
-        leader_host_works=started is not None and started.host_works,
+        leader_host_works=started is not None and _works(run, started),
         broke=granted.broke_before if granted else None,
         noticed_at=at,
     )
+
+
+def _works(run: Run, started: LeaderStarted) -> bool:
+    """The host of the former leader has shown that only the leader's process ended there."""
+    known = run.hosts.by_name.get(run.scheduler.leader)
+    # Where the cluster replaces a lost leader, the next one may start on the same host at once.
+    # Elsewhere a later allocation may have the host too, long after it was unreachable.
+    replaced = started.allocation is not None and started.allocation.successor_s is not None
+    again = known is not None and known.name == started.host and is_same_boot(known, started.boot)
+    return started.host_works or (replaced and again)
 
 
 def takes_over(run: Run, allocation: Allocation | None, ended: str) -> bool:

@@ -49,6 +49,8 @@ class Silence(Struct, frozen=True):
     host: str
     why: str
     silent_s: float
+    closed: bool
+    """The connection was closed. The kernel of a host does that for a process that ends."""
 
 
 class AgentSessions:
@@ -158,7 +160,7 @@ class AgentSessions:
             del self.by_host[connection.host]
             # The scheduler is asked later what it did to this host since then.
             self.last_heard[connection.host] = connection.heard
-            silences.append(Silence(connection.host, why, silent))
+            silences.append(Silence(connection.host, why, silent, closed=broken))
         return silences
 
     def silent_for(self, host: str) -> float:

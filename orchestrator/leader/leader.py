@@ -76,7 +76,7 @@ from orchestrator.leader.leader_server import LeaderServer, Questions
 from orchestrator.leader.monitor import Monitor
 from orchestrator.leader.records.log_retention import LogRetention
 from orchestrator.leader.records.snapshot_writer import SnapshotWriter
-from orchestrator.leader.records.strike_writer import new_strikes
+from orchestrator.leader.records.strike_writer import new_lines
 from orchestrator.leader.requests.profile_requests import ProfileRequests
 from orchestrator.leader.requests.stack_requests import StackRequests
 from orchestrator.leader.right_to_lead import RightToLead
@@ -278,11 +278,12 @@ class Leader:
     # Input from outside
 
     async def serve(
-        self, host: str, bind: str, address: str, folder: Path, port: int = 0
+        self, host: str, bind: str, address: str, folder: Path, port: int = 0, boot: str = ""
     ) -> EndJob | Requeue:
         """Lead the job to its end, or until it is requeued.
 
         Args:
+            boot: the kernel's id of the last boot of `host`.
             folder: for the server's certificate; only this process may enter it.
             port: preferred port; another one is used if it is taken.
 
@@ -313,6 +314,7 @@ class Leader:
                 host_works=former.host_works if former else False,
                 heard=former.heard if former else None,
                 reached=self.granted.reached,
+                boot=boot,
             )
         )
         tasks: list[asyncio.Task[Any]] = []
@@ -467,7 +469,13 @@ class Leader:
 
     def _lose(self, silences: Sequence[Silence], at: float) -> None:
         lost = [
-            AgentLost(at=at, host=silence.host, why=silence.why, silent_s=silence.silent_s)
+            AgentLost(
+                at=at,
+                host=silence.host,
+                why=silence.why,
+                silent_s=silence.silent_s,
+                closed=silence.closed,
+            )
             for silence in silences
         ]
         others = set(self.sessions.by_host) - {self.backend_calls.host}
@@ -502,8 +510,8 @@ class Leader:
             await self.events.decide()
             # Only hosts of a cluster have a history. Local jobs record no strikes.
             if (path := self.granted.records.path) is not None:
-                for strike in new_strikes(before, self.supervisor.run):
-                    await self.worker(self.storage.record_strike, path, strike)
+                for line in new_lines(before, self.supervisor.run):
+                    await self.worker(self.storage.record_strike, path, line)
             # Between two decisions, because only then the state matches the last line of the
             # journal.
             if self.snapshots.is_due():

@@ -195,7 +195,12 @@ def _handle_signals(leader: Leader, scheduled: bool) -> None:
 async def _serve(leader: Leader, config: AgentConfig, listening: Listening) -> EndJob | Requeue:
     place = config.place
     return await leader.serve(
-        place.host, listening.bind, place.address, listening.folder, listening.port
+        place.host,
+        listening.bind,
+        place.address,
+        listening.folder,
+        listening.port,
+        config.boot,
     )
 
 

@@ -12,7 +12,7 @@ from orchestrator.contract.files.fence import Fence, check_leader, write_fence
 from orchestrator.contract.files.leader_file import Term, announce, announce_end
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.failover.run_dir_watch import Loss, RunDirWatch
-from orchestrator.host_strikes import Strike
+from orchestrator.host_strikes import Line
 from orchestrator.job.state import Run
 from orchestrator.journal import snapshot
 from orchestrator.journal.supervisor import Folded
@@ -52,8 +52,8 @@ class LeaderStorage(Protocol):
     def write_trace(self, attempt: int, name: str, data: bytes) -> None:
         """Called when a hang is analysed. Raises OSError."""
 
-    def record_strike(self, path: Path, strike: Strike) -> None:
-        """Called when a host caused an incident. Raises nothing."""
+    def record_strike(self, path: Path, line: Line) -> None:
+        """Called when a host caused an incident, or is cleared of one. Raises nothing."""
 
     def record_speed(self, run: Run) -> None:
         """Called once when the job has ended. Raises nothing that storage can cause."""
@@ -82,8 +82,8 @@ class LeaderFiles:
     def write_trace(self, attempt: int, name: str, data: bytes) -> None:
         write_whole(self.run_dir.traces(attempt) / name, data)
 
-    def record_strike(self, path: Path, strike: Strike) -> None:
-        record(path, strike)
+    def record_strike(self, path: Path, line: Line) -> None:
+        record(path, line)
 
     def record_speed(self, run: Run) -> None:
         # It imports the planner, which takes long.

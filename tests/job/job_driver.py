@@ -158,7 +158,7 @@ class Job:
         self.at += 1
         return self.at
 
-    def leads(self, taken: str = "") -> tuple[Action, ...]:
+    def leads(self, taken: str = "", boot: str = "") -> tuple[Action, ...]:
         """A leader starts, in the allocation if there is one."""
         started = LeaderStarted(
             at=self.now(),
@@ -169,6 +169,7 @@ class Job:
             always=self.always,
             cleared=self.cleared,
             taken=taken,
+            boot=boot,
         )
         return self.tell(started)
 
@@ -180,6 +181,7 @@ class Job:
         findings: tuple[Finding, ...] = (),
         running: int = 0,
         taken: str = "",
+        boot: str = "",
     ) -> tuple[Action, ...]:
         devices = self.each if devices is None else devices
         return self.tell(
@@ -193,6 +195,7 @@ class Job:
                 findings=findings,
                 running=running,
                 taken=taken,
+                boot=boot,
             )
         )
 
@@ -257,11 +260,14 @@ class Job:
             actions = self.tell(event)
         return actions
 
-    def loses(self, name: str, silent_s: float = 2.0, taken: str = "") -> tuple[Action, ...]:
+    def loses(
+        self, name: str, silent_s: float = 2.0, taken: str = "", *, closed: bool = False
+    ) -> tuple[Action, ...]:
         why = "it said nothing"
-        return self.tell(
-            AgentLost(at=self.now(), host=name, why=why, silent_s=silent_s, taken=taken)
+        lost = AgentLost(
+            at=self.now(), host=name, why=why, silent_s=silent_s, taken=taken, closed=closed
         )
+        return self.tell(lost)
 
     def hangs(self, behind: tuple[int, ...] = ()) -> tuple[Action, ...]:
         event = HangDetected(

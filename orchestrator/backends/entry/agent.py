@@ -38,6 +38,7 @@ from orchestrator.health.host_probes import prober
 from orchestrator.health.host_warnings import HostWatch
 from orchestrator.job_secret import secret_from
 from orchestrator.journal.current_launch import current_launch
+from orchestrator.posix.boot_id import boot_id
 from orchestrator.posix.fd_limit import allow_files
 from orchestrator.posix.locks import is_free, try_lock
 from orchestrator.posix.private_folder import SOCKET, NoPrivateFolder, private_folder
@@ -90,6 +91,7 @@ def _be_agent(
         agent_timeout=args.agent_timeout,
         scheduled=scheduled,
         findings=_look_at_host(args, environ),
+        boot=boot_id(),
         find_leader_s=args.leader_late
         + (FIND_ALLOCATED_S if scheduled and not args.patience else FIND_LEADER_S),
         patience_s=args.patience,

@@ -121,6 +121,8 @@ class LeaderStarted(Struct, frozen=True, kw_only=True):
     """When the agent that leads now last heard the previous leader."""
     reached: Reached | None = None
     """How far the newest attempt got, according to its metrics."""
+    boot: str = ""
+    """The kernel's id of the last boot of `host`; empty if that is not known."""
 
 
 class AgentRegistered(Struct, frozen=True, kw_only=True):
@@ -137,6 +139,8 @@ class AgentRegistered(Struct, frozen=True, kw_only=True):
     """The attempt whose ranks still run there; 0: none."""
     taken: str = ""
     """Why the scheduler itself ended the previous agent there; empty: it gave no reason."""
+    boot: str = ""
+    """The kernel's id of the last boot of the host; empty if that is not known."""
 
 
 class AgentLost(Struct, frozen=True, kw_only=True):
@@ -147,6 +151,8 @@ class AgentLost(Struct, frozen=True, kw_only=True):
     """Seconds since the leader last heard the agent."""
     taken: str = ""
     """Why the scheduler itself ended it; empty: it gave no reason."""
+    closed: bool = False
+    """The host closed the agent's connection, which a host without power or network cannot do."""
     cut_off_s: float = 0.0
     """Seconds for which the leader reached neither an agent nor the scheduler. It is then unknown
     which of the hosts was cut off."""

@@ -29,6 +29,7 @@ KINDS = (
     "rank-exited",
     "hang",
     "host-lost",
+    "agent-lost",
     "hosts-lost",
     "leader-lost",
     "cut-off",

@@ -10,6 +10,10 @@ from orchestrator.diagnosis.cause.exits import class_notes
 from orchestrator.diagnosis.cause.findings import Findings
 from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit, Evidence, Verdict
 
+HOST_LOST = "host-lost"
+"""Kind of the loss of an agent whose host was not heard since."""
+AGENT_LOST = "agent-lost"
+"""Kind of the loss of an agent whose host works."""
 MOST_NAMED = 8
 """Hosts that a message names."""
 
@@ -53,7 +57,7 @@ def host_lost(lost: AgentLost) -> Verdict:
             evidence=Evidence(notes=(f"{lost.host}: {lost.why}",)),
         )
     return Verdict(
-        kind="host-lost",
+        kind=HOST_LOST,
         cause=f"the agent of {lost.host} is gone: {lost.why}",
         culprit=Culprit(host=lost.host),
         at=lost.at - lost.silent_s,

@@ -21,6 +21,7 @@ from orchestrator.job.attempt_end import (
 from orchestrator.job.failures.incident_records import left_out
 from orchestrator.job.host_state import HostState
 from orchestrator.job.hosts import agents_not_started
+from orchestrator.job.hosts.acquittal import acquitted, is_same_boot
 from orchestrator.job.leave import Result
 from orchestrator.job.stage import IDLE, Checking, Holding, Stopping, Waiting
 from orchestrator.job.start import start_if_ready
@@ -55,13 +56,14 @@ def agent_registered(run: Run, event: AgentRegistered) -> Result:
             why="another agent took its place",
             silent_s=0.0,
             taken=event.taken,
+            closed=True,
         )
         run, actions = agent_lost(run, lost)
         # The loss asks for a new agent on this host, but that agent is the one that registers now.
         itself = {a for a in actions if isinstance(a, ReplaceAgent) and a.host == event.host}
         actions = tuple(a for a in actions if a not in itself)
-    host = _host(event, checked=known is not None and known.checked)
-    run = with_host(run, host)
+    host = _host(event, run.hosts.by_name.get(event.host))
+    run = acquitted(with_host(run, host), host.name)
     if host.unfit:
         run = left_out(run, event.at, host.name, host.unfit)
     if isinstance(run.stage, Waiting) and (host.unfit or not _more_must_come(run, event.at)):
@@ -79,7 +81,8 @@ def _more_must_come(run: Run, at: float) -> bool:
     return len(run.hosts.by_name) < need <= may_come and not is_overdue(run, at)
 
 
-def _host(event: AgentRegistered, checked: bool = False) -> HostState:
+def _host(event: AgentRegistered, known: HostState | None = None) -> HostState:
+    """The host with its new agent. `known`: what the job knew of it until now."""
     return HostState(
         name=event.host,
         address=event.address,
@@ -87,7 +90,10 @@ def _host(event: AgentRegistered, checked: bool = False) -> HostState:
         pid=event.pid,
         incarnation=event.incarnation,
         unfit=why_unfit(event.findings) or "",
-        checked=checked,
+        checked=known is not None and known.checked,
+        boot=event.boot,
+        lost_at=known.lost_at if known is not None else 0.0,
+        works=known is not None and known.closed and is_same_boot(known, event.boot),
     )
 
 
@@ -136,7 +142,8 @@ def agent_lost(run: Run, event: AgentLost) -> Result:
     known = run.hosts.by_name.get(event.host)
     if known is None or not (known.alive or known.back):
         return run, ()
-    run = with_host(run, replace(known, alive=False, back=False, lost_at=event.at))
+    lost = replace(known, alive=False, back=False, lost_at=event.at, closed=event.closed)
+    run = with_host(run, replace(lost, works=False))
     # The check goes on with the other hosts. What this one would have said is not known.
     if isinstance(run.stage, Checking):
         checking = tuple(name for name in run.stage.hosts if name != event.host)

@@ -21,6 +21,7 @@ from orchestrator.host_strikes import (
     Record,
     Strike,
     Unpinned,
+    Withdrawn,
     fold,
     lines_in,
 )
@@ -64,8 +65,8 @@ def needed(texts: Sequence[bytes], now: float) -> Iterator[bytes]:
     """The lines of a file that still matter, in their order. Pure.
 
     For each host these are the strikes that still count, all strikes that exclude it, one strike
-    that says that it was slow before, and its pin. Recent commands of a person stay too, so that a
-    late strike of a leader cannot undo them.
+    that says that it was slow before, and its pin. Recent commands of a person and withdrawals stay
+    too, so that a late strike of a leader cannot undo them.
     """
     parsed = [(text, lines_in(text)) for text in texts]
     lines = tuple(line for _, found in parsed for line in found)
@@ -86,13 +87,15 @@ def _needed(lines: Iterable[Line], now: float) -> Iterator[Line]:
     lines = tuple(lines)
     for record in fold(lines, now):
         young = [strike for strike in record.strikes if now - strike.at < KEPT_S]
-        yield from young if _as_long(record, young, now) else record.strikes
-        slow = [strike for strike in record.strikes if strike.kind == STRAGGLER]
-        yield from slow[-1:]
+        kept = young if _as_long(record, young, now) else record.strikes
+        yield from kept
+        # After it, the first of those that are kept has full weight.
+        slow = (one for one in record.strikes if one.kind == STRAGGLER and one not in kept)
+        yield from list(slow)[-1:]
         if record.pin is not None:
             yield record.pin
     for line in lines:
-        if isinstance(line, Cleared | Pinned | Unpinned) and now - line.at < KEPT_S:
+        if isinstance(line, Withdrawn | Cleared | Pinned | Unpinned) and now - line.at < KEPT_S:
             yield line
 
 

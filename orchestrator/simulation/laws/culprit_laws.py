@@ -37,8 +37,8 @@ HOST_FAILURES = frozenset(("gpu-lost", "xid-48-double-bit-ecc", "uncorrectable-e
 NO_CULPRIT = frozenset(("nan-loss", "loss-spike", "refused"))
 """Failure classes without a culprit. All ranks have the same loss and the same configuration, so it
 is chance which rank reports first."""
-HOST_INCIDENTS = ("host-lost", "hosts-lost")
-"""Kinds of incidents that concern a whole host."""
+HOST_INCIDENTS = ("host-lost", "hosts-lost", "agent-lost")
+"""Kinds of incidents that concern a whole host or its agent."""
 
 
 class FailedRank(Struct, frozen=True):
@@ -62,6 +62,9 @@ class CulpritLaws:
         """Key: attempt and rank."""
         self.hung_ranks: set[tuple[int, str, int]] = set()
         """Attempt, host and rank of each rank that hung."""
+        self.ended_alone: dict[str, str] = {}
+        """Incarnation of each agent whose process ended while its host worked -> the host's boot.
+        """
         self.user_classes = {rule.name for rule in world.scenario.classes}
         self.reset()
 
@@ -110,7 +113,9 @@ class CulpritLaws:
         )
         return "python-exception" if users else failure.failure_class
 
-    def check_decision(self, before: Run, run: Run) -> None:
+    def check_decision(self, event: Event, before: Run, run: Run) -> None:
+        if isinstance(event, AgentRegistered):
+            self._check_acquittal(event, before, run)
         new = run.history.incidents[len(before.history.incidents) :]
         for incident in new:
             if incident.kind == "host-warned":
@@ -122,6 +127,23 @@ class CulpritLaws:
             require(bool(new) or not self.failed_before_cancel, message)
         if new or run.attempt.number > before.attempt.number or run.ending is not None:
             self.reset()
+
+    def _check_acquittal(self, event: AgentRegistered, before: Run, run: Run) -> None:
+        """A host is named no more once the next agent runs there, if the agent alone had ended."""
+        former = before.hosts.by_name.get(event.host)
+        if former is None or former.incarnation == event.incarnation:
+            return
+        works = self.ended_alone.get(former.incarnation) == event.boot
+        lost_at = run.hosts.by_name[event.host].lost_at
+        incidents = zip(before.history.incidents, run.history.incidents, strict=False)
+        for old, new in incidents:
+            require(old == new or works, f"{event.host} is cleared of {old.cause}, and was down")
+            found = abs(new.at + new.detected_after_s - lost_at) <= TIME_TOLERANCE_S
+            blamed = new.kind == "host-lost" and new.culprit.host == event.host
+            require(
+                not (found and blamed and works and former.closed) or new.drill is not None,
+                f"{event.host} is blamed for {new.cause}, and works",
+            )
 
     def _check_warned(self, one: Incident) -> None:
         """A host is replaced only for what it alone has reported."""

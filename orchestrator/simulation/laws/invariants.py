@@ -222,7 +222,7 @@ class Laws:
         self._check_no_evicted_culprit(event, before, run)
         self._check_budget(event, before, run)
         self._check_reopened(event, run)
-        self.culprits.check_decision(before, run)
+        self.culprits.check_decision(event, before, run)
         self.recovery.check_decision(event, actions, before, run)
         self._check_outage_incidents(before, run)
         for action in actions:

@@ -117,6 +117,7 @@ class AgentProcess:
             agent_timeout=world.job.agent_timeout,
             scheduled=scheduled,
             findings=self.host.findings,
+            boot=self.host.boot,
             find_leader_s=FIND_ALLOCATED_S if scheduled and not self.is_pod else FIND_LEADER_S,
             patience_s=world.scenario.successor_s or 0.0,
             outlives_leader=not self.is_pod and not self.lead,
@@ -326,6 +327,8 @@ class AgentProcess:
     def _end(self, *, silently: bool = False) -> None:
         self.alive = False
         self.loop.kill()
+        if not silently:
+            self.world.laws.culprits.ended_alone[self.incarnation] = self.host.boot
         websockets = [
             *self.websockets,
             *(self.server.websockets if self.server is not None else ()),

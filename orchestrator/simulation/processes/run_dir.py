@@ -16,7 +16,7 @@ from orchestrator.errors import InUse
 from orchestrator.failover.journal_watch import Seen, seen_by
 from orchestrator.failover.run_dir_watch import Loss
 from orchestrator.failover.turns import TURN_S
-from orchestrator.host_strikes import Strike
+from orchestrator.host_strikes import Line
 from orchestrator.job.state import Run
 from orchestrator.journal.supervisor import Folded
 from orchestrator.leader.storage import Watch
@@ -97,8 +97,8 @@ class StoredRunDir:
     def write_trace(self, attempt: int, name: str, data: bytes) -> None:
         pass
 
-    def record_strike(self, path: Path, strike: Strike) -> None:
-        self.process.world.strikes.append(strike)
+    def record_strike(self, path: Path, line: Line) -> None:
+        self.process.world.strikes.append(line)
 
     def record_speed(self, run: Run) -> None:
         pass

@@ -18,6 +18,7 @@ class Host:
     name: str
     clock: HostClock
     up: bool = True
+    boots: int = 1
     agent_never_starts: bool = False
     """Its agent never starts."""
     unkillable: bool = False
@@ -42,6 +43,11 @@ class Host:
     """The ranks that really run here, also those that no agent knows."""
 
     @property
+    def boot(self) -> str:
+        """The id of its last boot."""
+        return f"{self.name}/{self.boots}"
+
+    @property
     def agent(self) -> "AgentProcess | None":
         """The live agent that holds the lock of the host."""
         return next((agent for agent in self.agents if agent.alive and agent.holds_lock), None)
@@ -49,6 +55,7 @@ class Host:
     def power_off(self) -> None:
         """End all processes without any message."""
         self.up = False
+        self.boots += 1
         for ranks in list(self.ranks):
             ranks.power_lost()
         self.end_agents(silently=True)

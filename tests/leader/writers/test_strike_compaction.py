@@ -21,6 +21,7 @@ from orchestrator.host_strikes import (
     Pinned,
     Strike,
     Unpinned,
+    Withdrawn,
     fold,
     lines_in,
     path_of,
@@ -38,6 +39,17 @@ OLD = NOW - KEPT_S - 1
 
 def strike(at: float = NOW, host: str = "node1", kind: str = "host-lost") -> Strike:
     return Strike(at=at, host=host, job=f"job-{at}", attempt=1, kind=kind, cause="silent")
+
+
+def withdrawn(found: Strike) -> Withdrawn:
+    return Withdrawn(
+        at=found.at + 5,
+        host=found.host,
+        job=found.job,
+        attempt=found.attempt,
+        kind=found.kind,
+        submitted=found.at,
+    )
 
 
 def kept(*lines: Line, now: float = NOW) -> list[Line]:
@@ -65,6 +77,13 @@ def test_strikes_that_decide_how_long_a_host_is_excluded_are_kept(
     month = [strike(NOW - 30 * DAY), *(strike(NOW - n) for n in range(2))]
     assert fold(month, NOW)[0].excluded_until is not None
     assert kept(*month) == month[1:], "these two alone exclude it as long"
+
+
+def test_a_withdrawn_strike_is_shed_and_its_withdrawal_is_kept() -> None:
+    """A leader that repeats an action may write the strike again."""
+    found = strike()
+    assert kept(found, withdrawn(found)) == [withdrawn(found)]
+    assert kept(found, withdrawn(found), now=NOW + KEPT_S + 6) == []
 
 
 def test_the_first_straggler_strike_of_a_host_is_kept() -> None:
@@ -97,9 +116,14 @@ def test_equal_lines_are_kept_once() -> None:
 
 
 hosts = st.sampled_from(["node1", "node2"])
-times = st.floats(NOW - 3 * KEPT_S, NOW)
+times = st.one_of(
+    st.floats(NOW - 3 * KEPT_S, NOW),
+    st.sampled_from([NOW - days * DAY for days in range(0, 20, 4)]),
+)
+strikes = st.builds(strike, times, hosts, st.sampled_from(["host-lost", STRAGGLER]))
 any_line: st.SearchStrategy[Line] = st.one_of(
-    st.builds(strike, times, hosts, st.sampled_from(["host-lost", STRAGGLER])),
+    strikes,
+    st.builds(withdrawn, strikes),
     st.builds(lambda at, host: Cleared(at=at, host=host, by="ann"), times, hosts),
     st.builds(lambda at, host: Unpinned(at=at, host=host, by="ann"), times, hosts),
     st.builds(lambda at, host: replace(pinned(at), host=host), times, hosts),

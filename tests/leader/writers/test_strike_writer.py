@@ -9,7 +9,7 @@ from orchestrator.contract.messages.events import EvidenceGathered
 from orchestrator.diagnosis.cause.verdict import Culprit, Evidence
 from orchestrator.host_strikes import Strike
 from orchestrator.job.incident import Incident
-from orchestrator.leader.records.strike_writer import new_strikes, record
+from orchestrator.leader.records.strike_writer import new_lines, record
 from tests.job.job_driver import Job
 
 
@@ -43,14 +43,14 @@ def test_only_incidents_whose_culprit_is_a_host_are_strikes_and_only_once() -> N
             ),
         ),
     )
-    found = new_strikes(before, after)
+    found = [one for one in new_lines(before, after) if isinstance(one, Strike)]
     assert [(one.host, one.kind) for one in found] == [
         ("host-1", "host-lost"),
         ("host-0", "rank-killed"),
     ]
     assert {one.job for one in found} == {before.job.launch.job if before.job else ""}
     assert {one.submitted for one in found} == {before.job.at if before.job else 0.0}
-    assert new_strikes(after, after) == []
+    assert new_lines(after, after) == []
 
 
 def kernel_logs(job: Job, line: str) -> None:
@@ -68,7 +68,7 @@ def test_a_broken_gpu_is_a_strike_whether_its_rank_raised_or_aborted() -> None:
     for job in (raising, aborting):
         before = job.run
         job.stops()
-        (strike,) = new_strikes(before, job.run)
+        (strike,) = new_lines(before, job.run)
         assert strike.host == "host-1"
 
 
@@ -78,12 +78,12 @@ def test_a_rank_killed_for_memory_is_no_strike_of_its_host() -> None:
     job.exits(2)
     kernel_logs(job, "[51.0] Memory cgroup out of memory: Killed process 7 (python)")
     job.stops()
-    assert new_strikes(before, job.run) == []
+    assert new_lines(before, job.run) == []
 
 
 def test_a_failed_write_of_a_strike_raises_nothing(tmp_path: Path) -> None:
     before = Job().running().run
-    (strike,) = new_strikes(
+    (strike,) = new_lines(
         before,
         replace(
             before, history=replace(before.history, incidents=(an_incident("host-lost", "a"),))
