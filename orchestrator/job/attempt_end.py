@@ -32,7 +32,7 @@ from orchestrator.job.failures.incident_records import (
     with_incident_before_cancel,
 )
 from orchestrator.job.failures.policy import Decision, decide
-from orchestrator.job.hosts.acquittal import acquitted
+from orchestrator.job.host_state import lost_host
 from orchestrator.job.hosts.exclusion import replaced
 from orchestrator.job.hosts.preemption import STOP_SLACK_S, taken_by_scheduler
 from orchestrator.job.interruption import Leaving
@@ -224,7 +224,7 @@ def give_up_stuck_hosts(run: Run, at: float) -> Result:
     found = run.interruption.findings or Findings(opened_at=at)
     lost = tuple(AgentLost(at=at, host=host, why=why, silent_s=0.0) for host in stuck)
     hosts = {
-        name: replace(host, alive=False, back=False, lost_at=at) if name in stuck else host
+        name: lost_host(host, at, closed=False) if name in stuck else host
         for name, host in run.hosts.by_name.items()
     }
     run = replace(
@@ -405,8 +405,6 @@ def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = N
         why = f"{verdict.cause} (rule {decision.rule})"
         run = replaced(run, decision.without, why, at)
     run = with_findings(with_incident(run, incident), None)
-    for lost in findings.lost:
-        run = acquitted(run, lost.host)
     if decision.action == "stop":
         return _give_up(run, at, verdict, decision)
     spent = replace(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from orchestrator.contract.launch import Allocation
 from orchestrator.contract.messages.events import HostWarned
@@ -37,6 +38,11 @@ class HostState(Struct, frozen=True, kw_only=True):
     """Why its agent is about to end, if the scheduler has said so."""
     sent_away: bool = False
     """The scheduler was asked for another host in its place."""
+
+
+def lost_host(host: HostState, at: float, *, closed: bool) -> HostState:
+    """The host without its agent. `closed`: it closed the agent's connection."""
+    return replace(host, alive=False, back=False, lost_at=at, closed=closed, works=False)
 
 
 class Away(Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from orchestrator.job.failures.incident_records import (
     incident_of,
     with_incident_before_cancel,
 )
-from orchestrator.job.host_state import Hosts, HostState, SchedulerState
+from orchestrator.job.host_state import Hosts, HostState, SchedulerState, lost_host
 from orchestrator.job.hosts.acquittal import is_same_boot
 from orchestrator.job.hosts.warned_hosts import remembered
 from orchestrator.job.leave import Result, end
@@ -167,14 +167,9 @@ def _kept(run: Run, event: LeaderStarted) -> Mapping[str, HostState]:
     for name in (*expected_back(run, ""), run.scheduler.leader):
         if (known := run.hosts.by_name.get(name)) is not None:
             gone = name == run.scheduler.leader and name != event.host
-            lost_at = event.at if gone else known.lost_at
+            left = lost_host(known, event.at, closed=False) if gone else known
             kept[name] = replace(
-                known,
-                alive=False,
-                back=not gone,
-                runs=run.attempt.number,
-                lost_at=lost_at,
-                going="",
+                left, alive=False, back=not gone, runs=run.attempt.number, going=""
             )
     return kept
 

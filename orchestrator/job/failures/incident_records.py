@@ -24,6 +24,7 @@ from orchestrator.diagnosis.classes import FailureSigns, classify, reading_of
 from orchestrator.host_strikes import HOOK
 from orchestrator.job.failures.policy import Decision, classified, ways_to_go_on
 from orchestrator.job.failures.slow_program import longer_limit, slow_or_stuck
+from orchestrator.job.hosts.acquittal import without_blame
 from orchestrator.job.hosts.preemption import taken_by_scheduler
 from orchestrator.job.incident import PREFLIGHT, Incident
 from orchestrator.job.stage import Running
@@ -43,7 +44,10 @@ def first_cause(run: Run, findings: Findings) -> Verdict:
         verdict = _with_early_exits(run, findings, verdict)
     elif verdict.kind == CONNECTION_LOST:
         verdict = _with_finished_hosts(run, findings, verdict)
-    return replace(verdict, drill=_drill_of(run, findings, verdict.culprit, verdict.phase))
+    drill = _drill_of(run, findings, verdict.culprit, verdict.phase)
+    verdict = replace(verdict, drill=drill)
+    # A host that the scheduler took is no incident at all, so there is no blame to take away.
+    return verdict if taken_by_scheduler(findings, verdict) else without_blame(run, verdict)
 
 
 def _addresses(run: Run) -> Mapping[str, str]:

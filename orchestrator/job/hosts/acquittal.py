@@ -5,14 +5,11 @@ next agent finds another boot. So a host works if it closed the connection of it
 next agent starts there in the same boot: then only the process of the agent has ended.
 """
 
-from collections.abc import Sequence
-
 from msgspec.structs import replace
 
-from orchestrator.contract.spec.failures import FailureRule
 from orchestrator.diagnosis.cause.host_verdicts import AGENT_LOST, HOST_LOST
-from orchestrator.diagnosis.cause.verdict import NOBODY
-from orchestrator.diagnosis.classes import FailureSigns, classify
+from orchestrator.diagnosis.cause.verdict import NOBODY, Verdict
+from orchestrator.diagnosis.classes import FailureSigns, classify, reading_of
 from orchestrator.job.host_state import HostState
 from orchestrator.job.incident import Incident
 from orchestrator.job.state import Run
@@ -27,34 +24,49 @@ def is_same_boot(known: HostState, boot: str) -> bool:
 
 
 def acquitted(run: Run, name: str) -> Run:
-    """The incident of the host's last loss has no culprit any more, if the host works.
-
-    An incident of a drill stays: the drill ends an agent to rehearse the loss of its host.
-    """
+    """The incident of the host's last loss has no culprit any more, if the host works."""
     host = run.hosts.by_name.get(name)
     if host is None or not host.works:
         return run
-
-    def blames_it(one: Incident) -> bool:
-        same = abs(one.at + one.detected_after_s - host.lost_at) < SAME_S
-        return one.kind == HOST_LOST and one.culprit.host == name and same and one.drill is None
-
-    own = run.job.failure_classes if run.job else ()
     incidents = tuple(
-        _of_its_agent(one, name, own) if blames_it(one) else one for one in run.history.incidents
+        _of_its_agent(run, one) if _is_of(host, one) else one for one in run.history.incidents
     )
     return replace(run, history=replace(run.history, incidents=incidents))
 
 
-def _of_its_agent(incident: Incident, host: str, own: Sequence[FailureRule]) -> Incident:
+def without_blame(run: Run, verdict: Verdict) -> Verdict:
+    """The verdict on a lost host, whose next agent may have come before the verdict."""
+    host = run.hosts.by_name.get(verdict.culprit.host or "")
+    if host is None or not (host.works and _is_of(host, verdict)):
+        return verdict
+    own = run.job.failure_classes if run.job else ()
+    found = reading_of(classify(FailureSigns(kind=AGENT_LOST), own), own)
+    return replace(verdict, kind=AGENT_LOST, cause=_cause(verdict), culprit=NOBODY, failure=found)
+
+
+def _is_of(host: HostState, found: Incident | Verdict) -> bool:
+    """Whether it blames the host for its last loss. A drill ends an agent to rehearse the loss of
+    its host, so that stays one."""
+    same = abs(found.at + found.detected_after_s - host.lost_at) < SAME_S
+    blamed = found.kind == HOST_LOST and found.culprit.host == host.name
+    return blamed and same and found.drill is None
+
+
+def _of_its_agent(run: Run, incident: Incident) -> Incident:
+    own = run.job.failure_classes if run.job else ()
     found = classify(FailureSigns(kind=AGENT_LOST), own)
     assert found is not None, "the default rules have a class for each kind"
     return replace(
         incident,
         kind=AGENT_LOST,
-        cause=f"{incident.cause}; {host} works: its next agent started in the same boot",
+        cause=_cause(incident),
         culprit=NOBODY,
         failure=found.rule.name,
         scope=found.rule.scope,
         advice=found.rule.advice,
     )
+
+
+def _cause(found: Incident | Verdict) -> str:
+    host = found.culprit.host
+    return f"{found.cause}; {host} works: its next agent started in the same boot"

@@ -19,7 +19,7 @@ from orchestrator.job.attempt_end import (
     stop_or_conclude,
 )
 from orchestrator.job.failures.incident_records import left_out
-from orchestrator.job.host_state import HostState
+from orchestrator.job.host_state import HostState, lost_host
 from orchestrator.job.hosts import agents_not_started
 from orchestrator.job.hosts.acquittal import acquitted, is_same_boot
 from orchestrator.job.leave import Result
@@ -142,8 +142,7 @@ def agent_lost(run: Run, event: AgentLost) -> Result:
     known = run.hosts.by_name.get(event.host)
     if known is None or not (known.alive or known.back):
         return run, ()
-    lost = replace(known, alive=False, back=False, lost_at=event.at, closed=event.closed)
-    run = with_host(run, replace(lost, works=False))
+    run = with_host(run, lost_host(known, event.at, closed=event.closed))
     # The check goes on with the other hosts. What this one would have said is not known.
     if isinstance(run.stage, Checking):
         checking = tuple(name for name in run.stage.hosts if name != event.host)

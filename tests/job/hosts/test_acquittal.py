@@ -86,6 +86,41 @@ def test_a_host_is_never_blamed_if_it_returns_before_the_verdict() -> None:
     assert new_lines(before, killed.run) == []
 
 
+def test_a_rule_about_lost_hosts_does_not_decide_on_a_host_that_works() -> None:
+    killed = job(spares=1)
+    for pid in (2, 3):
+        killed.loses("host-0", closed=pid == 3)
+        killed.registers("host-0", pid=pid, boot=BOOT)
+        killed.stops("host-1")
+        killed.trains()
+    first, second = killed.run.history.incidents
+    assert (first.kind, second.kind) == ("host-lost", "agent-lost")
+    assert second.remedy == "restart"
+    assert not killed.run.hosts.exclude
+
+
+def test_a_host_that_the_scheduler_took_is_no_incident_if_it_returns_at_once() -> None:
+    taken = job(spares=1)
+    taken.loses("host-0", closed=True, taken="preempted")
+    taken.registers("host-0", pid=2, boot=BOOT)
+    taken.stops("host-1")
+    assert taken.run.history.incidents == ()
+
+
+def test_a_host_whose_ranks_do_not_end_stays_the_culprit() -> None:
+    """It was cleared of an earlier loss."""
+    stuck = job()
+    stuck.loses("host-0", closed=True)
+    stuck.registers("host-0", pid=2, boot=BOOT)
+    stuck.stops("host-1")
+    stuck.trains()
+    stuck.exits(2)
+    stuck.waits(200)
+    found = newest(stuck)
+    assert (found.kind, found.culprit.rank) == ("rank-killed", 2)
+    assert not any(host.works for host in stuck.run.hosts.by_name.values())
+
+
 def test_an_agent_that_takes_the_place_of_another_one_clears_the_host() -> None:
     """The leader had not noticed the loss yet."""
     killed = job()
