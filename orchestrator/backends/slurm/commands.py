@@ -22,9 +22,12 @@ AGAIN = re.compile(
 )
 """Output of commands while slurmctld is down, restarting, or too busy."""
 FOR_GOOD = re.compile(
-    r"\binvalid\b|permitted|permission denied|violates|unrecognized option|fatal:", re.IGNORECASE
+    r"\binvalid\b(?! time specified)|permitted|permission denied|violates"
+    r"|unrecognized option|fatal:",
+    re.IGNORECASE,
 )
-"""Output of `sbatch --test-only` for a job that sbatch would also refuse."""
+"""Output of `sbatch --test-only` for a job that sbatch would also refuse. `Invalid time specified`,
+for a reservation that starts later, is not such: sbatch queues that job."""
 NOT_AVAILABLE = re.compile(r"requested node configuration is not available", re.IGNORECASE)
 """Output of `sbatch --test-only` both for a job that no node can ever run, and for one that waits
 for nodes that are down or drained. Some versions queue both."""

@@ -98,7 +98,9 @@ def advice(job: SlurmJob) -> str:
 
 
 def _filled(text: str, job: SlurmJob) -> str:
-    starts = "a time that Slurm does not say" if job.starts_at is None else date_time(job.starts_at)
+    starts = "a time that Slurm does not say"
+    if job.starts_at is not None:
+        starts = date_time(job.starts_at, None)  # a person reads it beside other local times
     return text.format(id=job.id, excluded=fold(job.excluded) or "none", starts=starts)
 
 

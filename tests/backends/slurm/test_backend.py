@@ -243,6 +243,7 @@ def test_a_job_that_sbatch_would_refuse_is_refused_before_anything_is_written(
         "allocation failure: Requested node configuration is not available\n",  # 22.05 queues it
         "allocation failure: Requested partition configuration not available now\n",
         "allocation failure: Requested nodes are busy\n",
+        "allocation failure: Invalid time specified\n",  # for a reservation that starts later
     ],
 )
 def test_a_reason_to_wait_in_the_queue_is_only_a_warning(
