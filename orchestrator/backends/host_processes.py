@@ -54,6 +54,24 @@ def end_holder(lock: Path, clock: Clock, leave_s: float) -> int | None:
     return told
 
 
+def kill_stopped(lock: Path, launch: int) -> int | None:
+    """Kill the agent of this launch that holds `lock`, if a signal has stopped it. Returns the
+    killed process. An agent that runs is left alone, because the leader may take it back."""
+    pid = pid_in(lock)
+    if pid is None or state_of(pid) != STATES["T"] or not _is_of_launch(pid, launch):
+        return None
+    _signal(pid, signal.SIGKILL)
+    return pid
+
+
+def _is_of_launch(pid: int, launch: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return f"--launch={launch}".encode() in words
+
+
 def pid_in(lock: Path) -> int | None:
     """The process whose id is in `lock` and that has the file open; None: it has ended. Without the
     second condition the id may belong to another program by now."""

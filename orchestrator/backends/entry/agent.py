@@ -25,6 +25,7 @@ from orchestrator.agent.evidence.rank_evidence import send_signal
 from orchestrator.agent.processes.left_behind import SLURM_JOB, find_left, marks_of, named
 from orchestrator.agent.processes.torchrun import HostPlace
 from orchestrator.backends.by_name import backend_named
+from orchestrator.backends.host_processes import kill_stopped
 from orchestrator.contract.check_results import BEFORE_HOOK, Finding, troubles
 from orchestrator.contract.files import env, exit_codes
 from orchestrator.contract.files.leader_file import Term
@@ -49,6 +50,8 @@ from orchestrator.system import SystemClock, log_to_stderr, run_command
 log = logging.getLogger("orchestrator.backends.entry.agent")
 
 LOCK_POLL_S = 0.1
+STOPPED_S = 5.0
+"""Wait for a stopped agent to continue. The leader waits `REPLACE_S` for this one."""
 ORPHANS_S = 5.0
 """The kernel kills the children of a dead agent. Processes that run longer belong to a rank."""
 
@@ -60,7 +63,8 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     clock = SystemClock()
     run_dir = RunDir(args.run_dir)
     retry_io(run_dir.make, "failed to create the run directory", clock)
-    if not _hold_host(run_dir, args.host, clock, args.lock, environ.get(SLURM_JOB)):
+    slurm_job = environ.get(SLURM_JOB)
+    if not _hold_host(run_dir, args.host, clock, args.lock, slurm_job, launch=args.launch):
         return exit_codes.LEADER_LOST if args.patience else exit_codes.NOT_ADMITTED
     try:
         with private_folder(environ) as folder:
@@ -205,13 +209,21 @@ def _named(environ: Mapping[str, str], clock: Clock) -> Callable[[str], Allocati
 
 
 def _hold_host(
-    run_dir: RunDir, host: str, clock: Clock, fd: int | None = None, slurm_job: str | None = None
+    run_dir: RunDir,
+    host: str,
+    clock: Clock,
+    fd: int | None = None,
+    slurm_job: str | None = None,
+    *,
+    launch: int = 0,
 ) -> bool:
     """Lock the host for this agent, and wait until all processes of a former agent exited.
 
     Args:
         fd: the lock, if the process that started the agent took it.
         slurm_job: the Slurm job of this agent.
+        launch: of this agent. A former agent of the same launch that a signal has stopped is
+            killed, because it would hold the lock for ever.
     """
     if fd is None:
         opened = partial(os.open, run_dir.agent_lock(host), os.O_RDWR | os.O_CREAT, 0o644)
@@ -219,9 +231,12 @@ def _hold_host(
     os.set_inheritable(fd, False)
     begun = clock.monotonic()
     while not try_lock(fd):
-        if clock.monotonic() - begun > LOCK_WAIT_S:
+        waited = clock.monotonic() - begun
+        if waited > LOCK_WAIT_S:
             log.error("failed to lock %s: another agent holds it", host)
             return False
+        if waited > STOPPED_S and (pid := kill_stopped(run_dir.agent_lock(host), launch)):
+            log.warning("killed process %s, the former agent of %s, which was stopped", pid, host)
         clock.sleep(LOCK_POLL_S)
     # Written immediately, because `end_holder` reads here which process holds the lock.
     with contextlib.suppress(OSError):  # the disk may be full

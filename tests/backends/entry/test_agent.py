@@ -105,6 +105,40 @@ def test_the_lock_has_the_pid_of_an_agent_that_waits_for_old_ranks(run_dir: RunD
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(("launch", "stopped"), [(1, True), (1, False), (2, True)])
+def test_only_a_stopped_agent_of_the_same_launch_gives_way_to_the_next(
+    run_dir: RunDir, launch: int, *, stopped: bool
+) -> None:
+    """The next agent would wait for its lock longer than the leader waits for the next agent. An
+    agent that runs may come back, and one of another launch is not the one to be replaced."""
+    lock = run_dir.agent_lock("host-0")
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    sleeps = [sys.executable, "-c", "import time; time.sleep(600)", f"--launch={launch}"]
+    former = subprocess.Popen(sleeps, pass_fds=(fd,))
+    os.close(fd)  # only `former` holds it now
+    lock.write_text(str(former.pid))
+    try:
+        if stopped:
+            former.send_signal(signal.SIGSTOP)
+            os.waitpid(former.pid, os.WUNTRACED)  # returns when it has stopped
+        replaced = launch == 1 and stopped
+        assert _hold_host(run_dir, "host-0", HurriedClock(), launch=1) == replaced
+        assert (former.poll() is not None) == replaced
+    finally:
+        former.kill()
+        former.wait()
+
+
+class HurriedClock(TurnedClock):
+    """Gives other processes some real time at each sleep."""
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        time.sleep(0.001)
+
+
+@pytest.mark.process
 def test_programs_that_an_old_rank_started_are_ended_and_no_others(run_dir: RunDir) -> None:
     ours = {"NDCTL_RUN_DIR": str(run_dir.path), "NDCTL_HOST": "host-0", "NDCTL_TORCHRUN_PID": "7"}
     others: list[dict[str, str]] = [
