@@ -21,6 +21,7 @@ import json
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, tzinfo
 from pathlib import Path
 from typing import Any, Literal
 
@@ -369,16 +370,20 @@ def _recalled(path: Path) -> tuple[Line, ...]:
         return ()
 
 
-def describe(found: Record) -> str:
-    """Why and until when the host is excluded, or its strikes; and why it is pinned."""
+def describe(found: Record, zone: tzinfo | None = UTC) -> str:
+    """Why and until when the host is excluded, or its strikes; and why it is pinned.
+
+    Args:
+        zone: None: the zone of this machine, for a person. The journal has UTC.
+    """
     words = _against(found)
     if found.pin is not None:
         pin = found.pin
-        said = f"pinned: {pin.use} used, by {pin.by} since {date_time(pin.at)}: {pin.reason}"
+        said = f"pinned: {pin.use} used, by {pin.by} since {date_time(pin.at, zone)}: {pin.reason}"
         return f"{said}; {words}" if words else said
     if found.excluded_until is None:
         return words
-    return f"excluded until {date_time(found.excluded_until)}: {words}"
+    return f"excluded until {date_time(found.excluded_until, zone)}: {words}"
 
 
 def _against(found: Record) -> str:
@@ -435,7 +440,7 @@ def hosts_json(found: Mapping[str, tuple[Record, ...]]) -> list[dict[str, Any]]:
     ]
 
 
-def hosts_text(found: Mapping[str, tuple[Record, ...]]) -> str:
+def hosts_text(found: Mapping[str, tuple[Record, ...]], zone: tzinfo | None) -> str:
     """One line per host, with its strikes and their evidence below."""
     lines = []
     for cluster, held in found.items():
@@ -444,10 +449,10 @@ def hosts_text(found: Mapping[str, tuple[Record, ...]]) -> str:
             many = f"{count} strike{'' if count == 1 else 's'}"
             if count:
                 many += f" with a current weight of {record.score:.2f}"
-            lines.append(f"{cluster}/{record.host}  {many}, {_standing(cluster, record)}")
+            lines.append(f"{cluster}/{record.host}  {many}, {_standing(cluster, record, zone)}")
             for strike in record.strikes:
                 lines.append(
-                    f"  {date_time(strike.at)}  {strike.kind} in {strike.job},"
+                    f"  {date_time(strike.at, zone)}  {strike.kind} in {strike.job},"
                     f" attempt {strike.attempt}: {strike.cause}{_lighter(strike)}"
                 )
                 lines += [f"    {line}" for line in strike.evidence]
@@ -458,16 +463,16 @@ def _lighter(strike: Strike) -> str:
     return "" if strike.weight == 1 else f" (weight {strike.weight:.2f})"
 
 
-def _standing(cluster: str, record: Record) -> str:
+def _standing(cluster: str, record: Record, zone: tzinfo | None) -> str:
     pin = record.pin
     if cluster == LOCAL and (pin is not None or record.excluded_until is not None):
         return "may be used: the hosts of local jobs are only names"
     if pin is not None:
-        said = f"by {pin.by} since {date_time(pin.at)}: {pin.reason}"
+        said = f"by {pin.by} since {date_time(pin.at, zone)}: {pin.reason}"
         return f"pinned: {pin.use} used until `ndctl hosts unpin {record.host}`, {said}"
     if record.excluded_until is None:
         return "may be used"
-    return f"excluded until {date_time(record.excluded_until)}"
+    return f"excluded until {date_time(record.excluded_until, zone)}"
 
 
 def _is_excluded(cluster: str, record: Record) -> bool:

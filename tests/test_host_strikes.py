@@ -6,6 +6,7 @@ import math
 import os
 import stat
 from collections.abc import Iterator
+from datetime import UTC
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
@@ -250,7 +251,7 @@ def test_a_bad_line_is_skipped_and_named_once(
         assert recall(path) == (strike(), strike(attempt=2))
         assert list(excluded(path, NOW)) == ["node1"]
         assert always(path, NOW) == ()
-        assert hosts_text(records(tmp_path, NOW))
+        assert hosts_text(records(tmp_path, NOW), UTC)
     (message,) = [entry.getMessage() for entry in caplog.records]
     assert message.startswith(f"ignoring line 2 of {path}: ")
     assert len(message) < len(str(path)) + 250

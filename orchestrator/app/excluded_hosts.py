@@ -45,7 +45,7 @@ def excluded_hosts(
     return tuple(
         ExcludedHost(
             name=record.host,
-            why=host_strikes.describe(record).removeprefix("excluded "),
+            why=host_strikes.describe(record, None).removeprefix("excluded "),
             undo=_undo(record, cluster, run_root, environ),
         )
         for record in host_strikes.excluded_records(path, clock.now())

@@ -221,7 +221,7 @@ def hosts(ctx: click.Context, run_root: str | None, as_json: bool, with_all: boo
     else:
         print_table(lambda width: host_lines(shown, SystemClock().now(), width))
         records = [(one.cluster, one.record) for one in shown if one.record is not None]
-        details = "\n".join(hosts_text({cluster: (record,)}) for cluster, record in records)
+        details = "\n".join(hosts_text({cluster: (record,)}, None) for cluster, record in records)
         if details and not with_all:
             say(f"\n{details}")
 

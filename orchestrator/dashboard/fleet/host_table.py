@@ -142,7 +142,7 @@ def _last(host: HostUse, now: float) -> str:
 def _note(host: HostUse, now: float) -> str:
     if host.record is None or host.cluster == LOCAL:
         return ""
-    return "" if host.use == "allowed" else describe(host.record)
+    return "" if host.use == "allowed" else describe(host.record, None)
 
 
 def _look(title: str, host: HostUse, now: float) -> Look:
@@ -194,7 +194,7 @@ def host_json(host: HostUse) -> dict[str, Any]:
 
 def host_text(host: HostUse, zone: tzinfo | None) -> str:
     """All about one host: strikes with their evidence, the jobs that use it, and its incidents."""
-    known = hosts_text({host.cluster: () if host.record is None else (host.record,)})
+    known = hosts_text({host.cluster: () if host.record is None else (host.record,)}, zone)
     lines = [known or f"{host.cluster}/{host.host}  no strikes"]
     lines += [
         f"  used by {row.name} of {row.user}: {row.state}, {row.run_dir}" for row in host.jobs
