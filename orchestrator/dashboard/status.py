@@ -190,8 +190,9 @@ def scheduler(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[Row]:
     limit = ""
     if ends_at is not None and ends_at > snapshot.now:
         left = format.duration(ends_at - snapshot.now)
+        until = f"granted until {format.date_time(ends_at, zone)}, in {left}"
         # Slurm does not tell the leader if a person changes the time limit later.
-        limit = f", granted until {format.date_time(ends_at, zone)}, in {left}"
+        limit = f", {until}, unless its time limit was changed"
     yield row("scheduler", snapshot.scheduler + limit)
 
 

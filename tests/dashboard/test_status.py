@@ -1154,7 +1154,9 @@ def test_the_end_of_the_allocation_is_shown_while_a_leader_lives() -> None:
     ]
     there = replace(snapshot(leads), launch_status=LaunchStatus("Slurm job 12", held=False))
     ends = date_time(START + 40 + 7200, UTC)
-    assert f"Slurm job 12, granted until {ends}, in 2 h" in status_text(there, UTC)
+    text = status_text(there, UTC)
+    assert f"Slurm job 12, granted until {ends}, in 2 h" in text
+    assert "unless its time limit was changed" in text
     assert "granted until" not in status_text(replace(there, leader_alive=False), UTC)
 
 
