@@ -65,7 +65,8 @@ class RunDirWatch:
         since, path = date_time(lost.now), self.run_dir.path
         return (
             f"the run directory was moved or removed while the job ran: {lost.what} since {since};"
-            f" the ranks were stopped. If it was moved, move it back to {path} and go on with"
+            f" the ranks were stopped. If it was moved, move away what is at {path} now, because"
+            " agents may have written there since; then move it back and go on with"
             " `ndctl submit SPEC --resume`; else submit the job again"
         )
 

@@ -63,6 +63,7 @@ def replace_by_file(run_dir: RunDir) -> None:
     ("change", "words"),
     [
         (move, r"runs/job/journal\.jsonl is gone since 2027-01-15 08:00:01 UTC"),
+        (move, r"If it was moved, move away what is at \S+runs/job now"),
         (replace_by_new_run, r"journal\.jsonl is another file than this job's since"),
         (remove_fence, r"fence\.json is gone since"),
         (replace_by_file, r"journal\.jsonl is gone since"),

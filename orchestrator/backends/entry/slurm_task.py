@@ -110,9 +110,10 @@ def _ignore_notices() -> None:
 
 def log_to(path: Path) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        # Not `parents`: a run directory that was moved away must not come into being again.
+        path.parent.mkdir(exist_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    except OSError as exc:  # for example a full disk: log to the output of the step
+    except OSError as exc:  # a full disk, a moved run directory: log to the step
         sys.stderr.write(f"failed to open {path}, logging here: {exc}\n")
         return
     os.dup2(fd, 1)

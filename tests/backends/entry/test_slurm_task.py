@@ -66,6 +66,14 @@ def test_the_first_node_leads_and_the_task_exits_with_the_agents_code(
     assert (tmp_path / "logs" / "agent-node7.log").exists()
 
 
+def test_a_run_directory_that_was_moved_away_is_not_created_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm_task.log_to(tmp_path / "job" / "logs" / "agent-node7.log")
+    assert list(tmp_path.iterdir()) == []
+    assert "logging here" in capsys.readouterr().err
+
+
 def test_a_warning_signal_before_the_agents_handlers_is_ignored(
     agents: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
