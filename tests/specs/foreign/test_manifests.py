@@ -882,12 +882,12 @@ spec:
           containers:
           - name: a
             image: lab/fit
-            command: [mpirun, -x, B, python, fit.py]
-            env: [{name: B, value: x}]
+            command: [mpirun, -x, PATH, python, fit.py]
+            env: [{name: B, value: x}, {name: PATH, value: "$PATH:/b"}]
     Worker: {replicas: 2, template: {spec: {containers: [{name: a, image: lab/fit}]}}}
 """
-    said = "variables of the Launcher, B: write those that ranks need to cluster.kubernetes.env"
-    assert said in taken(text).left
+    said = "variables of the Launcher, B, PATH: write those that ranks need to"
+    assert f"{said} cluster.kubernetes.env" in taken(text).left
     jobs = "replicatedJobs: [{name: a, template: {spec: {template: {spec: {containers: []}}}}}]"
     text = (
         "apiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\nmetadata: {name: a}\n"
@@ -899,3 +899,82 @@ spec:
 def test_a_script_of_several_lines_is_written_as_lines() -> None:
     words = 'command: [bash, -c, "date\\nls\\n"]'
     assert "  - |\n    date\n    ls\n" in taken(JOB.format(hosts=1, words=words)).text("job.yaml")
+
+
+LAUNCHER = """apiVersion: kubeflow.org/v2beta1
+kind: MPIJob
+metadata: {{name: fit}}
+spec:
+  slotsPerWorker: 2
+  mpiReplicaSpecs:
+    Launcher:
+      template:
+        spec:
+          containers:
+          - image: lab/fit
+            command: {command}
+            env:
+            - {{name: HF_TOKEN, valueFrom: {{secretKeyRef: {{name: hub, key: token}}}}}}
+            - {{name: LR, value: "3"}}
+            - {{name: TAGS, value: "a=$(LR),b=$(POD)"}}
+            - {{name: LAST, value: "z"}}
+            envFrom: [{{secretRef: {{name: common}}}}]
+    Worker:
+      replicas: 2
+      template:
+        spec: {{containers: [{{name: a, image: lab/fit, env: [{{name: OWN, value: o}}]}}]}}
+"""
+SECRET = {"secret": "hub", "key": "token"}
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        ("-x HF_TOKEN=$(HF_TOKEN)", {"HF_TOKEN": SECRET}),
+        ("-x HF_TOKEN", {"HF_TOKEN": SECRET}),
+        ("-x TOKEN=$(HF_TOKEN)", {"TOKEN": SECRET}),
+        ("-x LR", {"LR": "3"}),
+        ("-x TAGS", {"LR": "3", "TAGS": "a=$(LR),b=$(POD)"}),
+        ("-x OWN", {}),
+        ("--bind-to none", {}),
+    ],
+)
+@pytest.mark.parametrize("shell", [False, True])
+def test_a_launcher_hands_its_variables_to_the_ranks(words: str, env: Any, shell: bool) -> None:
+    line = f"mpirun -np 4 {words} python /w/t.py"
+    command = ["bash", "-c", line] if shell else line.split()
+    carried = taken(LAUNCHER.format(command=json.dumps(command)))
+    assert carried.run == {"script": "/w/t.py", "args": []}
+    here = carried.cluster["kubernetes"]
+    assert (here["env"], here.get("env_from")) == ({**env, "OWN": "o"}, None)
+    left = [one for one in ("HF_TOKEN", "LR", "TAGS", "LAST") if one not in env]
+    left = [one for one in left if "TOKEN" not in env or one != "HF_TOKEN"]
+    assert not any("TOKEN" in one for one in carried.notes() if "to set before" in one)
+    assert f"variables of the Launcher, {', '.join(left)}: write those that ranks need to" in (
+        "\n".join(carried.left)
+    )
+    assert not any(one.startswith("mpirun -x") for one in carried.left)
+
+
+def test_a_launcher_hands_a_variable_of_its_env_from_to_the_ranks() -> None:
+    command = ["mpirun", "-x", "API_KEY=$(API_KEY)", "-x", "LR=$(LR)", "python", "t.py"]
+    carried = taken(LAUNCHER.format(command=json.dumps(command)))
+    assert carried.run["env"] == {"LR": "3"}
+    assert carried.cluster["kubernetes"]["env_from"] == [{"secret": "common"}]
+
+
+def test_a_secret_of_a_launcher_in_an_argument_is_not_asked_for_as_text() -> None:
+    command = ["mpirun", "python", "t.py", "--token=$(HF_TOKEN)"]
+    said = taken(LAUNCHER.format(command=json.dumps(command))).notes()
+    assert any("replace ${HF_TOKEN}, which only the pods know" in one for one in said)
+
+
+def test_a_secret_that_a_command_exports_again_stays_a_secret() -> None:
+    source = "{secretKeyRef: {name: hub, key: token}}"
+    words = (
+        'command: [sh, -c, "export HF_TOKEN=$HF_TOKEN; torchrun t.py"],'
+        f" env: [{{name: HF_TOKEN, valueFrom: {source}}}]"
+    )
+    carried = taken(JOB.format(hosts=1, words=words))
+    assert "env" not in carried.run
+    assert carried.cluster["kubernetes"]["env"] == {"HF_TOKEN": SECRET}

@@ -10,6 +10,7 @@ from orchestrator.contract.spec.slurm_spec import bad_variable
 from orchestrator.specs.foreign.around_program import exported_by_mpi
 from orchestrator.specs.foreign.carried import Carried, braced, job_name, number_of
 from orchestrator.specs.foreign.command_lines import sizes_of, variable_ranks
+from orchestrator.specs.foreign.pods.from_launcher import REFERENCE, with_handed
 from orchestrator.specs.foreign.pods.manifests import Pods, at
 from orchestrator.specs.foreign.pods.near_pods import OwnPods, without_own_rules
 from orchestrator.specs.foreign.pods.policies import set_policies
@@ -76,8 +77,6 @@ OF_CONTAINER = frozenset(
     ]
 )
 IN_TEMPLATE = re.compile(r"\$\{?[A-Z][A-Z0-9_]*\}?")
-REFERENCE = re.compile(r"\$\((\w+)\)")
-"""Kubernetes itself replaces it by a variable of the container."""
 MOST_REPLACED = 1_000
 """Characters of a value in another one: values that name each other may grow without end."""
 PROBES = ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle")
@@ -103,14 +102,15 @@ def from_pods(one: Mapping[str, Any], pods: Pods, stem: str) -> Carried:
     if folder:
         carried.run["workdir"] = braced(str(folder))
     set_variables(carried, shell)
-    _rest_of_command(carried, shell, start)
+    of_rank = with_handed(carried, pods, container, start.words if start is not None else ())
+    _rest_of_command(carried, of_rank, shell, start)
     if (hosts := number_of(pods.hosts)) is None:
         carried.before.append(f"set cluster.hosts: the manifest says {pods.hosts}")
     hosts = hosts or 1
     each = _resources(carried, kubernetes, container, pods, start)
     carried.cluster = {"backend": "kubernetes", "hosts": hosts, "gpus_per_host": each}
     _image(carried, kubernetes, container, pod)
-    _variables(carried, kubernetes, container)
+    _variables(carried, kubernetes, of_rank)
     _places(kubernetes, pod)
     _labels(carried, kubernetes, one, pods)
     set_volumes(carried, kubernetes, pod, container)
@@ -140,7 +140,7 @@ def _started(pods: Pods, container: Mapping[str, Any]) -> tuple[Shell, Start | N
     if words is None:
         words = [*_list(container.get("command")), *_list(container.get("args"))]
     words = [braced(str(one)) for one in words]
-    values, known = _values_of(container)
+    values, known = _values_of(container if pods.launcher is None else pods.launcher)
 
     def variable(found: re.Match[str]) -> str:
         name = found[1]
@@ -164,7 +164,9 @@ def _started(pods: Pods, container: Mapping[str, Any]) -> tuple[Shell, Start | N
     return shell, start
 
 
-def _rest_of_command(carried: Carried, shell: Shell, start: Start | None) -> None:
+def _rest_of_command(
+    carried: Carried, container: Mapping[str, Any], shell: Shell, start: Start | None
+) -> None:
     """What the command does besides the start of the training."""
     words = start.words if start is not None else ()
     others = [text for _, text in shell.others]
@@ -179,7 +181,8 @@ def _rest_of_command(carried: Carried, shell: Shell, start: Start | None) -> Non
             carried.before.append(
                 f"put {file} into the image or on a volume: the command of the manifest writes it"
             )
-    if names := exported_by_mpi(words):
+    given = [at(one, "name") for one in container.get("env") or []]
+    if names := [name for name in exported_by_mpi(words) if name not in given]:
         carried.leave(f"mpirun -x {', '.join(names)}: ranks have the variables of their own pods")
 
 

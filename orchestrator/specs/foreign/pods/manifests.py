@@ -31,6 +31,8 @@ class Pods(Struct, kw_only=True):
     """Ranks in each pod; None: not said."""
     command: list[str] | None = None
     """Replaces the command of the template."""
+    launcher: Mapping[str, Any] | None = None
+    """The container that runs `command`, if it is in another pod."""
     notes: list[str] = field(default_factory=list)
     group: Any = None
     """Pods of one child Job, if a JobSet has several of them."""
@@ -290,21 +292,26 @@ def _mpijob(spec: dict[str, Any]) -> Pods:
         hosts = at(spec, "replicas") or (f"{total} GPUs" if total else 1)
         return Pods(hosts=hosts, template=spec["template"], notes=notes)
     launcher, worker = (at(replicas, role, "template") or {} for role in ("Launcher", "Worker"))
-    notes += _left_of("Launcher", launcher, worker)
+    notes += _left_of("Launcher", launcher, worker, keys=("volumeMounts",))
     command = _container(launcher)
     return Pods(
         hosts=at(replicas, "Worker", "replicas") or 1,
         template=worker,
         ranks=at(spec, "slotsPerWorker"),
         command=[*(command.get("command") or []), *(command.get("args") or [])],
+        launcher=command,
         notes=notes,
     )
 
 
-def _left_of(role: str, template: Any, trains: Any) -> Iterator[str]:
+def _left_of(
+    role: str, template: Any, trains: Any, keys: tuple[str, ...] = ("env", "volumeMounts")
+) -> Iterator[str]:
     """What the pods of another role have, and those with the template `trains` do not."""
     own, other = _container(template), _container(trains)
     for key, name, what in (("env", "name", "variables"), ("volumeMounts", "mountPath", "volumes")):
+        if key not in keys:
+            continue
         there = other.get(key) or []
         named = [str(at(one, name)) for one in own.get(key) or [] if one not in there]
         if named:
@@ -364,6 +371,7 @@ def _volcano(spec: dict[str, Any]) -> Pods:
     if launcher is not None and launcher not in workers:
         container = _container(launcher.get("template") or {})
         found.command = [*(container.get("command") or []), *(container.get("args") or [])]
+        found.launcher = container
         notes.append(f"the task {launcher.get('name')}: ndctl starts the ranks itself")
     return found
 
