@@ -782,6 +782,24 @@ def test_what_only_the_head_of_ray_has_is_said() -> None:
     assert "workerGroup more: all hosts are alike" in left
 
 
+def test_fields_of_a_pod_are_kept_or_said() -> None:
+    job = yaml.safe_load(JOB.format(hosts=1, words="command: [torchrun, t.py]"))
+    pod = job["spec"]["template"]["spec"]
+    pod |= {"activeDeadlineSeconds": 3600, "setHostnameAsFQDN": True, "subdomain": "fit"}
+    pod |= {"enableServiceLinks": False, "dnsPolicy": "None", "dnsConfig": {"nameservers": ["a"]}}
+    carried = taken(yaml.safe_dump(job))
+    template = carried.cluster["kubernetes"]["pod_template"]["spec"]
+    kept = {"enableServiceLinks", "dnsPolicy", "dnsConfig"}
+    assert template == {key: pod[key] for key in kept}
+    own = "ndctl brings the ranks together by names of its own"
+    assert f"setHostnameAsFQDN: {own}" in carried.left
+    assert f"subdomain fit: {own}" in carried.left
+    assert "activeDeadlineSeconds 3600: a job of ndctl has no deadline" in carried.left
+    pod |= {"enableServiceLinks": True, "dnsPolicy": "ClusterFirst"}
+    del pod["dnsConfig"]
+    assert "pod_template" not in taken(yaml.safe_dump(job)).cluster["kubernetes"]
+
+
 def test_policies_without_a_key_are_said() -> None:
     jobset = yaml.safe_load(manifest("JobSet"))
     jobset["spec"] |= {"failurePolicy": {"maxRestarts": 2, "rules": [{"action": "FailJobSet"}]}}

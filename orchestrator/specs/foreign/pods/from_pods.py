@@ -46,17 +46,22 @@ BY_NDCTL = frozenset(
         "serviceAccount",
         "imagePullSecrets",
         "hostNetwork",
-        "dnsPolicy",
         "restartPolicy",
+        "activeDeadlineSeconds",
         "terminationGracePeriodSeconds",
         "hostname",
         "subdomain",
         "setHostnameAsFQDN",
         "schedulerName",
-        "enableServiceLinks",
     ]
 )
 """Fields of a pod that are read on their own, or that ndctl sets itself."""
+DEFAULTS = (
+    ("enableServiceLinks", True),
+    ("dnsPolicy", "ClusterFirst"),
+    ("dnsPolicy", "ClusterFirstWithHostNet"),
+)
+"""What an API server adds to each pod, and ndctl to one with the network of its node."""
 OF_CONTAINER = frozenset(
     [
         "name",
@@ -386,7 +391,11 @@ def _other_fields(
     container: Mapping[str, Any],
 ) -> None:
     """Fields without a key of a spec, which `pod_template` takes as they are."""
-    template = {key: value for key, value in pod.items() if key not in BY_NDCTL}
+    template = {
+        key: value
+        for key, value in pod.items()
+        if key not in BY_NDCTL and (key, value) not in DEFAULTS
+    }
     rest = {
         key: value
         for key, value in container.items()

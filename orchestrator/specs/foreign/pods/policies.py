@@ -7,6 +7,7 @@ from orchestrator.specs.foreign.carried import Carried, braced
 from orchestrator.specs.foreign.pods.manifests import at
 
 RULES = "rules of ndctl decide about failures (`ndctl policy list`)"
+OWN_NAMES = "ndctl brings the ranks together by names of its own"
 INSTEAD: Mapping[tuple[str, ...], str] = {
     ("activeDeadlineSeconds",): "a job of ndctl has no deadline",
     ("podFailurePolicy",): RULES,
@@ -16,6 +17,9 @@ INSTEAD: Mapping[tuple[str, ...], str] = {
     ("policies",): RULES,
     ("successPolicy",): "a job succeeds when all its ranks do",
     ("terminationGracePeriodSeconds",): "set resilience.stop_grace, the time to stop",
+    ("hostname",): OWN_NAMES,
+    ("subdomain",): OWN_NAMES,
+    ("setHostnameAsFQDN",): OWN_NAMES,
     ("suspend",): "`ndctl submit` starts the job",
     ("schedulingPolicy", "queue"): "set cluster.kubernetes.queue for Kueue",
     ("schedulingPolicy", "priorityClass"): "set cluster.kubernetes.priority_class",
