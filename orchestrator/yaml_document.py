@@ -84,6 +84,7 @@ SYNTAX_FIXES = (
     (r"single document", "keep one document: remove everything from the line --- on"),
     (r"\$\{", 'inside { } or [ ] quote a value with variables: "${VAR}"'),
     (r"undefined alias|anchor|alias", "quote a value that begins with * or &"),
+    (r"constructor for the tag", "write the value itself: Kubernetes has no tags such as !Ref"),
     (r"special characters|control|surrogate", "remove that character and save as UTF-8 text"),
 )
 OTHER_SYNTAX_FIX = (
@@ -98,7 +99,7 @@ def read_text(path: Path, examples: str) -> str:
         SpecError: the file cannot be read.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # editors of Windows write a mark in front
     except FileNotFoundError:
         if str(path) == "-":
             message = "-: no such file"

@@ -6,6 +6,7 @@ so depth is limited here.
 """
 
 import json
+import re
 from typing import Any
 
 _TOO_DEEP = "its lists and objects are nested too deep"
@@ -36,6 +37,29 @@ def read_json(
     if _opened(text) > MOST_DEPTH and not _is_shallow(value):
         raise ValueError(_TOO_DEEP)
     return value
+
+
+def read_json_values(text: str) -> list[Any]:
+    """The values of `text`, which may be several, one after the other.
+
+    Raises:
+        ValueError: one of them is not JSON, or too deep.
+    """
+    values: list[Any] = []
+    decoder, at = json.JSONDecoder(), 0
+    while (found := NOT_SPACE.search(text, at)) is not None:
+        try:
+            value, at = decoder.raw_decode(text, found.start())
+        except RecursionError:
+            raise ValueError(_TOO_DEEP) from None
+        if not _is_shallow(value):
+            raise ValueError(_TOO_DEEP)
+        values.append(value)
+    return values
+
+
+NOT_SPACE = re.compile(r"[^ \t\r\n]")
+"""JSON has no other spaces."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

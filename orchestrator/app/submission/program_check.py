@@ -74,7 +74,8 @@ def _script(script: str, workdir: Path, environ: Mapping[str, str]) -> Iterator[
         yield Problem(path="run.script", value=script, limit=limit, fix=fix)
         return
     # Some manifests are also Python code: `kind: Job` is an annotation.
-    told = None if path.suffix == ".py" else foreign_text(source.decode(errors="replace"), path)
+    text = source.decode("utf-8-sig", errors="replace")
+    told = None if path.suffix == ".py" else foreign_text(text, path)
     if told is not None:
         yield Problem(path="run.script", value=script, limit=f"{limit} ({told[0]})", fix=told[1])
         return

@@ -12,9 +12,13 @@ from orchestrator.specs.foreign.carried import Carried
 from orchestrator.specs.foreign.other_tools import foreign_file
 from orchestrator.specs.foreign.pods.from_pods import from_pods
 from orchestrator.specs.foreign.pods.manifests import (
+    DEEPEST,
     KINDS,
+    MOST_VALUES,
     at,
     documents_in,
+    is_braced,
+    is_too_large,
     looks_like_manifest,
     objects_in,
     reads,
@@ -25,7 +29,7 @@ from orchestrator.yaml_document import parse
 
 TOO_LONG = re.compile(r"\d{1000}")
 SHELL = re.compile(r"#!.*\b(ba|z|da|k)?sh\b")
-HELM = re.compile(r"\{\{-?\s*(\.|if |range |include |with |toYaml )")
+HELM = re.compile(r"\{\{-?\s*(\.|\$|/\*|(if|range|include|with|define|template|toYaml) )")
 
 RUNS = re.compile(r"Job$|Workflow(Template)?$|^(RayCluster|StatefulSet)$")
 """Kinds that run a program, and that ndctl does not read."""
@@ -61,9 +65,9 @@ def taken_over(text: str, path: PurePath) -> Carried:
         if each.get("kind") and each not in [one for one, _ in found]
     ]
     if beside:
-        carried.before.append(
-            f"create what else is in {path.name}, if the job needs it: {', '.join(beside)}"
-        )
+        more = [f"and {len(beside) - MOST_SAID} more"] if len(beside) > MOST_SAID else []
+        names = ", ".join([*beside[:MOST_SAID], *more])
+        carried.before.append(f"create what else is in {path.name}, if the job needs it: {names}")
     for other, _ in found[1:]:
         if "Runtime" not in str(other.get("kind")):
             name = at(other, "metadata", "name")
@@ -73,8 +77,10 @@ def taken_over(text: str, path: PurePath) -> Carried:
 
 def _refuse_other(text: str, path: PurePath) -> NoReturn:
     """Refuses what is neither a script of a shell nor a manifest."""
-    if text.lstrip().startswith("{"):
+    if is_braced(text):
         documents_in(text, str(path))
+    if text.lstrip().startswith("{{") and HELM.search(text):
+        raise SpecError(f"{path}: {OF_HELM[0]}", fix=OF_HELM[1])
     if OWN.search(text):
         _refuse_yaml(text, path)
     if path.suffix == ".py":
@@ -127,7 +133,7 @@ def _refuse_own(one: Mapping[str, Any], path: PurePath) -> None:
 
 
 MOST_SAID = 20
-"""Most values of wrong types that one message names."""
+"""Most values of wrong types, or objects, that one message names."""
 
 
 def _check_types(text: str, path: PurePath) -> None:
@@ -159,6 +165,16 @@ def is_script(text: str, path: PurePath) -> bool:
     return re.search(r"^#(SBATCH|PBS|BSUB) ", text, re.MULTILINE) is not None
 
 
+OF_HELM = (
+    "this is a template of Helm, not a manifest",
+    "helm template CHART > manifest.yaml, then ndctl init --from manifest.yaml",
+)
+TOO_LARGE = (
+    f"its jobs and pods are too large: together they have more than {MOST_VALUES:,} values, or are"
+    f" nested more than {DEEPEST} deep",
+    "give a manifest of one job",
+)
+"""What it is, and what to do."""
 NO_OBJECT = "this manifest is a list without objects"
 
 
@@ -169,11 +185,10 @@ def nothing_in(text: str, path: PurePath) -> tuple[str, str]:
         SpecError: it is neither YAML nor JSON.
     """
     if HELM.search(text):
-        return (
-            "this is a template of Helm, not a manifest",
-            "helm template CHART > manifest.yaml, then ndctl init --from manifest.yaml",
-        )
+        return OF_HELM
     documents_in(text, str(path))
+    if is_too_large(text):
+        return TOO_LARGE
     return _why_nothing(text), _fix_of_nothing(text, path)
 
 

@@ -234,18 +234,34 @@ def test_a_program_that_is_not_found_is_asked_for() -> None:
         "apiVersion: v1\nkind: Pod\n",
         "apiVersion: batch/v1\nkind: Job\nspec:\n",
         '{"apiVersion": "v1", "kind": "Pod"}',
-        # Aliases of aliases: ten lines that stand for a billion values.
-        "apiVersion: batch/v1\nkind: Job\nspec:\n  a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
-        + "".join(
-            f"  {new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
-            for old, new in zip("abcdefgh", "bcdefghi", strict=True)
-        ),
     ],
 )
 def test_what_is_no_manifest_is_refused(text: str) -> None:
-    assert len(text) < MOST_VALUES
     with pytest.raises(SpecError, match="no job that trains is in this manifest"):
         taken(text)
+
+
+# Aliases of aliases: ten lines that stand for a billion values.
+BOMB = "  a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"  {new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
+    for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+def test_a_job_that_is_too_large_is_refused_as_such() -> None:
+    text = f"{JOB_HEAD}spec:\n{BOMB}"
+    assert len(text) < MOST_VALUES
+    with pytest.raises(SpecError, match=r"too large: together they have more than 20,000 values"):
+        taken(text)
+
+
+def test_objects_without_pods_may_be_many_and_large() -> None:
+    head = "apiVersion: v1\nkind: ConfigMap\n"
+    many = "".join(f"---\n{head}metadata: {{name: c{at}}}\n" for at in range(MOST_VALUES // 5))
+    carried = taken(f"{head}metadata: {{name: bomb}}\ndata:\n{BOMB}{many}---\n{manifest('Job')}")
+    assert carried.cluster["hosts"] == 4
+    [said] = [one for one in carried.before if "create what else is in" in one]
+    assert said.endswith(f"ConfigMap c18, and {MOST_VALUES // 5 - 19} more")
 
 
 @pytest.mark.parametrize(
@@ -258,6 +274,8 @@ def test_what_is_no_manifest_is_refused(text: str) -> None:
             "m:3: lists and mappings are nested",
         ),
         (f"{JOB_HEAD}spec: {{a: 2024-13-45}}\n", "m: not YAML: month must be in"),
+        (f"{JOB_HEAD}spec: {{a: !Ref b}}\n", "m:3:11: not YAML: could not determine a constructor"),
+        ('{"apiVersion": "v1", "kind": "Pod"}\n{"kind": }', "m:2:10: not JSON: Expecting value"),
         ('{"kind": "List",\n "items": [}', "m:2:12: not JSON: Expecting value"),
         ('{"apiVersion": "v1", "kind": "Pod"', "m:1:35: not JSON: Expecting"),
     ],
@@ -294,6 +312,34 @@ def test_json_of_kubectl_is_read_as_its_yaml(kind: str) -> None:
     assert carried.cluster["hosts"] == 4
     assert carried.run["script"] == "/app/train.py"
     assert carried.cluster["kubernetes"]["annotations"] == {"note": "\U0001f680"}
+
+
+def test_objects_of_json_may_follow_each_other() -> None:
+    one = json.dumps(yaml.safe_load(manifest("PyTorchJob")), indent=4)
+    carried = taken(f'{one}\n{{"apiVersion": "v1", "kind": "Secret", "metadata": {{"name": "s"}}}}')
+    assert carried.cluster["hosts"] == 4
+    assert any("if the job needs it: Secret s" in said for said in carried.before)
+
+
+@pytest.mark.parametrize("text", [manifest("Job"), "#!/bin/bash\n#SBATCH -N 4\nsrun a.py\n"])
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "m"
+    file.write_text(text, encoding="utf-8-sig")
+    done = CliRunner().invoke(cli, ["init", "--from", str(file), "-"])
+    assert (done.exit_code, "hosts: 4" in done.output) == (0, True)
+    assert "line 1:" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("trainer", "guessed"),
+    [("{numNodes: 2}", True), ("{numProcPerNode: 4}", False), ("{resourcesPerNode: {}}", False)],
+)
+def test_gpus_that_only_a_missing_runtime_knows_are_asked_for(trainer: str, guessed: bool) -> None:
+    carried = taken(
+        "apiVersion: trainer.kubeflow.org/v1alpha1\nkind: TrainJob\nmetadata: {name: a}\n"
+        f"spec:\n  runtimeRef: {{name: torch}}\n  trainer: {trainer}\n"
+    )
+    assert any("set cluster.gpus_per_host, 1 here" in one for one in carried.before) == guessed
 
 
 def test_labels_of_the_controller_of_jobs_stay_behind() -> None:

@@ -47,6 +47,11 @@ FILES = {
         "this is a template of Helm, not a manifest",
         "helm template CHART > manifest.yaml, then ndctl init --from manifest.yaml",
     ),
+    "values.yaml": (
+        "{{- $config := .Values.job }}\napiVersion: batch/v1\nkind: Job\n",
+        "this is a template of Helm, not a manifest",
+        "helm template CHART > manifest.yaml, then ndctl init --from manifest.yaml",
+    ),
     "task.yaml": (
         "num_nodes: 2\nresources: {accelerators: 'H100:8'}\nrun: |\n  cd src\n"
         "  torchrun --nproc_per_node 8 \\\n    train.py --lr 1e-4\n",

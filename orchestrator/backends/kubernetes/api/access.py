@@ -67,8 +67,9 @@ class Access:
         try:
             yield
         except (config.ConfigException, OSError) as exc:
+            place = "" if self.in_cluster else f" in {self.kubeconfig}"
             raise BackendError(
-                f"cannot find a Kubernetes cluster: {exc}",
+                f"cannot find a Kubernetes cluster{place}: {exc}",
                 fix="`kubectl config get-contexts` lists your contexts; set KUBECONFIG or"
                 " cluster.kubernetes.context, or log in to the cluster as its administrators say",
             ) from exc

@@ -260,7 +260,12 @@ def _resources(
         own_container(kubernetes)["resources"] = template
     _ask_for_devices(carried, rest, None if gpus else claims)
     by_launcher = variable_ranks(typed) or number_of(sizes.get("--gpus-per-host"))
-    return each or number_of(pods.ranks) or by_launcher or 1
+    said = each or number_of(pods.ranks) or by_launcher
+    if not said and not gpus and not pods.says_devices:
+        carried.before.append(
+            "set cluster.gpus_per_host, 1 here: the runtime, which is not in this file, says it"
+        )
+    return said or 1
 
 
 def _ask_for_devices(carried: Carried, names: set[str], claims: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from msgspec import Struct, field
 
-from orchestrator.contract.read_json import read_json
+from orchestrator.contract.read_json import read_json_values
 from orchestrator.errors import SpecError
 from orchestrator.specs.foreign.pods.wrong_types import without_nulls
 from orchestrator.yaml_document import refuse_deep, syntax_errors
@@ -16,7 +16,7 @@ from orchestrator.yaml_document import refuse_deep, syntax_errors
 TRAINS = "trainer.kubeflow.org/trainjob-ancestor-step"
 """The label of the pods of a runtime that get a TrainJob's `trainer`."""
 MOST_VALUES = 20_000
-"""Aliases may make a short text very large."""
+"""In all objects with pods. Aliases may make a short text very large."""
 DEEPEST = 100
 """A template of a pod is about ten levels deep."""
 
@@ -43,12 +43,32 @@ class Pods(Struct, kw_only=True):
 
 
 def objects_in(text: str) -> list[dict[str, Any]]:
-    """The objects of a manifest; none if the text is not YAML, too large or too deep."""
-    objects = [one for part in _documents(text) for one in _items(part)]
-    budget = [MOST_VALUES]
-    if not all(_is_small(one, budget) for one in objects):
+    """The objects of a manifest; none if the text is not YAML, too large or too deep. Those without
+    pods have only their names."""
+    objects = _objects(text)
+    if _are_too_large(objects):
         return []
-    return [without_nulls(one) for one in objects]
+    return [without_nulls(one) if reads(one) else _named(one) for one in objects]
+
+
+def is_too_large(text: str) -> bool:
+    """Whether the objects with pods have too many values, or are too deep."""
+    return _are_too_large(_objects(text))
+
+
+def _are_too_large(objects: list[dict[str, Any]]) -> bool:
+    budget = [MOST_VALUES]
+    return not all(_is_small(one, budget) for one in objects if reads(one))
+
+
+def _objects(text: str) -> list[dict[str, Any]]:
+    return [one for part in _documents(text) for one in _items(part)]
+
+
+def _named(one: Mapping[str, Any]) -> dict[str, Any]:
+    kind, name = one.get("kind"), at(one, "metadata", "name")
+    named = {"metadata": {"name": name}} if isinstance(name, str) else {}
+    return {"kind": kind, **named} if isinstance(kind, str) else named
 
 
 def _documents(text: str) -> list[Any]:
@@ -65,9 +85,9 @@ def documents_in(text: str, source: str) -> list[Any]:
         SpecError: it is neither; with line and column.
     """
     of_json: ValueError | None = None
-    if text.lstrip().startswith("{"):
+    if is_braced(text):
         try:
-            return [read_json(text)]
+            return read_json_values(text)
         except ValueError as exc:  # it may be YAML
             of_json = exc
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -84,6 +104,11 @@ def documents_in(text: str, source: str) -> list[Any]:
     except (ValueError, RecursionError) as exc:  # such as a date without such a day
         message = f"{source}: not YAML: {exc}"
         raise SpecError(message, fix="quote the value, or correct it") from exc
+
+
+def is_braced(text: str) -> bool:
+    """Whether a text starts as JSON does. One with `{{` is a template."""
+    return re.match(r"\s*\{(?!\{)", text) is not None
 
 
 def reads(one: Mapping[str, Any]) -> bool:
@@ -117,7 +142,7 @@ def looks_like_manifest(text: str) -> bool:
     """Whether a text is for Kubernetes, also if it is a template or has several objects, or is
     JSON."""
     keys = ("apiVersion", "kind")
-    if text.lstrip().startswith("{"):
+    if is_braced(text):
         return any(isinstance(one, dict) and {*keys} <= one.keys() for one in _documents(text))
     return all(re.search(rf"^{key}:", text, re.MULTILINE) for key in keys)
 

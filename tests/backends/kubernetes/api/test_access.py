@@ -44,7 +44,7 @@ def test_a_malformed_kubeconfig_is_told_with_a_fix(tmp_path: Path, text: str) ->
 
 def test_an_unreadable_or_missing_kubeconfig_is_no_cluster(tmp_path: Path) -> None:
     for file in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(BackendError, match="cannot find a Kubernetes cluster"):
+        with pytest.raises(BackendError, match=f"cannot find a Kubernetes cluster in {file}: "):
             _ = Access(None, {"KUBECONFIG": str(file)}).namespace
 
 
