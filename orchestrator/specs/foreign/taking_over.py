@@ -29,7 +29,7 @@ from orchestrator.yaml_document import parse
 
 TOO_LONG = re.compile(r"\d{1000}")
 SHELL = re.compile(r"#!.*\b(ba|z|da|k)?sh\b")
-HELM = re.compile(r"\{\{-?\s*(\.|\$|/\*|(if|range|include|with|define|template|toYaml) )")
+HELM = re.compile(r"\{\{(-|\s*(\.|\$|/\*|(if|range|include|with|define|template|toYaml|tpl) ))")
 
 RUNS = re.compile(r"Job$|Workflow(Template)?$|^(RayCluster|StatefulSet)$")
 """Kinds that run a program, and that ndctl does not read."""

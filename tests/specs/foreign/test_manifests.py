@@ -314,6 +314,11 @@ def test_json_of_kubectl_is_read_as_its_yaml(kind: str) -> None:
     assert carried.cluster["kubernetes"]["annotations"] == {"note": "\U0001f680"}
 
 
+def test_a_template_that_makes_a_whole_manifest_is_one_of_helm() -> None:
+    with pytest.raises(SpecError, match="this is a template of Helm"):
+        taken('{{- tpl ($.Files.Get "job.yaml") . }}')
+
+
 def test_objects_of_json_may_follow_each_other() -> None:
     one = json.dumps(yaml.safe_load(manifest("PyTorchJob")), indent=4)
     carried = taken(f'{one}\n{{"apiVersion": "v1", "kind": "Secret", "metadata": {{"name": "s"}}}}')

@@ -34,6 +34,7 @@ from orchestrator.backends.kubernetes.observe.pending_reasons import (
     gravity,
     job_troubles,
     pod_problem,
+    wrong_number_of_pods,
 )
 from orchestrator.backends.kubernetes.render.names import (
     AVOID_ANNOTATION,
@@ -173,6 +174,8 @@ def observe(
     running = [pod for pod in there if is_running(pod)]
     troubles = [trouble for pod in mine if (trouble := pod_problem(pod, events)) is not None]
     troubles += job_troubles(kind, job, events, whole=bool(mine) and len(mine) >= hosts)
+    if not has_ended(job):
+        troubles += wrong_number_of_pods(kind, job, hosts)
     meaning, reason = _standing(kind, job, bool(running))
     if is_leaving(job) and not has_ended(job):
         meaning = "leaving"  # finalizers delay the deletion, but no pod will be created

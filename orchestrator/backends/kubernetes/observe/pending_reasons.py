@@ -1,5 +1,6 @@
 """Why a pod or job does not run, and what to do about it. Pure."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -300,7 +301,28 @@ def creation_trouble(message: str) -> PendingReason:
     return PendingReason(what="cannot create pods", why=message)
 
 
+def wrong_number_of_pods(kind: JobKind, job: Object, hosts: int) -> Iterator[PendingReason]:
+    """Whether somebody changed how many pods `job` asks for; `hosts`: what it should ask for. Of
+    the kinds that ndctl creates, only a PyTorchJob can be changed so."""
+    replicas: Mapping[str, Object] = lookup(job, ("spec", "pytorchReplicaSpecs"), {})
+    asked = {role: int(one.get("replicas", 1)) for role, one in replicas.items()}
+    pods = sum(asked.values())
+    if not hosts or not replicas or pods == hosts:
+        return
+    # A PyTorchJob has one Master at most; null removes what somebody added to a job of one host.
+    workers = {"replicas": hosts - 1} if hosts > 1 else None
+    patch = {"spec": {"pytorchReplicaSpecs": {"Worker": workers}}}
+    yield PendingReason(
+        what="wrong number of pods",
+        why=f"the {kind.resource.kind} asks for {pods} pods, and the job has"
+        f" {hosts} {'host' if hosts == 1 else 'hosts'}",
+        advice=f"set it back: `kubectl -n {lookup(job, ('metadata', 'namespace'))} patch"
+        f" {kind.resource.word} {name_of(job)} --type merge -p '{json.dumps(patch)}'`",
+    )
+
+
 GRAVE = (
+    "wrong number",
     *("quota", "admission", "invalid", "no pod"),
     *("ErrImage", "ImagePull", "InvalidImage", "Create", "Run"),
 )

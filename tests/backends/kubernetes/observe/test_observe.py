@@ -621,3 +621,21 @@ def test_the_cause_of_death_is_read_from_the_end_of_a_pods_log(log: str, said: s
     trouble = pod_problem(pod(phase="Failed", containerStatuses=ended))
     assert trouble is not None
     assert trouble.why == ("exit code 78" + (f": {said}" if said else ""))
+
+
+@pytest.mark.parametrize(("hosts", "back"), [(2, '{"replicas": 1}'), (1, "null")])
+def test_a_changed_number_of_pods_is_said_before_pods_without_a_node(hosts: int, back: str) -> None:
+    one = job("Running")
+    one["metadata"]["namespace"] = "team-a"
+    one["spec"]["pytorchReplicaSpecs"] = {"Master": {"replicas": 1}, "Worker": {"replicas": 3}}
+    unplaced = pod(conditions=condition("PodScheduled", "False", "Unschedulable", NO_GPUS))
+    seen = observe(PYTORCHJOB, NAME, one, [unplaced], hosts=hosts)
+    said = f"and the job has {hosts} host" + "s" * (hosts > 1)
+    patch = f'{{"pytorchReplicaSpecs": {{"Worker": {back}}}}}'
+    assert f"; wrong number of pods: the PyTorchJob asks for 4 pods, {said}" in seen.words
+    command = "`kubectl -n team-a patch pytorchjobs.kubeflow.org run-1 --type merge"
+    assert f"{command} -p '{{\"spec\": {patch}}}'`" in seen.words
+    assert not seen.needs_fix
+    assert "wrong number" not in observe(PYTORCHJOB, NAME, one, hosts=4).words
+    one["status"] = job("Succeeded")["status"]
+    assert observe(PYTORCHJOB, NAME, one, hosts=hosts).troubles == ()
