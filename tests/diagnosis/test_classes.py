@@ -23,7 +23,9 @@ SAMPLES: list[dict[str, Any]] = yaml.load(
 LESS_SPECIFIC = {
     "data-loader": {"service-unreachable"},
     "shared-memory": {"data-loader"},
-    "host-out-of-memory": {"data-loader"},
+    "loader-worker-killed": {"data-loader"},
+    "nccl-plugin-missing": {"nccl-invalid-usage"},
+    "hub-access": {"permission"},
 }
 """Class -> less specific classes that fit the same sample. For example, the frames above a
 connection error say which component failed, and the signal that ended a data loader worker says

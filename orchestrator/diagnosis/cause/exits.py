@@ -29,6 +29,7 @@ ENDED_FIRST = "ended-first"
 CONNECTION_LOST = "connection-lost"
 """Kind of ranks that lost a peer, when none is known to have ended."""
 OUT_OF_MEMORY = "host-out-of-memory"
+LOADER_KILLED = "loader-worker-killed"
 CRASHED = "segfault"
 """The class of lines about a process that crashed."""
 PYTHON = "python-exception"
@@ -314,7 +315,8 @@ def _explains(line: Reading, exited: RankExited, rank: Reading | None) -> bool:
     killed = signal.SIGKILL in (exited.signal, (exited.exit_code or 0) - BY_SHELL)
     if line.name == OUT_OF_MEMORY:
         asked_first = exited.signal == signal.SIGTERM and "SIGTERM" in line.line  # earlyoom
-        return killed or asked_first
+        of_worker = rank is not None and rank.name == LOADER_KILLED
+        return killed or asked_first or of_worker
     # All groups of a machine share its log: the process of another job or pod crashed, or one of
     # this job that is no rank.
     if line.name == CRASHED and killed:

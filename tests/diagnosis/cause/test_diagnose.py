@@ -502,7 +502,7 @@ def test_the_same_hardware_error_on_several_hosts_has_no_culprit() -> None:
     """For example, all hosts have the same wrong setting."""
     said = verdict(raised(0, BUSY), raised(2, BUSY, at=START + 50.5), raised(3, GLOO_CLOSED))
     assert (said.kind, said.culprit) == ("exception", NOBODY)
-    assert said.cause.startswith("2 hosts had gpu-lost at once: host-0, host-1 (first: rank 0")
+    assert said.cause.startswith("2 hosts had gpu-busy at once: host-0, host-1 (first: rank 0")
     cut_off = verdict(raised(0, BUSY), raised(1, BUSY), raised(2, GLOO_CLOSED))
     assert cut_off.culprit == Culprit(host="host-0", rank=0)
 
@@ -1125,6 +1125,23 @@ def test_a_fabric_error_in_several_kernel_logs_has_no_culprit() -> None:
     assert verdict(*exits, evidence=(kernel("host-1", SERVER),)).culprit.host == "host-1"
     both = (kernel("host-0", SERVER), kernel("host-1", SERVER))
     assert verdict(*exits, evidence=both).culprit == NOBODY
+
+
+@pytest.mark.parametrize(
+    ("kernels", "name", "action"),
+    [
+        ((), "loader-worker-killed", "restart"),
+        ((kernel("host-1", OOM),), "host-out-of-memory", "stop"),
+        ((kernel("host-0", OOM),), "loader-worker-killed", "restart"),
+    ],
+)
+def test_a_killed_loader_worker_is_a_lack_of_memory_only_if_its_kernel_says_so(
+    kernels: tuple[EvidenceGathered, ...], name: str, action: str
+) -> None:
+    killed = raised(2, "DataLoader worker (pid 1234) is killed by signal: Killed.")
+    said = verdict(killed, evidence=kernels)
+    assert said.failure is not None
+    assert (said.failure.name, said.failure.action) == (name, action)
 
 
 def test_a_hang_is_not_explained_by_low_memory_in_the_kernel_log() -> None:

@@ -20,7 +20,7 @@ MENTIONS = (
     "sample 3: dmesg says NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus",
     "decoded text: Kernel panic - not syncing: VFS: Unable to mount root fs on unknown-block(0,0)",
     "input: CUDA error: unknown error as I run train.py",
-    "Q: RuntimeError: No CUDA GPUs are available. A: install the driver",
+    "Q: RuntimeError: CUDA unknown error. A: install the driver",
     "example 0: [1,2,3] -> 'RuntimeError: CUDA error: uncorrectable NVLink error detected",
     "  - GPU has fallen off the bus: 3 nodes last week",
     "excluded hosts: n12 (Xid 79: GPU has fallen off the bus)",
