@@ -1,6 +1,7 @@
 """One attempt on one host: torchrun and its ranks, from the start until no process is left."""
 
 import asyncio
+import contextlib
 import logging
 import re
 import shlex
@@ -18,6 +19,7 @@ from orchestrator.agent.evidence.rank_evidence import (
     how_ended,
     last_lines,
     nobody,
+    parent_of,
     place_in_kernel,
     process_state,
     send_signal,
@@ -29,7 +31,7 @@ from orchestrator.agent.processes.fork_server_client import Running, Standby
 from orchestrator.agent.processes.kept_ranks import KeptRanks
 from orchestrator.agent.processes.left_behind import SLURM_JOB, find_left, marks_of, named
 from orchestrator.agent.processes.torchrun import HostPlace, environment, render
-from orchestrator.agent.rank_socket import free_port
+from orchestrator.agent.rank_socket import free_port, send
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.env import STACKS_IN_C
 from orchestrator.contract.messages.agent_protocol import RankDigest, Start
@@ -67,6 +69,11 @@ REAP_S = 2.0
 """After torchrun ended: how long the processes that its ranks left behind have after SIGTERM, if
 the grace of the attempt's end is shorter."""
 POLL_S = 0.05
+WATCHERS_S = 0.2
+"""Seconds between two looks for rank watchers that were killed. Torchrun ends only seconds after
+one, and until then its peers would seem to hang."""
+GONE = ("gone", "Z")
+"""States of a process that has ended."""
 TAIL_S = 2.0
 """Limit to read the last lines of a log. After it, an end is reported without them."""
 FEW_RANKS = 512
@@ -78,6 +85,8 @@ FEW_LINES = 14
 @dataclass(slots=True)
 class RankRecord:
     pid: int
+    watcher: int | None
+    """Process id of its rank watcher, if the rank still ran when it was announced."""
     heard: float
     pace: Pace
     step: int = 0
@@ -199,7 +208,10 @@ class Attempt:
         now = self.clock.monotonic()
         if isinstance(datagram, RankStarted):
             self.ranks[datagram.rank] = RankRecord(
-                pid=datagram.pid, heard=now, pace=Pace(now, waited_for_cpu(datagram.pid))
+                pid=datagram.pid,
+                watcher=parent_of(datagram.pid),
+                heard=now,
+                pace=Pace(now, waited_for_cpu(datagram.pid)),
             )
             if self.stopping:  # the other ranks got SIGTERM before this one had started
                 send_signal(datagram.pid, signal.SIGTERM)
@@ -215,17 +227,24 @@ class Attempt:
             case RankRaised(error=error):
                 record.error = error
             case RankExited():
-                record.ended = datagram
-                record.stopped = (self.stopping and not record.gone) or _crashed_by_us(record)
-                # The watcher reads the step from shared memory; the rank's last beat may be lost.
-                record.step = max(record.step, datagram.step)
-                if not self.is_done(record):
-                    return self.exited(datagram)
+                return self._ended(record, datagram)
             case RankLeft():
                 return self._left(record, datagram)
             case _:
                 pass
         return None
+
+    def _ended(self, record: RankRecord, datagram: RankExited) -> RankExited | None:
+        # From `_report_lost`: the watcher had reported the end before it ended itself.
+        if record.ended is not None and (datagram.exit_code, datagram.signal) == (None, None):
+            return None
+        if self._died_with_torchrun(datagram):
+            return None  # `wait` reports it with its cause, torchrun
+        record.ended = datagram
+        record.stopped = (self.stopping and not record.gone) or _crashed_by_us(record)
+        # The watcher reads the step from shared memory; the rank's last beat may be lost.
+        record.step = max(record.step, datagram.step)
+        return None if self.is_done(record) else self.exited(datagram)
 
     def _left(self, record: RankRecord, datagram: RankLeft) -> RankExited:
         """To the leader it is an exit like that of a rank whose process has ended."""
@@ -353,7 +372,7 @@ class Attempt:
         stacks = await gather_stacks(asked, traces, timeout_s, missing, urge)
         for _, record in alive:
             # It has survived. What ends it later has another cause.
-            record.urged &= process_state(record.pid) in ("gone", "Z")
+            record.urged &= process_state(record.pid) in GONE
         now = self.clock.monotonic()
         many = self.start.nodes * self.start.ranks_per_host > FEW_RANKS
         lines = FEW_LINES if many else STACK_LINES
@@ -409,8 +428,7 @@ class Attempt:
         if self.all_left.is_set():
             return
         if grace_s > 0:
-            gone = ("gone", "Z")
-            left = [n for n, pid in self.running().items() if process_state(pid) not in gone]
+            left = [n for n, pid in self.running().items() if process_state(pid) not in GONE]
             self.outlasted = tuple(left)
         self.kill()
 
@@ -436,7 +454,7 @@ class Attempt:
         on the way, and must not be taken for the effect of the stop."""
         if not self.stopping:
             for record in self.ranks.values():
-                record.gone = process_state(record.pid) in ("gone", "Z")
+                record.gone = process_state(record.pid) in GONE
 
     def _all_ended(self) -> bool:
         """Every rank that should start here has ended."""
@@ -456,7 +474,7 @@ class Attempt:
 
     def _signal(self, number: int) -> None:
         for record in self.ranks.values():
-            if record.ended is None and process_state(record.pid) not in ("gone", "Z"):
+            if record.ended is None and process_state(record.pid) not in GONE:
                 send_signal(record.pid, number)
 
     async def wait(self) -> tuple[list[RankExited], HostStopped]:
@@ -500,10 +518,37 @@ class Attempt:
         """Wait until torchrun has ended, or all its ranks have left the attempt. Returns its exit
         code."""
         waits = {asyncio.create_task(torchrun.wait()), asyncio.create_task(self.all_left.wait())}
+        watching = asyncio.create_task(self._watch_watchers(torchrun))
         _, others = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for other in others:
+        for other in (*others, watching):
             other.cancel()
         return None if torchrun.ended is None else torchrun.ended.code
+
+    async def _watch_watchers(self, torchrun: Running) -> None:
+        """Notice rank watchers that were killed, and their ranks with them."""
+        while True:
+            await asyncio.sleep(WATCHERS_S)
+            if self.stopping:
+                continue  # torchrun kills watchers, and `wait` reports what was not reported
+            gone = [
+                rank
+                for rank, record in self.ranks.items()
+                if record.ended is None
+                and record.watcher is not None
+                and process_state(record.watcher) in GONE
+            ]
+            # Asked last: watchers end after their torchrun, so it did not end them if it lives.
+            if gone and process_state(torchrun.pid) not in GONE:
+                self._report_lost(gone)
+
+    def _report_lost(self, ranks: Iterable[int]) -> None:
+        """Send the ends of the ranks in place of their watchers. They go through the socket, so
+        that a report which a watcher sent before its end is read first."""
+        for rank in ranks:
+            lost = RankExited(attempt=self.start.attempt, rank=rank, exit_code=None, signal=None)
+            # If the socket is full, the next look tries again.
+            with contextlib.suppress(OSError):
+                send(self.place.socket, lost)
 
     def _ended_first(self, *, finished: bool) -> list[RankExited]:
         """The ranks of a user's program that returned 0 here before others failed."""
@@ -534,20 +579,33 @@ class Attempt:
 
         The kernel kills a rank together with the process above it, so these explain its end.
         """
-        torchrun = self.torchrun
-        if torchrun is None or torchrun.ended is None:
-            return {}
         # From top to bottom: fork server, torchrun, rank watcher. The highest one that was killed
         # is the cause.
-        if torchrun.launcher_signal is not None and not self.killed:
-            return {None: ("launcher", torchrun.launcher_signal)}
-        if torchrun.ended.code < 0 and not self.killed:
-            return {None: ("torchrun", -torchrun.ended.code)}
+        if killed := self._above_all():
+            return {None: killed}
+        if self.torchrun is None or self.torchrun.ended is None:
+            return {}
         try:
             return await within(TAIL_S, keepers_killed, self.log_dir / "torchrun.log")
         # The log explains the end only in part, so a slow file server must not delay the report.
         except (TimeoutError, OSError):
             return {}
+
+    def _above_all(self) -> tuple[Above, int] | None:
+        """What is above all ranks of this host, if something other than this agent killed it."""
+        torchrun = self.torchrun
+        if torchrun is None or torchrun.ended is None or self.killed:
+            return None
+        if torchrun.launcher_signal is not None:
+            return "launcher", torchrun.launcher_signal
+        return ("torchrun", -torchrun.ended.code) if torchrun.ended.code < 0 else None
+
+    def _died_with_torchrun(self, ended: RankExited) -> bool:
+        """Whether the rank ended because torchrun was killed. A watcher that lives a moment longer
+        reports the SIGTERM that this agent then sends to all that is left."""
+        stopped = ended.signal in (signal.SIGTERM, signal.SIGKILL)
+        stopped |= ended.exit_code == exit_codes.CHECKPOINTED
+        return stopped and self._above_all() is not None
 
     async def _torchrun_output(self) -> str:
         path = self.log_dir / "torchrun.log"

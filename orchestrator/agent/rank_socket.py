@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.contract.messages.rank_messages import Datagram, from_bytes
+from orchestrator.contract.messages.rank_messages import Datagram, from_bytes, to_bytes
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,13 @@ async def listen(path: Path, hear: Callable[[Datagram], None]) -> asyncio.Datagr
         sock.close()
         raise
     return transport
+
+
+def send(path: Path, datagram: Datagram) -> None:
+    """Send a message to the socket of this agent. Raises OSError, also if the socket is full."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)  # the agent itself must read what is in the socket
+        sock.sendto(to_bytes(datagram), str(path))
 
 
 class _Receiver(asyncio.DatagramProtocol):

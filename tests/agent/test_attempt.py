@@ -8,13 +8,15 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 from msgspec.structs import replace
 
 from orchestrator.agent.attempt import Attempt, keepers_killed
-from orchestrator.agent.evidence.rank_evidence import process_state
-from orchestrator.agent.processes.fork_server_client import Standby
+from orchestrator.agent.evidence.rank_evidence import parent_of, process_state
+from orchestrator.agent.processes.fork_server import Ended
+from orchestrator.agent.processes.fork_server_client import Running, Standby
 from orchestrator.agent.rank_socket import listen
 from orchestrator.contract.messages.events import HostStopped, RankError, RankExited
 from orchestrator.contract.messages.rank_messages import Beat, RankRaised, RankStarted
@@ -273,6 +275,48 @@ def test_a_killed_fork_server_is_reported_with_its_signal(tmp_path: Path) -> Non
     # A watcher that lives a moment longer than its rank reports the rank's end itself.
     assert sorted(one.rank for one in (*reports, *unseen)) == [0, 1]
     assert {(one.above, one.signal) for one in unseen} == {("launcher", 9)}
+
+
+@pytest.mark.process
+def test_a_rank_whose_watcher_is_killed_is_reported_while_torchrun_lives(tmp_path: Path) -> None:
+    async def kill_watcher(attempt: Attempt) -> None:
+        await ranks_started(2)(attempt)
+        assert attempt.torchrun is not None
+        # Torchrun notices its killed child only after seconds. Here it never does.
+        os.kill(attempt.torchrun.pid, signal.SIGSTOP)
+        watcher = parent_of(attempt.ranks[1].pid)
+        assert watcher is not None
+        kill(watcher)
+        await until(lambda: attempt.ranks[1].ended is not None, "the report")
+        assert attempt.ranks[0].ended is None
+        await attempt.stop(0.0)
+
+    reports, (unseen, _) = run_attempt(tmp_path, SLEEPS, kill_watcher, ranks=2)
+    lost = next(one for one in reports if one.rank == 1)
+    assert (lost.exit_code, lost.signal, lost.above, lost.stopped) == (None, None, None, False)
+    assert 1 not in [one.rank for one in unseen]
+
+
+def test_the_end_that_a_watcher_reported_itself_counts(attempt: Attempt) -> None:
+    ended = RankExited(attempt=1, rank=1, exit_code=3, signal=None)
+    assert attempt.hear(ended) is not None
+    assert attempt.hear(replace(ended, exit_code=None)) is None
+    assert [one.exit_code for one in attempt.failures()] == [3]
+
+
+@pytest.mark.parametrize("by_agent", [False, True])
+def test_a_rank_that_ends_after_its_torchrun_was_killed_is_not_the_cause(
+    attempt: Attempt, by_agent: bool
+) -> None:
+    class Killed:
+        ended, launcher_signal = Ended(code=-9, out="", err=""), None
+
+    attempt.torchrun = cast(Running, Killed())
+    attempt.killed = attempt.stopping = by_agent
+    told = attempt.hear(RankExited(attempt=1, rank=1, exit_code=None, signal=signal.SIGTERM))
+    assert (told is not None) == by_agent
+    raised = attempt.hear(RankExited(attempt=1, rank=0, exit_code=1, signal=None))
+    assert raised is not None, "its own error"
 
 
 def test_a_killed_rank_watcher_is_found_in_the_log_of_torchrun(tmp_path: Path) -> None:

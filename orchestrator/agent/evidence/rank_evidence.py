@@ -41,6 +41,12 @@ def process_state(pid: int) -> str:
     return stat[stat.rindex(")") + 2]
 
 
+def parent_of(pid: int) -> int | None:
+    """None if `pid` has ended and was reaped."""
+    stat = _read(Path(f"/proc/{pid}/stat"))
+    return int(stat[stat.rindex(")") + 2 :].split()[1]) if stat else None
+
+
 def place_in_kernel(pid: int) -> str:
     """Where a process in state D waits; empty if this user may read neither of the two files.
 
