@@ -10,6 +10,7 @@ from orchestrator.contract.codec import encode
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.dashboard import format
 from orchestrator.dashboard.event_text import memory_use
+from orchestrator.dashboard.job_view.health import host_text
 from orchestrator.dashboard.measured.against_plan import describe_rows
 from orchestrator.dashboard.next_steps import incident_log_command
 from orchestrator.dashboard.snapshot import Snapshot
@@ -127,7 +128,7 @@ def _hosts(snapshot: Snapshot) -> Iterator[str]:
         last = host.first_rank + len(host.ranks) - 1
         ranks = f"ranks {host.first_rank}-{last}" if len(host.ranks) > 1 else f"rank {last}"
         begun = run.attempt.number or snapshot.leader_alive
-        health = format.health_text(host.worst) if begun else "not started"
+        health = host_text(host) if begun else "not started"
         yield row(host.name, f"{ranks}: {health}; {agent}")
     if len(shown.hosts) > MAX_HOSTS:
         yield row("…", f"{len(shown.hosts) - MAX_HOSTS:,} more: {more}")

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import AXES
 from orchestrator.dashboard import format
-from orchestrator.dashboard.job_view.health import UNHEALTHY
+from orchestrator.dashboard.job_view.health import UNHEALTHY, host_text
 from orchestrator.dashboard.job_view.replayed_job import CheckpointView
 from orchestrator.dashboard.job_view.standing import Standing
 from orchestrator.dashboard.job_view.view import View, last_step
@@ -288,12 +288,12 @@ def checkpoint_text(found: CheckpointView, shown: View) -> str:
 
 
 def _unhealthy_hosts(shown: View) -> Iterator[str]:
-    """Hosts with a failed, silent or late rank. Stragglers have a row of their own."""
+    """Hosts with a failed, silent or late rank, or without agent. Stragglers have their own row."""
     if shown.state not in ("RUNNING", "STARTING", "RECOVERING"):
         return
     bad = [host for host in shown.hosts if host.worst in UNHEALTHY and host.worst != "straggler"]
     if bad:
-        named = ", ".join(f"{host.name}: {format.health_text(host.worst)}" for host in bad[:4])
+        named = ", ".join(f"{host.name}: {host_text(host)}" for host in bad[:4])
         yield named + (f" and {len(bad) - 4:,} more hosts" if len(bad) > 4 else "")
 
 
@@ -333,7 +333,8 @@ def action_taken(incident: Incident, reason: str) -> str:
     Args:
         reason: reason of the job's state, which is printed elsewhere and not repeated.
     """
-    repeated = reason.startswith(incident.action)
+    # While the job restarts, its reason begins with the action too, but the job was not stopped.
+    repeated = incident.remedy == "stop" and reason.startswith(incident.action)
     action = STOPPED if repeated else format.one_line(incident.decided)
     return f"{action} (rule {incident.rule})" if incident.rule else action
 

@@ -401,6 +401,12 @@ def test_a_stop_is_shown_once_with_its_cause_and_the_log_command() -> None:
     assert labelled("next", text) == [again]
 
 
+def test_a_job_that_restarts_was_not_stopped() -> None:
+    (incident,) = snapshot(restarting()).seen.run.history.incidents
+    told = action_taken(incident, f"{incident.action}; in 10 s")
+    assert told == "restart as attempt 2 from checkpoint step-20 (rule class-default)"
+
+
 def diverged(**more: Any) -> list[Event]:
     error = RankError(error="NotFinite", message="the loss is nan", step=25, traceback="", since=23)
     return [
@@ -616,7 +622,17 @@ def test_a_job_with_waiting_pods_shows_how_often_they_were_created_again() -> No
 
 def test_status_names_hosts_with_problems() -> None:
     slow = HealthChanged(at=START + 20, attempt=1, ranks=((3, 3),), health="slow", age_s=4.0)
-    assert "host-1: late heartbeat" in status_text(snapshot([*started(), slow]), UTC)
+    assert "host-1: rank 3: late heartbeat" in status_text(snapshot([*started(), slow]), UTC)
+
+
+def test_a_host_is_not_called_dead_because_its_rank_or_agent_ended() -> None:
+    one_of_two = snapshot([*started(), raised(1, START + 20)])
+    assert labelled("unhealthy", status_text(one_of_two, UTC)) == ["host-0: rank 1 exited"]
+    lost = AgentLost(at=START + 30, host="host-1", why="silent", silent_s=10.0)
+    silent = snapshot([*started(), lost])
+    assert labelled("unhealthy", status_text(silent, UTC)) == ["host-1: its agent is lost"]
+    text = describe_text(silent, UTC)
+    assert "ranks 2-3: its agent is lost; agent pid" in text
 
 
 SLOW_WORDS = "rank 3 takes 0.350 s of its own a step, its peers 0.100 s, which costs 300 tokens/s"

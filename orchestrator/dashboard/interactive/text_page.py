@@ -125,7 +125,7 @@ def help_lines(width: int) -> list[str]:
 
 _MEANING = {
     "culprit": "culprit: the present incident is due to this rank",
-    "dead": "dead: it exited, or its host is lost",
+    "dead": "dead: it exited, or the agent of its host is lost",
     "silent": "no heartbeat",
     "straggler": "straggler: all ranks wait for it",
     "slow": "late heartbeat",

@@ -30,7 +30,12 @@ def host_rows(seen: ReplayedJob, state: State) -> Iterable[HostRow]:
         if (slow or blamed) and (exited or node not in lost):
             marked = zip(numbers, ranks, strict=True)
             ranks = [_mark(health, rank in slow, rank in blamed) for rank, health in marked]
-        yield HostRow(name=host, first_rank=node * each, ranks=tuple(ranks))
+        yield HostRow(
+            name=host,
+            first_rank=node * each,
+            ranks=tuple(ranks),
+            agent_lost=host in seen.lost and state != "SUCCEEDED",
+        )
 
 
 def _culprit_ranks(run: Run) -> Iterable[int]:

@@ -218,8 +218,13 @@ def _counted(hosts: Sequence[HostRow], *, more: bool) -> Text:
     """`… 2,030 more hosts, all ok`. `more`: other hosts have lines of their own."""
     counts = Counter(host.worst for host in hosts)
     if len(counts) == 1:
-        what = f"all {format.health_text(next(iter(counts)))}"
+        what = f"all {_of_hosts(next(iter(counts)))}"
     else:
-        what = ", ".join(f"{counts[h]:,} {format.health_text(h)}" for h in WORST_FIRST if counts[h])
+        what = ", ".join(f"{counts[h]:,} {_of_hosts(h)}" for h in WORST_FIRST if counts[h])
     many = format.count(len(hosts), "more host" if more else "host")
     return Text(f"… {many}, {what}", DIM)
+
+
+def _of_hosts(worst: Health) -> str:
+    """A host whose rank has exited is not dead."""
+    return "with exited ranks" if worst == "dead" else format.health_text(worst)

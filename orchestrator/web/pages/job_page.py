@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from orchestrator.dashboard import format
 from orchestrator.dashboard.event_text import event_line, event_time, sort_by_time
-from orchestrator.dashboard.job_view.health import UNHEALTHY, Health, HostRow
+from orchestrator.dashboard.job_view.health import UNHEALTHY, Health, HostRow, host_text
 from orchestrator.dashboard.job_view.view import View
 from orchestrator.dashboard.next_steps import next_step
 from orchestrator.dashboard.reading.job_reader import ReadJob
@@ -208,7 +208,7 @@ def _unhealthy(shown: View) -> Iterator[tuple[str, Markup]]:
             element("i", str(host.first_rank + place), class_=f"rank {health}", title=health)
             for place, health in enumerate(host.ranks[:MOST_RANKS])
         ]
-        words = element("span", format.health_text(host.worst), class_="soft")
+        words = element("span", host_text(host), class_="soft")
         yield host_key(host), fact(host_key(host), host.name, ranks, words)
     if len(bad) > MOST_HOSTS:
         more = element("span", f"{len(bad) - MOST_HOSTS:,} more hosts, on the map below")
@@ -221,12 +221,12 @@ def _map(shown: View) -> Iterator[tuple[str, Markup]]:
         return
     for host in shown.hosts:
         last = host.first_rank + len(host.ranks) - 1
-        yield host_key(host), _cell(host_key(host), host.name, host.first_rank, last, host.worst)
+        said = f"{host.name}: ranks {host.first_rank}-{last}, {host_text(host)}"
+        yield host_key(host), _cell(host_key(host), host.worst, said)
 
 
 @lru_cache(maxsize=1 << 14)
-def _cell(key: str, name: str, first: int, last: int, health: Health) -> Markup:
-    said = f"{name}: ranks {first}-{last}, {format.health_text(health)}"
+def _cell(key: str, health: Health, said: str) -> Markup:
     return row("i", key, class_=health, title=said)
 
 
