@@ -102,6 +102,9 @@ def _rows(notice: Notice, run: Run, commands: Commands, run_dir: str) -> list[tu
     )
     rows = [("state", f"{run.state}, {run.stage.reason}")]
     if incident is not None:
+        if notice.on == "recovered":
+            # It may be another one than was told first: the host of a lost agent may be cleared.
+            rows.append(("cause", format.one_line(incident.cause)))
         rows += [
             ("who", format.culprit_text(incident.culprit)),
             ("ndctl did", action_taken(incident, "")),

@@ -5,6 +5,8 @@ next agent finds another boot. So a host works if it closed the connection of it
 next agent starts there in the same boot: then only the process of the agent has ended.
 """
 
+from collections.abc import Iterator
+
 from msgspec.structs import replace
 
 from orchestrator.diagnosis.cause.host_verdicts import AGENT_LOST, HOST_LOST
@@ -16,6 +18,9 @@ from orchestrator.job.state import Run
 
 SAME_S = 1e-3
 """Tolerance for one time that is computed in two ways."""
+
+SAME_BOOT = "its next agent started in the same boot"
+"""Why a host whose agent was lost is no culprit."""
 
 
 def is_same_boot(known: HostState, boot: str) -> bool:
@@ -68,5 +73,14 @@ def _of_its_agent(run: Run, incident: Incident) -> Incident:
 
 
 def _cause(found: Incident | Verdict) -> str:
-    host = found.culprit.host
-    return f"{found.cause}; {host} works: its next agent started in the same boot"
+    return f"{found.cause}; {found.culprit.host} works: {SAME_BOOT}"
+
+
+def cleared(before: Run, after: Run) -> Iterator[str]:
+    """Hosts that an incident named as the culprit `before`, and does not name `after`."""
+    old, new = before.history.incidents, after.history.incidents
+    if old is new:
+        return
+    for was, is_now in zip(old, new, strict=False):
+        if was.culprit.host and is_now.kind == AGENT_LOST and was.kind == HOST_LOST:
+            yield was.culprit.host

@@ -4,13 +4,16 @@ from typing import Any
 
 import pytest
 
+from orchestrator.contract.messages.events import AgentRegistered
 from orchestrator.contract.spec.failures import FailureRule
 from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.job.incident import Incident
+from orchestrator.job.reports.job_news import news_of
 from orchestrator.leader.records.strike_writer import new_lines
 from tests.job.job_driver import Job, drills
 
 BOOT = "4f1c"
+NEXT = AgentRegistered(at=0.0, host="host-0", address="::1", devices=2, pid=2, incarnation="2")
 
 
 def job(spares: int = 0, **more: Any) -> Job:
@@ -41,6 +44,9 @@ def test_the_next_agent_in_the_same_boot_clears_its_host() -> None:
         " same boot"
     )
     assert "kernel log" in found.advice
+    told, _ = news_of(before, NEXT, killed.run)
+    assert (told.reason, told.warning) == ("Incident", False)
+    assert told.text == "host-0 is cleared: its next agent started in the same boot"
     (line,) = new_lines(before, killed.run)
     assert (type(line).__name__, line.host) == ("Withdrawn", "host-0")
     assert new_lines(killed.run, killed.run) == []
