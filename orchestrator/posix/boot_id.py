@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def boot_id(file: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
-    """The id, which the kernel draws anew at each boot. Containers have that of their machine.
+    """The id, which is another one after each boot. Containers have that of their machine.
 
     Returns an empty string on a machine without such a file, as on macOS.
     """
