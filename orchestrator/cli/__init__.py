@@ -39,7 +39,8 @@ EXIT_CODES = (
     "Exit codes: 0 success, 1 the job failed, 2 usage, 3 bad spec, 4 no plan, 5 job state,"
     " 6 backend, 7 cancelled, 130 interrupted."
 )
-
+UNFORGIVING = ("strict", "surrogateescape")
+"""Error handlers of a stream with which a character that its encoding lacks is an error."""
 
 SECTIONS = {
     "Start a job": (
@@ -151,7 +152,9 @@ def _open_streams() -> None:
     sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - a descriptor, for the whole process
     sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
-    # Names, logs and the graphs of a dashboard have characters that the encoding of a locale such
-    # as ISO-8859-1 may lack. There Python opens the stream as `strict`, so that each is an error.
-    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+    # Names, logs and the graphs of a dashboard have characters that the encoding of a locale may
+    # lack. Each is an error where Python opens the stream as `strict` (ISO-8859-1), and also as
+    # `surrogateescape` (POSIX), which only passes on bytes of file names; `visible` writes those
+    # out.
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors in UNFORGIVING:
         sys.stdout.reconfigure(errors="replace")

@@ -63,7 +63,7 @@ def test_a_name_that_is_too_long_for_a_file_is_unknown() -> None:
     assert err.startswith("error: no job 'aaa")
 
 
-@pytest.mark.parametrize("encoding", ["iso-8859-1", "euc-jp", "ascii"])
+@pytest.mark.parametrize("encoding", ["iso-8859-1", "euc-jp", "ascii", "ascii:surrogateescape"])
 def test_a_character_that_the_encoding_lacks_is_replaced(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "rank.log").write_text("torch.OutOfMemoryError: CUDA out of memory ⠿ ü\n")
     run_dir = RunDir(tmp_path / "quickstart")
