@@ -38,9 +38,9 @@ def write_files(run_dir: RunDir, handover: Handover, number: int, *, token: bool
     because agents read it here."""
     run_dir.make()
     write_current_launch(run_dir, handover.job)
-    run_dir.spec_of(handover.launch.launch).write_text(handover.spec)
+    run_dir.spec_of(handover.launch.launch).write_text(handover.spec, encoding="utf-8")
     if not run_dir.spec.exists():  # else it belongs to a launch that trained; this one has not yet
-        run_dir.spec.write_text(handover.spec)
+        run_dir.spec.write_text(handover.spec, encoding="utf-8")
     run_dir.plan(number).write_text(json.dumps(handover.plan, indent=2))
     if handover.trainer:  # else the ranks run the user's own program
         run_dir.trainer_config(number).write_text(json.dumps(handover.trainer, indent=2))
@@ -184,7 +184,8 @@ def is_same_launch(run_dir: RunDir, handover: Handover, run: Run) -> bool:
         reached=job.reached,
     )
     try:
-        return asked == job and run_dir.spec_of(job.launch.launch).read_text() == handover.spec
+        spec = run_dir.spec_of(job.launch.launch).read_text(encoding="utf-8")
+        return asked == job and spec == handover.spec
     except FileNotFoundError:  # a user deleted the spec of that launch
         return asked == job
 

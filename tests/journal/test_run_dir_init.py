@@ -1,6 +1,9 @@
 """Creating a run directory: which launches are accepted, and which files they get."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +48,18 @@ def end_job(run_dir: RunDir) -> None:
         supervisor = Supervisor(journal)
         supervisor.feed(LeaderStarted(at=CLOCK.now(), host="node-0", pid=1))
         supervisor.feed(CancelRequested(at=CLOCK.now(), by="me"))
+
+
+def test_a_spec_is_written_as_utf_8_whatever_the_locale_is(run_dir: RunDir) -> None:
+    code = (
+        "import sys, pathlib; from tests.journal.test_run_dir_init import *;"
+        "dir = RunDir(pathlib.Path(sys.argv[1]));"
+        "begin(dir, replace(handover(dir), spec='# \\u8bad'), CLOCK, token=False)"
+    )
+    environ = {**os.environ, "PYTHONUTF8": "0", "LC_ALL": "POSIX"}
+    command = [sys.executable, "-c", code, str(run_dir.path)]
+    subprocess.run(command, env=environ, check=True, timeout=60)
+    assert run_dir.spec.read_text(encoding="utf-8") == "# \u8bad"
 
 
 def test_the_first_launch_writes_all_files_and_its_start_time(run_dir: RunDir) -> None:

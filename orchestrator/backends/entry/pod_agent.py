@@ -318,9 +318,10 @@ def _print_journal(run_dir: RunDir) -> None:
         told = data[newest_line(data, MOST_TOLD[mark]) :]
         if mark == METRICS_MARK and told != data:  # views begin with the loss of the first step
             told = data[: data.index(b"\n") + 1] + told
-        # Texts of a job may contain characters at which splitlines() splits too.
-        for line in told.decode(errors="replace").split("\n")[:-1]:
-            sys.stdout.write(f"{mark}{line}\n")
+        # As bytes: the encoding of the pod's locale may lack characters of a job's texts, which may
+        # also contain some at which splitlines() splits.
+        for line in told.split(b"\n")[:-1]:
+            sys.stdout.buffer.write(b"%s%s\n" % (mark.encode(), line))
     sys.stdout.flush()
 
 

@@ -155,7 +155,7 @@ class SlurmBackend:
         if self.finder.find(launch) is not None:
             return  # an earlier call submitted it; its answer may have been lost
         self.make_folder(launch)
-        render.script_path(launch).write_text(self.describe(handover))
+        render.script_path(launch).write_text(self.describe(handover), encoding="utf-8")
         argv = render.submission(launch)
         try:
             done = self.slurm.ask(argv, tries=1)

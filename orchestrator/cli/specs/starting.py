@@ -97,7 +97,7 @@ def _write(path: "Path", text: str, *, force: bool, notes: Iterable[str] = ()) -
         return
     _check_free(path, force=force)
     try:
-        with path.open("w" if force else "x") as written:
+        with path.open("w" if force else "x", encoding="utf-8") as written:
             written.write(text)
     except OSError as exc:
         raise SpecError(

@@ -1,6 +1,8 @@
 """Exit codes of a pod. If a pod exits with 1 to 127, its operator ends the whole job."""
 
+import sys
 import tempfile
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -177,16 +179,15 @@ def test_a_pod_exits_as_failed_only_if_the_journal_says_so(
 
 
 def test_the_log_of_a_pod_ends_with_the_first_and_the_last_metrics(
-    run_dir: RunDir,
-    environ: dict[str, str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    run_dir: RunDir, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    written = BytesIO()
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(written, encoding="ascii"))
     lines = ['{"note":"a line\u2028is not split"}', *(f'{{"step":{n}}}' for n in range(2, 9))]
     run_dir.metrics.write_text("".join(f"{line}\n" for line in lines))
     monkeypatch.setitem(pod_agent.MOST_TOLD, METRICS_MARK, 25)
     pod_agent._print_journal(run_dir)
-    printed = capsys.readouterr().out.split("\n")[:-1]
+    printed = written.getvalue().decode().split("\n")[:-1]
     metrics = [one.removeprefix(METRICS_MARK) for one in printed if one.startswith(METRICS_MARK)]
     assert metrics == [lines[0], *lines[-2:]]
     journal = [one.removeprefix(JOURNAL_MARK) for one in printed if one.startswith(JOURNAL_MARK)]

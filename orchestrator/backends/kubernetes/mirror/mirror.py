@@ -128,7 +128,7 @@ class Mirror:
             path: path.read_bytes() for path in self._written(launch.launch) if path.exists()
         }
         self.write(remote)
-        self.run_dir.spec_of(launch.launch).write_text(handover.spec)
+        self.run_dir.spec_of(launch.launch).write_text(handover.spec, encoding="utf-8")
         if not former or not self.run_dir.spec.exists():
             # Otherwise spec.yaml stays that of the launch that trained last, until this one trains.
             write_whole(self.run_dir.spec, handover.spec.encode())

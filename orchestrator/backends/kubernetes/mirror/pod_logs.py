@@ -182,7 +182,7 @@ class PodLogs:
         with self.writing:
             for path, said in texts.items():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("a" if path in self.written else "w") as file:
+                with path.open("a" if path in self.written else "w", encoding="utf-8") as file:
                     file.write("\n".join(said) + "\n")
                 self.written.add(path)
 
