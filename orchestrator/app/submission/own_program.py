@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,12 @@ def refuse_launcher(words: Sequence[str]) -> None:
     """Raises SpecError if `words` start the program by torchrun or another launcher. The fix is the
     command without it."""
     in_quotes = len(words) == 1 and " " in words[0] and not Path(words[0]).exists()
+    text = words[0]
     if in_quotes:
-        words = words[0].split()
+        words = _split(text)
     found = without_launcher(words)
     if in_quotes and found is None and words[0].endswith(".py"):
-        fix = f"ndctl run -- {' '.join(words)}"
+        fix = f"ndctl run -- {text}"
         raise SpecError("the program and its arguments are one word in quotes", fix=fix)
     # A script in the working directory may have such a name; /usr/bin/python is the launcher.
     if found is None or ("/" not in words[0] and Path(words[0]).is_file()):
@@ -69,8 +71,15 @@ def refuse_launcher(words: Sequence[str]) -> None:
     raise SpecError(
         f"leave {launcher} out: ndctl starts torchrun on each host, and your program on each rank"
         f"{also}",
-        fix=typed or "ndctl run -- train.py",
+        fix=typed or "for example: ndctl run -- train.py",
     )
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:  # a quote without its end, or the end of a line after a backslash
+        return text.split()
 
 
 def _written(

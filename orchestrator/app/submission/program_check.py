@@ -1,9 +1,10 @@
 """Checks before submission that the user's own program exists and can be started."""
 
 import os
+import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path, PurePath
 
@@ -55,7 +56,7 @@ def _problems(run: RunSpec, environ: Mapping[str, str]) -> Iterator[Problem]:
         yield Problem(path="run.workdir", value=run.workdir, limit=limit, fix=fix)
         return
     if run.script is not None:
-        yield from _script(run.script, workdir, environ)
+        yield from _script(run.script, run.args, workdir, environ)
     elif run.module is not None:
         yield from _module(run.module, workdir, environ)
     else:
@@ -63,14 +64,16 @@ def _problems(run: RunSpec, environ: Mapping[str, str]) -> Iterator[Problem]:
         yield from _program(run.program, workdir, environ)
 
 
-def _script(script: str, workdir: Path, environ: Mapping[str, str]) -> Iterator[Problem]:
+def _script(
+    script: str, args: Sequence[str], workdir: Path, environ: Mapping[str, str]
+) -> Iterator[Problem]:
     path = workdir / script
     limit = "a readable file of Python code"
     try:
         source = path.read_bytes()
     except OSError as exc:
         limit = f"{limit} ({path}: {exc.strerror})"
-        fix = _script_fix(script, path, environ)
+        fix = _script_fix(script, args, path, environ)
         yield Problem(path="run.script", value=script, limit=limit, fix=fix)
         return
     # Some manifests are also Python code: `kind: Job` is an annotation.
@@ -90,7 +93,8 @@ def _script(script: str, workdir: Path, environ: Mapping[str, str]) -> Iterator[
             path="run.script",
             value=script,
             limit=f"{limit} ({place}{said})",
-            fix=f"correct it, or start it as a program: program: {program}",
+            fix=f"correct it, or start it as a program: {_typed('--no-python', program, *args)}, or"
+            f" program: {program} in a spec",
         )
 
 
@@ -98,7 +102,7 @@ SUBMITTERS = ("sbatch", "salloc", "qsub", "bsub")
 """Commands that would submit another job from each rank."""
 
 
-def _script_fix(script: str, path: Path, environ: Mapping[str, str]) -> str:
+def _script_fix(script: str, args: Sequence[str], path: Path, environ: Mapping[str, str]) -> str:
     """The fix of a script that cannot be read."""
     if (fix := straight_quotes(script)) is not None:
         return fix
@@ -107,17 +111,19 @@ def _script_fix(script: str, path: Path, environ: Mapping[str, str]) -> str:
     launcher = first.name if first.name in (*COMMANDS, "python", "python3") else ""
     if launcher or (first.suffix == ".py" and " " in script):
         without = f", without {launcher}" if launcher else ""
-        return f"write {run_of(script)}; ndctl starts it on each rank{without}"
-    if (fix := _command(script, environ)) is not None:
+        return (
+            f"write {run_of(f'{script} {shlex.join(args)}')}; ndctl starts it on each rank{without}"
+        )
+    if (fix := _command(script, args, environ)) is not None:
         return fix
     similar = sorted(one.name for one in path.parent.glob("*.py"))[:5]
     there = f"in {path.parent.absolute()} there are {', '.join(similar)}"
     return there if similar else "give its path: absolute, or from run.workdir"
 
 
-def _command(name: str, environ: Mapping[str, str]) -> str | None:
-    """What to type for the command `name`, such as bash, or litgpt, which pip wrote as a Python
-    script; None if there is no such command."""
+def _command(name: str, args: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """What to type for the command `name` with its arguments, such as bash, or litgpt, which pip
+    wrote as a Python script; None if there is no such command."""
     if name in SUBMITTERS:
         return f"give the program that the script of {name} starts: ndctl submits a job itself"
     found = shutil.which(name, path=environ.get("PATH")) if "/" not in name else None
@@ -126,12 +132,17 @@ def _command(name: str, environ: Mapping[str, str]) -> str | None:
     try:
         compile(Path(found).read_bytes(), found, "exec", dont_inherit=True)
     except (OSError, SyntaxError, ValueError):
-        return (
-            f"for the command {name}: ndctl run -- --no-python {name}, or program: {name} in a spec"
-        )
+        typed = _typed("--no-python", name, *args)
+        return f"for the command {name}: {typed}, or program: {name} in a spec"
     return (
-        f"for the command {name}, give its file: ndctl run -- {found}, or script: {found} in a spec"
+        f"for the command {name}, give its file: {_typed(found, *args)}, or script: {found} in a"
+        " spec"
     )
+
+
+def _typed(*words: str) -> str:
+    """The words as a command line of a shell."""
+    return shlex.join(["ndctl", "run", "--", *words])
 
 
 def _module(module: str, workdir: Path, environ: Mapping[str, str]) -> Iterator[Problem]:

@@ -41,7 +41,10 @@ def test_programs_that_exist_are_fine(folder: Path, run: dict[str, Any]) -> None
     [
         ({"script": "trian.py"}, "No such file or directory"),
         ({"script": "broken.py"}, "line 2: invalid syntax"),
-        ({"script": "binary.py"}, "start it as a program: program: ./binary.py"),
+        (
+            {"script": "binary.py"},
+            "start it as a program: ndctl run -- --no-python ./binary.py, or",
+        ),
         ({"module": "nowhere.train"}, "nowhere is neither in"),
         ({"program": "./work.sh"}, "chmod +x"),
         ({"program": "no-such-program"}, "an executable file, or a name in PATH"),
@@ -91,6 +94,39 @@ def test_a_command_in_place_of_a_script_is_answered_with_what_to_type(folder: Pa
     assert "ndctl run -- --no-python sh" in found
     (found,) = problems(folder, {"script": "sbatch"})
     assert "ndctl submits a job itself" in found
+
+
+@pytest.mark.parametrize(
+    ("run", "fix"),
+    [
+        (
+            {"script": "sh", "args": ["-c", 'python acc.py "$HOME"']},
+            """ndctl run -- --no-python sh -c 'python acc.py "$HOME"', or program: sh in a spec""",
+        ),
+        (
+            {"script": "binary.py", "args": ["--name", "it's"]},
+            """ndctl run -- --no-python ./binary.py --name 'it'"'"'s', or program: ./binary.py""",
+        ),
+        (
+            {"script": "python train.py", "args": ["--name", "a b"]},
+            'write run: {script: train.py, args: ["--name", "a b"]}; ndctl',
+        ),
+    ],
+)
+def test_what_to_type_has_all_arguments_in_quotes_of_the_shell(
+    folder: Path, run: dict[str, Any], fix: str
+) -> None:
+    (found,) = problems(folder, run)
+    assert fix in found
+
+
+def test_what_to_type_for_a_python_command_has_its_arguments(folder: Path) -> None:
+    tool = folder / "litgpt"
+    tool.write_text("#!/usr/bin/python3\nimport sys\n")
+    tool.chmod(0o755)
+    run = {"script": "litgpt", "args": ["pretrain", "--out", "$HOME/a b"]}
+    (found,) = problems(Path("/"), run, path=str(folder))
+    assert f"ndctl run -- {tool} pretrain --out '$HOME/a b', or script: {tool} in a spec" in found
 
 
 def test_a_script_that_the_user_may_not_read_is_refused() -> None:

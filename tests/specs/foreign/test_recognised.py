@@ -225,7 +225,7 @@ def test_an_executable_behind_a_launcher_is_in_the_fix(line: str, typed: str) ->
 def test_without_a_program_the_fix_is_an_example(line: str) -> None:
     done = CliRunner().invoke(cli, ["run", "--", *shlex.split(line)])
     assert isinstance(done.exception, SpecError)
-    assert done.exception.fix == "ndctl run -- train.py"
+    assert done.exception.fix == "for example: ndctl run -- train.py"
 
 
 def test_a_launcher_that_exists_is_left_out_too() -> None:
@@ -350,3 +350,17 @@ def test_a_task_of_skypilot_with_odd_numbers_has_a_command_that_works(
         read_spec(written)
     expected = f"--hosts {hosts} --gpus-per-host {8 if hosts == 2 else 1}`"
     assert expected in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [
+        ("""torchrun t.py --name "a b" '$HOME'""", "ndctl run -- t.py --name 'a b' '$HOME'"),
+        ('t.py  --name "a  b"', 'ndctl run -- t.py  --name "a  b"'),
+        ("torchrun t.py it's", """ndctl run -- t.py 'it'"'"'s'"""),
+    ],
+)
+def test_words_in_one_pair_of_quotes_keep_their_own_quotes(words: str, typed: str) -> None:
+    done = CliRunner().invoke(cli, ["run", "--", words])
+    assert isinstance(done.exception, SpecError)
+    assert done.exception.fix == typed
