@@ -156,8 +156,10 @@ class HeartbeatMonitor:
             self.durations.extend(_lengths(digest.steps))
             self.adapted = self._adapt()
         # A loss that is not finite is reported as None, as is the loss of the checkpoint's step
-        # before any training. Only a second step without a loss is certainly progress.
-        done = digest.loss is not None or self.trained
+        # before any training. Only a second step without a loss is certainly progress, in a later
+        # digest, or in this one if the agent has timed it: a short program may report all its steps
+        # in one.
+        done = digest.loss is not None or digest.steps is not None or self.trained
         self.step, self.trained = digest.step, True
         # A line for each step would make the journal of a job of weeks too long to fold.
         if not done or now - self.recorded < RECORD_EVERY_S:

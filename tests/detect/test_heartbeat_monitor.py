@@ -341,6 +341,20 @@ def test_a_loss_that_is_not_finite_is_reported_as_none_and_counts_as_progress() 
     assert monitor.observe(digests(21, loss=None), 2.0) == reached(21, None)
 
 
+def test_steps_that_come_with_the_end_of_a_short_program_are_progress() -> None:
+    """A program that trains for half a second, and reports no loss, is in one digest."""
+    monitor = new_monitor()
+    monitor.observe(digests(0, phase="init", loss=None), 0.5)
+    ended = digests(6, phase="exit", loss=None, steps=steps(4, 0.4))
+    assert monitor.observe(ended, 1.5) == reached(6, None)
+
+
+def test_a_program_that_resumes_at_its_last_step_makes_no_progress() -> None:
+    monitor = new_monitor()
+    monitor.observe(digests(6, phase="init", loss=None), 0.5)
+    assert monitor.observe(digests(6, phase="exit", loss=None), 1.5) is None
+
+
 def test_the_longest_step_between_two_digests_is_known() -> None:
     monitor = new_monitor()
     monitor.observe(digests(0), 0.0)
