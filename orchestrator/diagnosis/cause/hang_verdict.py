@@ -68,6 +68,8 @@ def hang_verdict(findings: Findings) -> Verdict:
         signature=_desync(seen.by.step, judged) if sure and judged.scope == "user" else "",
         confidence=judged.confidence,
         failure=found,
+        # It says more than the class does, which sends to the logs.
+        fix=judged.advice if judged.verdict == "thread" else "",
     )
 
 
@@ -118,7 +120,8 @@ def _waited(exited: RankExited) -> tuple[str, float]:
 
 def _desync(step: int, judged: HangJudged) -> str:
     """Two hangs of the same ranks at the same step are a bug of the program."""
-    return f"{judged.verdict} of {ranks_words(judged.ranks)} at step {step}"
+    who = ranks_words(judged.ranks) if judged.ranks else "no rank"
+    return f"{judged.verdict} of {who} at step {step}"
 
 
 def _probes(findings: Findings) -> Iterator[str]:

@@ -19,6 +19,7 @@ from orchestrator.diagnosis.hang.unattributed import (
     crossed,
     network,
     not_known,
+    thread_left,
     together,
 )
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, Kind
@@ -50,6 +51,8 @@ def analyse(scene: HangEvidence) -> Diagnosis:
         or never_entered(case)
         or left_inside(case)
         or skipped(case)
+        # A program that has ended calls nothing more, so no sign below is one against a rank.
+        or thread_left(case)
         # The checks above use dumps. From here on, ranks without a dump are judged by their state
         # or stack.
         or not_waiting(case)

@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 
-from orchestrator.diagnosis.hang.evidence_index import SHOWN, EvidenceIndex, named
+from orchestrator.diagnosis.hang.evidence_index import SHOWN, SURE, EvidenceIndex, named
 from orchestrator.diagnosis.hang.groups import Stuck
 from orchestrator.diagnosis.hang.mismatch import PATHS
 from orchestrator.diagnosis.hang.report import ranks_wait, ranks_words
 from orchestrator.diagnosis.hang.verdicts import Diagnosis
 from orchestrator.diagnosis.stacks import python_stacks
+
+MOST_THREADS = 3
+"""Threads that a verdict names."""
 
 
 def network(case: EvidenceIndex) -> Diagnosis | None:
@@ -74,6 +77,30 @@ def together(case: EvidenceIndex) -> Diagnosis | None:
         cause=f"all {len(case.stacks)} ranks are in {stack[0]}; none waits for another rank",
         evidence=("all stacks are the same",),
         advice="check what all ranks share: storage, a server, the program itself",
+    )
+
+
+def thread_left(case: EvidenceIndex) -> Diagnosis | None:
+    """The program has ended on all ranks, and Python waits for a thread of it on those that run."""
+    waits = [rank for rank, stack in case.stacks.items() if python_stacks.joins_threads(stack)]
+    # A rank that waits in a recorded operation, or one without a stack, may be what a thread of
+    # another rank waits for.
+    if not waits or case.stuck or case.odd_states or {*waits, *case.ended} != case.ranks:
+        return None
+    first = min(waits)
+    places = python_stacks.other_threads(case.scene.facts[first].stack)[:MOST_THREADS]
+    where = " and ".join(map(str, places))
+    seen = f"; rank {first} has a thread in {where}" if where else ""
+    return Diagnosis(
+        kind="thread",
+        scope="user",
+        ranks=(),
+        hosts=(),
+        confidence=SURE,
+        cause=f"the program has ended, and a thread of it that is no daemon has not{seen}",
+        evidence=(f"the main thread of {ranks_words(waits)} waits in {case.stacks[first][0]}",),
+        advice="end the thread before the program ends, and join it, in `with"
+        ' ndctl.phase("write")` if it takes longer than 2 minutes; or start it with daemon=True',
     )
 
 

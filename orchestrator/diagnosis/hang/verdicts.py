@@ -17,6 +17,7 @@ Kind = Literal[
     "stopped",
     "alone",
     "together",
+    "thread",
     "healthy",
     "not-known",
 ]
@@ -24,7 +25,8 @@ Kind = Literal[
 mismatch: it called another operation. skipped: it went past an operation that its peers called.
 left-inside: the operation completed on all other ranks. network: all ranks called the operation and
 it completed on none. stopped: its process does not run. alone: its stack differs from all others.
-together: all ranks are at the same place, and none waits for another."""
+together: all ranks are at the same place, and none waits for another. thread: the program has
+ended, and a thread of it has not."""
 
 
 class RankFacts(Struct, frozen=True, kw_only=True):

@@ -15,9 +15,10 @@ PROGRAM = re.compile(r"trainer/__main__\.py\W.* in <module>|<module> \(\S*traine
 """The outermost frame of ndctl's trainer. Frames outside it belong to the process that forked the
 rank."""
 STARTER = re.compile(
-    r"trainer/program/run\.py\W.* in _run_python|_run_python \(\S*trainer/program/run\.py:"
+    r"trainer/program/run\.py\W.* in (_run_python|_end)\b"
+    r"|(_run_python|_end) \(\S*trainer/program/run\.py:"
 )
-"""The frame that starts a program of the user, by runpy."""
+"""The frame that starts a program of the user by runpy, or that ends the process after it."""
 HELPER_LINES = 8
 """Number of frames of a thread that is not the main one, if there is no room for all."""
 DEPTH = 6
@@ -26,6 +27,10 @@ TALKING = re.compile(
     r"torch/distributed/(distributed_c10d|_functional_collectives|c10d_logger|tensor/|_symmetric"
     r"|pipelining|device_mesh|fsdp|_composable)"
 )
+OF_THREADS = re.compile(r"(^|/)(threading|concurrent/futures/thread)\.py$")
+"""The files in which Python waits for threads at its end."""
+OF_NDCTL = re.compile(r"(^|/)(trainer/(program|rank)|ndctl/rank)/")
+"""Folders of threads that ndctl has in a rank."""
 LOOKED_AT = 4
 """If one of so many innermost frames is in torch.distributed, the rank waits for others."""
 
@@ -148,6 +153,25 @@ def words_of(stack: Stack) -> str:
 def talks(stack: Stack) -> bool:
     """Whether the rank is in an operation together with other ranks."""
     return any(TALKING.search(frame.file) for frame in stack[:LOOKED_AT])
+
+
+def joins_threads(stack: Stack) -> bool:
+    """Whether the program has ended, and Python waits for threads of it that are no daemons."""
+    inner = [frame for frame in stack if OF_THREADS.search(frame.file)]
+    end = next((one for one in inner if one.function == "_shutdown"), None)
+    return end is not None and tuple(inner[: inner.index(end) + 1]) == stack[: inner.index(end) + 1]
+
+
+def other_threads(lines: Sequence[str]) -> list[Frame]:
+    """Where threads besides the main one are: the innermost frame of the program in each."""
+    main = main_thread(lines)
+    stacks = [_frames(thread) for thread in _threads(lines) if thread != main]
+    own = (
+        next((frame for frame in stack if not LIBRARY.search(frame.file)), None)
+        for stack in stacks
+        if not any(OF_NDCTL.search(frame.file) for frame in stack)
+    )
+    return [*dict.fromkeys(frame for frame in own if frame is not None)]
 
 
 def place(stack: Stack) -> Place:

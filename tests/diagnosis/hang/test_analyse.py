@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from orchestrator.diagnosis.dumps.dump import condense
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.verdicts import HangEvidence, RankFacts
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
 from tests.diagnosis.simulated_hang import (
     FAULTS,
     JUDGED,
@@ -259,6 +259,61 @@ def test_if_all_stacks_are_equal_there_is_no_culprit() -> None:
     verdict = analyse(HangEvidence(facts=facts))
     assert (verdict.kind, verdict.ranks) == ("together", ())
     assert "read (job/data.py:3)" in verdict.cause
+
+
+AT_THE_END = (
+    "Thread 0x00007f11 (most recent call first):",
+    '  File "/job/upload.py", line 7 in send',
+    '  File "/usr/lib/python3.11/threading.py", line 982 in run',
+    "Thread 0x00007f12 (most recent call first):",
+    '  File "/usr/lib/python3.11/threading.py", line 331 in wait',
+    '  File "/x/trainer/program/activity.py", line 26 in _watch',
+    "Thread 0x00007f13 (most recent call first):",
+)
+JOINS = (
+    *AT_THE_END,
+    '  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown',
+)
+JOINS_POOL = (
+    *AT_THE_END,
+    '  File "/usr/lib/python3.11/threading.py", line 1119 in join',
+    '  File "/usr/lib/python3.11/concurrent/futures/thread.py", line 31 in _python_exit',
+    '  File "/usr/lib/python3.11/threading.py", line 1583 in _shutdown',
+)
+IN_A_HANDLER = (
+    *AT_THE_END,
+    '  File "/usr/lib/python3.11/site-packages/tool/service.py", line 9 in join',
+    '  File "/usr/lib/python3.11/threading.py", line 1583 in _shutdown',
+)
+
+
+def at_the_end(stacks: dict[int, tuple[str, ...]], ended: tuple[int, ...] = ()) -> Diagnosis:
+    facts = {n: RankFacts(rank=n, host="h", asked=True, stack=one) for n, one in stacks.items()}
+    facts |= {n: RankFacts(rank=n, host="h", ended="exit code 0") for n in ended}
+    return analyse(HangEvidence(facts=facts))
+
+
+@pytest.mark.parametrize("stack", [JOINS, JOINS_POOL])
+@pytest.mark.parametrize(("ranks", "ended"), [((0,), ()), ((0, 1), ()), ((0,), (1, 2))])
+def test_a_program_that_has_ended_and_left_a_thread_is_no_fault_of_a_rank(
+    stack: tuple[str, ...], ranks: tuple[int, ...], ended: tuple[int, ...]
+) -> None:
+    verdict = at_the_end(dict.fromkeys(ranks, stack), ended)
+    assert (verdict.kind, verdict.scope, verdict.ranks, verdict.hosts) == ("thread", "user", (), ())
+    assert "the program has ended, and a thread of it that is no daemon has not" in verdict.cause
+    assert verdict.cause.endswith("rank 0 has a thread in send (job/upload.py:7)")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (),
+        ('  File "/x/torch/distributed/distributed_c10d.py", line 9 in destroy_process_group',),
+        IN_A_HANDLER,
+    ],
+)
+def test_a_rank_at_its_end_may_wait_for_one_that_is_elsewhere(other: tuple[str, ...]) -> None:
+    assert at_the_end({0: JOINS, 1: other}).kind != "thread"
 
 
 @pytest.mark.parametrize(

@@ -139,3 +139,14 @@ def test_frames_that_started_an_own_program_are_cut(launchers: list[str]) -> Non
     ]
     # A rank that still reads its program has no frame of it.
     assert of_the_program(launchers) == launchers
+
+
+def test_frames_that_end_an_own_program_are_cut_too() -> None:
+    """They are more than an event holds, and would push out the stacks of the other threads."""
+    end = '  File "/usr/lib/python3.11/threading.py", line 1590 in _shutdown'
+    ndctl = ['  File "/x/trainer/program/run.py", line 156 in _end']
+    ndctl += [f'  File "/x/torch/api.py", line {n} in start' for n in range(80)]
+    other = thread("fetch", "run", "_bootstrap_inner")
+    cut = of_the_program([*other, "", "Thread 0x00007f12 (most recent call first):", end, *ndctl])
+    assert cut[-1] == f"{end} (started by 81 frames of ndctl)"
+    assert shortened(cut, STACK_LINES) == tuple(cut)

@@ -13,6 +13,7 @@ from orchestrator.contract.messages.actions import (
     StopAttempt,
 )
 from orchestrator.contract.messages.events import EvidenceGathered, HostLeaving
+from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.job.attempt_end import JUDGE_S, MOST_EXITS
 from orchestrator.job.failures.policy import strike_weight
 from orchestrator.job.stage import Diagnosing, Running, Stage, Starting, Stopping, Waiting
@@ -166,6 +167,23 @@ def test_progress_does_not_end_a_diagnosis_that_a_watchdog_started() -> None:
     assert isinstance(job.run.stage, Diagnosing)
     job.moves_again()
     assert isinstance(job.run.stage, Diagnosing)
+
+
+def test_a_program_that_leaves_a_thread_twice_is_not_trained_a_third_time() -> None:
+    job, fix = Job().running(), "join the thread"
+    for _ in range(2):
+        job.hangs()
+        job.shows("host-0", found(0), found(1))
+        job.shows("host-1", found(2), found(3))
+        job.stops()
+        left = {"verdict": "thread", "scope": "user", "confidence": 0.9, "advice": fix}
+        actions = job.judged(None, **left)
+    first, second = job.run.history.incidents
+    assert (first.remedy, first.advice) == ("restart", fix)
+    assert (second.remedy, second.rule, second.culprit) == ("stop", "repeated-error", NOBODY)
+    (end,) = actions
+    assert isinstance(end, EndJob)
+    assert end.reason.endswith(f"the program has a bug (rule repeated-error); fix: {fix}")
 
 
 def test_a_job_stops_waiting_for_evidence_at_the_deadline() -> None:
