@@ -1,10 +1,11 @@
-"""The real Clock and Shell."""
+"""The real Clock and Shell, and what tells one boot of a machine from the next."""
 
 import logging
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from orchestrator.contract.files.env import without_slurm_options
 from orchestrator.contract.visible import VisibleStream
@@ -20,6 +21,17 @@ class SystemClock:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+def boot_id(file: Path = Path("/proc/sys/kernel/random/boot_id")) -> str:
+    """The kernel's id of the last boot of this machine, which its containers have too.
+
+    Returns an empty string on a machine without such a file, as on macOS.
+    """
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
 
 
 def log_to_stderr() -> None:

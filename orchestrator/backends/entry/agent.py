@@ -39,13 +39,12 @@ from orchestrator.health.host_probes import prober
 from orchestrator.health.host_warnings import HostWatch
 from orchestrator.job_secret import secret_from
 from orchestrator.journal.current_launch import current_launch
-from orchestrator.posix.boot_id import boot_id
 from orchestrator.posix.fd_limit import allow_files
 from orchestrator.posix.locks import is_free, try_lock
 from orchestrator.posix.private_folder import SOCKET, NoPrivateFolder, private_folder
 from orchestrator.posix.retry_io import retry_io
 from orchestrator.seams import AllocationBackend, Clock
-from orchestrator.system import SystemClock, log_to_stderr, run_command
+from orchestrator.system import SystemClock, boot_id, log_to_stderr, run_command
 
 log = logging.getLogger("orchestrator.backends.entry.agent")
 

@@ -18,7 +18,7 @@ from orchestrator.diagnosis.cause.exits import (
     class_notes,
 )
 from orchestrator.diagnosis.cause.findings import Findings
-from orchestrator.diagnosis.cause.host_verdicts import named
+from orchestrator.diagnosis.cause.host_verdicts import HOST_LOST, named
 from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit, Evidence, Verdict
 from orchestrator.diagnosis.classes import FailureSigns, classify, reading_of
 from orchestrator.host_strikes import HOOK
@@ -47,7 +47,9 @@ def first_cause(run: Run, findings: Findings) -> Verdict:
     drill = _drill_of(run, findings, verdict.culprit, verdict.phase)
     verdict = replace(verdict, drill=drill)
     # A host that the scheduler took is no incident at all, so there is no blame to take away.
-    return verdict if taken_by_scheduler(findings, verdict) else without_blame(run, verdict)
+    if verdict.kind != HOST_LOST or taken_by_scheduler(findings, verdict):
+        return verdict
+    return without_blame(run, verdict)
 
 
 def _addresses(run: Run) -> Mapping[str, str]:

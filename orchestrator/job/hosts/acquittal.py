@@ -28,11 +28,8 @@ def is_same_boot(known: HostState, boot: str) -> bool:
     return bool(boot) and known.boot == boot
 
 
-def acquitted(run: Run, name: str) -> Run:
-    """The incident of the host's last loss has no culprit any more, if the host works."""
-    host = run.hosts.by_name.get(name)
-    if host is None or not host.works:
-        return run
+def acquitted(run: Run, host: HostState) -> Run:
+    """The incident of the last loss of `host`, which works, has no culprit any more."""
     incidents = tuple(
         _of_its_agent(run, one) if _is_of(host, one) else one for one in run.history.incidents
     )

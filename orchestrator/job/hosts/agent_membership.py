@@ -63,7 +63,9 @@ def agent_registered(run: Run, event: AgentRegistered) -> Result:
         itself = {a for a in actions if isinstance(a, ReplaceAgent) and a.host == event.host}
         actions = tuple(a for a in actions if a not in itself)
     host = _host(event, run.hosts.by_name.get(event.host))
-    run = acquitted(with_host(run, host), host.name)
+    run = with_host(run, host)
+    if host.works:
+        run = acquitted(run, host)
     if host.unfit:
         run = left_out(run, event.at, host.name, host.unfit)
     if isinstance(run.stage, Waiting) and (host.unfit or not _more_must_come(run, event.at)):

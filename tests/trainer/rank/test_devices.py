@@ -27,7 +27,7 @@ def test_a_machine_with_a_failed_gpu_is_not_taken_for_one_without_gpus() -> None
         device_of(1)
     found = classify(FailureSigns(lines=(f"RuntimeError: {raised.value}",)))
     assert found is not None
-    assert (found.rule.name, found.rule.scope) == ("gpu-lost", "host")
+    assert (found.rule.name, found.rule.scope) == ("gpu-not-visible", "host")
 
 
 def test_a_machine_without_gpus_computes_on_its_cpu(broken: Path) -> None:
