@@ -57,6 +57,9 @@ class PolicyLaws:
         """Restarts that count against the budget since the last sign of progress."""
 
     def check_decision(self, event: Event, before: Run, run: Run) -> None:
+        # An earlier incident may have changed: a host that works was cleared of it.
+        known = {incident.id: incident for incident in before.history.incidents}
+        self.incidents = [known.get(one.id, one) for one in self.incidents]
         match event:
             case StepReached() if isinstance(before.stage, Starting):
                 self.recovered |= {incident.id for incident in self.incidents}
