@@ -1,12 +1,13 @@
 """Hosts that broke jobs: strikes that fade with time, and what users decided about a host.
 
 A strike loses half its weight per day. A rank that was killed by SIGKILL without an explanation in
-the kernel log was most likely killed by a person or a daemon, so that is a quarter of a strike. A
-host that was replaced as a straggler broke nothing, so that is half a strike the first time and a
-full one after that. One that was replaced for its own warning gets half a strike. A host whose
-strikes weigh 1.5 together (as two strikes a day apart do) is excluded until they weigh half of
-that: a day for these two, longer for a host that fails again and again. A pin by a user overrides
-the strikes until the host is unpinned.
+the kernel log was most likely killed by a person or a daemon, so that is a quarter of a strike. So
+is a GPU that is busy or that a process does not see, as its host may be healthy. A host that was
+replaced as a straggler broke nothing, so that is half a strike the first time and a full one after
+that. One that was replaced for its own warning gets half a strike. A host whose strikes weigh 1.5
+together (as two strikes a day apart do) is excluded until they weigh half of that: a day for these
+two, longer for a host that fails again and again. A pin by a user overrides the strikes until the
+host is unpinned.
 
 There is one file per cluster under the run root, and the leaders of many jobs append lines to it. A
 line that cannot be read, such as one cut short by a crash, is ignored. (On NFS, of two appends from
@@ -51,10 +52,11 @@ FIRST_STRAGGLER = 0.5
 """Weight of a host's first straggler strike, because slowness may pass."""
 FORETOLD = 0.5
 """Weight of a strike of a host that was replaced for its own warning, before it broke anything."""
-UNEXPLAINED_KILL = "sigkill-from-outside"
-"""Class of a rank that was killed by SIGKILL, if nothing in the kernel log explains it."""
-KILLED = 0.25
-"""Weight of a strike for such a kill. Seven within an hour exclude the host."""
+UNPROVEN = frozenset({"sigkill-from-outside", "gpu-busy", "gpu-not-visible"})
+"""Classes that a healthy host has as well: a person kills a rank, another process holds the GPU, or
+CUDA_VISIBLE_DEVICES is wrong. Nothing in the kernel log explains them."""
+SMALL = 0.25
+"""Weight of a strike for such a failure. Seven within an hour exclude the host."""
 HOOK = "before-hook"
 """Class of a host on which `hooks.before` of the spec failed. The hook itself may be wrong, so no
 strike is recorded for other jobs."""
@@ -197,7 +199,7 @@ def weight(failure: Failure) -> float:
     replaced = failure.scope == "host" and failure.remedy == "replace"
     if not (killed or replaced):
         return 0.0
-    return KILLED if failure.name == UNEXPLAINED_KILL else 1.0
+    return SMALL if failure.name in UNPROVEN else 1.0
 
 
 def record(path: Path, line: Line) -> None:

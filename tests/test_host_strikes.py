@@ -22,10 +22,9 @@ from orchestrator.contract.spec.failures import Remedy, Scope
 from orchestrator.errors import JobError
 from orchestrator.host_strikes import (
     HALF_LIFE_S,
-    KILLED,
     LOCAL,
+    SMALL,
     STRAGGLER,
-    UNEXPLAINED_KILL,
     Cleared,
     Failure,
     Line,
@@ -298,7 +297,10 @@ def test_many_jobs_append_at_once(tmp_path: Path) -> None:
         (Failure(kind="leader-lost"), 1.0),
         (Failure(kind="rank-killed", signal="SIGBUS"), 1.0),
         (Failure(kind="rank-killed", signal="SIGKILL", name="kernel-panic"), 1.0),
-        (Failure(kind="rank-killed", signal="SIGKILL", name="sigkill-from-outside"), KILLED),
+        (Failure(kind="rank-killed", signal="SIGKILL", name="sigkill-from-outside"), SMALL),
+        (Failure(kind="exception", name="gpu-busy", scope="host", remedy="replace"), SMALL),
+        (Failure(kind="exception", name="gpu-not-visible", scope="host", remedy="replace"), SMALL),
+        (Failure(kind="exception", name="loader-worker-killed", scope="host"), 0.0),
         (Failure(kind="rank-killed", signal="SIGSEGV"), 0.0),
         (Failure(kind="rank-killed", signal="SIGTERM"), 0.0),
         (Failure(kind="rank-killed", signal="SIGBUS", drill="kill:rank=0@step=2"), 0.0),
@@ -338,9 +340,11 @@ def test_an_unexplained_kill_is_a_quarter_of_a_strike(
     remedy: Remedy,
 ) -> None:
     """It may be a `kill -9` by a person, which no kernel log shows."""
-    killed = Failure(kind="rank-killed", signal="SIGKILL", name=UNEXPLAINED_KILL, scope="host")
-    assert weight(replace(killed, remedy=remedy)) == KILLED
-    kills = [strike(at=NOW + n, attempt=n, weight=KILLED) for n in range(7)]
+    killed = Failure(
+        kind="rank-killed", signal="SIGKILL", name="sigkill-from-outside", scope="host"
+    )
+    assert weight(replace(killed, remedy=remedy)) == SMALL
+    kills = [strike(at=NOW + n, attempt=n, weight=SMALL) for n in range(7)]
     for count in range(1, 7):
         (found,) = fold(kills[:count], NOW + 10)
         assert not found.is_excluded, f"after {count}"
