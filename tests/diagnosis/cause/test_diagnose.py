@@ -1048,6 +1048,7 @@ def test_broken_hardware_is_the_cause_even_if_its_rank_reports_a_symptom() -> No
     assert said.signature == "", "a second time it is not the program's own"
 
 
+COUNTED = "memory cgroup: oom_kill 0 -> 1: the kernel killed 1 of this group"
 OOM = "[51.0] Memory cgroup out of memory: Killed process 123 (python) total-vm:1kB"
 FAULT = "[51.0] NVRM: Xid (PCI:0000:1b:00): 31, pid=7, name=python, MMU Fault"
 CLEANUP = "[51.0] NVRM: Xid (PCI:0000:1b:00): 45, pid=7, name=python"
@@ -1132,6 +1133,7 @@ def test_a_fabric_error_in_several_kernel_logs_has_no_culprit() -> None:
     [
         ((), "loader-worker-killed", "restart"),
         ((kernel("host-1", OOM),), "host-out-of-memory", "stop"),
+        ((kernel("host-1", COUNTED),), "host-out-of-memory", "stop"),
         ((kernel("host-0", OOM),), "loader-worker-killed", "restart"),
     ],
 )
