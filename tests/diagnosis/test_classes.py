@@ -88,12 +88,38 @@ def test_every_class_has_a_sample() -> None:
         ("429 Client Error: Too Many Requests for url: https://huggingface.co/x", "HF_HUB_OFFLINE"),
         ("Signal 7 (SIGBUS) received by PID 986", "/dev/shm"),
         ("[CUDA_ERROR_NOT_PERMITTED] operation not permitted in expression cuMemCreate", "IMEX"),
+        ("Dataset 'x/y' is a gated dataset on the Hub. You must be authenticated.", "HF_TOKEN"),
+        (
+            "401 Client Error: Unauthorized for url: https://huggingface.co/x/y/config.json",
+            "HF_TOKEN",
+        ),
+        ("If you are trying to access a private or gated repo, make sure you are", "its name"),
+        ("403 Client Error: Forbidden for url: https://example.com/x", "read and write"),
+        ("[rank0]: Error: network IBext_v8 not found.", "NCCL_NET"),
+        ("Tokenizer class ChatGLMTokenizer does not exist or is not", "trust_remote_code"),
+        ("reached monitoredBarrier, but received errors while waiting", "log of rank 0"),
     ],
 )
 def test_the_advice_names_what_to_type_or_look_at(line: str, words: str) -> None:
     found = classify(FailureSigns(lines=(line,)))
     assert found is not None
     assert words in found.rule.advice
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Error: network training not found",
+        "Error response from daemon: network training not found",
+        "requests.exceptions.ConnectionError: Error: network host example.com not found.",
+        "WARN Error: network  not found.",
+    ],
+)
+def test_a_network_that_is_no_plugin_of_nccl_is_none(line: str) -> None:
+    """Docker and Podman name their networks in nearly the same words. NCCL names none if it found
+    none at all, which is not for NCCL_NET."""
+    found = classify(FailureSigns(lines=(line,)))
+    assert found is None or found.rule.name != "nccl-plugin-missing"
 
 
 def test_what_python_raises_in_s3fs_is_no_mounted_file_system() -> None:
