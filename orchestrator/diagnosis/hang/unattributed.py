@@ -97,10 +97,11 @@ def thread_left(case: EvidenceIndex) -> Diagnosis | None:
         ranks=(),
         hosts=(),
         confidence=SURE,
-        cause=f"the program has ended, and a thread of it that is no daemon has not{seen}",
+        cause=f"the program has ended, but one of its non-daemon threads has not{seen}",
         evidence=(f"the main thread of {ranks_words(waits)} waits in {case.stacks[first][0]}",),
-        advice="end the thread before the program ends, and join it, in `with"
-        ' ndctl.phase("write")` if it takes longer than 2 minutes; or start it with daemon=True',
+        advice="join the thread before the program ends (inside"
+        ' `with ndctl.phase("write")` if that takes longer than 2 minutes), or start it with'
+        " daemon=True",
     )
 
 

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from orchestrator.contract.spec.failures import Reading
+from orchestrator.diagnosis.cause.exits import class_notes
 from orchestrator.diagnosis.cause.host_verdicts import AGENT_LOST, HOST_LOST
-from orchestrator.diagnosis.cause.verdict import NOBODY, Verdict
+from orchestrator.diagnosis.cause.verdict import NOBODY, Evidence, Verdict
 from orchestrator.diagnosis.classes import FailureSigns, classify, reading_of
 from orchestrator.job.host_state import HostState
 from orchestrator.job.incident import Incident
@@ -19,7 +21,7 @@ from orchestrator.job.state import Run
 SAME_S = 1e-3
 """Tolerance for one time that is computed in two ways."""
 
-SAME_BOOT = "its next agent started in the same boot"
+SAME_BOOT = "its next agent started without a reboot"
 """Why a host whose agent was lost is no culprit."""
 
 
@@ -41,9 +43,15 @@ def without_blame(run: Run, verdict: Verdict) -> Verdict:
     host = run.hosts.by_name.get(verdict.culprit.host or "")
     if host is None or not (host.works and _is_of(host, verdict)):
         return verdict
-    own = run.job.failure_classes if run.job else ()
-    found = reading_of(classify(FailureSigns(kind=AGENT_LOST), own), own)
-    return replace(verdict, kind=AGENT_LOST, cause=_cause(verdict), culprit=NOBODY, failure=found)
+    failure = _class_of_agent(run)
+    return replace(
+        verdict,
+        kind=AGENT_LOST,
+        cause=_cause(verdict),
+        culprit=NOBODY,
+        evidence=_evidence(verdict.evidence, failure),
+        failure=failure,
+    )
 
 
 def _is_of(host: HostState, found: Incident | Verdict) -> bool:
@@ -55,22 +63,34 @@ def _is_of(host: HostState, found: Incident | Verdict) -> bool:
 
 
 def _of_its_agent(run: Run, incident: Incident) -> Incident:
-    own = run.job.failure_classes if run.job else ()
-    found = classify(FailureSigns(kind=AGENT_LOST), own)
-    assert found is not None, "the default rules have a class for each kind"
+    failure = _class_of_agent(run)
     return replace(
         incident,
         kind=AGENT_LOST,
         cause=_cause(incident),
         culprit=NOBODY,
-        failure=found.rule.name,
-        scope=found.rule.scope,
-        advice=found.rule.advice,
+        evidence=_evidence(incident.evidence, failure),
+        failure=failure.name,
+        scope=failure.scope,
+        advice=failure.advice,
     )
+
+
+def _class_of_agent(run: Run) -> Reading:
+    own = run.job.failure_classes if run.job else ()
+    found = reading_of(classify(FailureSigns(kind=AGENT_LOST), own), own)
+    assert found is not None, "the default rules have a class for each kind"
+    return found
 
 
 def _cause(found: Incident | Verdict) -> str:
     return f"{found.cause}; {found.culprit.host} works: {SAME_BOOT}"
+
+
+def _evidence(evidence: Evidence, failure: Reading) -> Evidence:
+    """The evidence with the present class in place of the one before."""
+    kept = tuple(note for note in evidence.notes if not note.startswith("class "))
+    return replace(evidence, notes=(*kept, *class_notes(failure)))
 
 
 def cleared(before: Run, after: Run) -> Iterator[str]:

@@ -300,7 +300,7 @@ def test_a_program_that_has_ended_and_left_a_thread_is_no_fault_of_a_rank(
 ) -> None:
     verdict = at_the_end(dict.fromkeys(ranks, stack), ended)
     assert (verdict.kind, verdict.scope, verdict.ranks, verdict.hosts) == ("thread", "user", (), ())
-    assert "the program has ended, and a thread of it that is no daemon has not" in verdict.cause
+    assert "the program has ended, but one of its non-daemon threads has not" in verdict.cause
     assert verdict.cause.endswith("rank 0 has a thread in send (job/upload.py:7)")
 
 

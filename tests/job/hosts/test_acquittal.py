@@ -40,13 +40,15 @@ def test_the_next_agent_in_the_same_boot_clears_its_host() -> None:
     found = newest(killed)
     assert (found.kind, found.failure, found.culprit) == ("agent-lost", "agent-lost", NOBODY)
     assert found.cause == (
-        "the agent of host-0 is gone: it said nothing; host-0 works: its next agent started in the"
-        " same boot"
+        "the agent of host-0 is gone: it said nothing; host-0 works: its next agent started"
+        " without a reboot"
     )
     assert "kernel log" in found.advice
+    classes = [note for note in found.evidence.notes if note.startswith("class ")]
+    assert classes == [f"class agent-lost (scope host): {found.advice}"]
     told, _ = news_of(before, NEXT, killed.run)
     assert (told.reason, told.warning) == ("Incident", False)
-    assert told.text == "host-0 is cleared: its next agent started in the same boot"
+    assert told.text == "host-0 is cleared: its next agent started without a reboot"
     (line,) = new_lines(before, killed.run)
     assert (type(line).__name__, line.host) == ("Withdrawn", "host-0")
     assert new_lines(killed.run, killed.run) == []
