@@ -101,6 +101,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True):
     """Problems of this host that were found before the agent registered."""
     boot: str = ""
     """The kernel's id of the last boot of this host; empty if that is not known."""
+    former_stopped: bool = False
+    """This agent found the host's former one stopped by a signal, and killed it."""
     find_leader_s: float = FIND_LEADER_S
     """How long a new agent looks for its leader."""
     patience_s: float = 0.0
@@ -425,6 +427,7 @@ class Agent:
             findings=(*self.config.findings, *filter(None, [self.leader_name])),
             running=self.attempts.number,
             boot=self.config.boot,
+            former_stopped=self.config.former_stopped,
         )
         return Register(agent=registered, launch=self.config.term.launch, sent_at=self.clock.now())
 

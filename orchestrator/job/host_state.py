@@ -28,8 +28,8 @@ class HostState(Struct, frozen=True, kw_only=True):
     """When its agent was last lost."""
     closed: bool = False
     """At that time the host closed the agent's connection."""
-    works: bool = False
-    """It has shown that only its agent was lost at that time."""
+    works: str = ""
+    """What shows that only its agent was lost at that time; empty: nothing does."""
     unfit: str = ""
     """Why the host failed a check of its agent; empty if it did not."""
     checked: bool = False
@@ -42,7 +42,7 @@ class HostState(Struct, frozen=True, kw_only=True):
 
 def lost_host(host: HostState, at: float, *, closed: bool) -> HostState:
     """The host without its agent. `closed`: it closed the agent's connection."""
-    return replace(host, alive=False, back=False, lost_at=at, closed=closed, works=False)
+    return replace(host, alive=False, back=False, lost_at=at, closed=closed, works="")
 
 
 class Away(Struct, frozen=True, kw_only=True):

@@ -182,6 +182,7 @@ class Job:
         running: int = 0,
         taken: str = "",
         boot: str = "",
+        former_stopped: bool = False,
     ) -> tuple[Action, ...]:
         devices = self.each if devices is None else devices
         return self.tell(
@@ -196,6 +197,7 @@ class Job:
                 running=running,
                 taken=taken,
                 boot=boot,
+                former_stopped=former_stopped,
             )
         )
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from orchestrator.agent.agent import (
     FIND_ALLOCATED_S,
@@ -55,6 +56,13 @@ ORPHANS_S = 5.0
 """The kernel kills the children of a dead agent. Processes that run longer belong to a rank."""
 
 
+class Held(NamedTuple):
+    """This agent holds its host."""
+
+    former_stopped: bool = False
+    """A signal had stopped the host's former agent, and this one killed it."""
+
+
 def main(argv: list[str], environ: Mapping[str, str]) -> int:
     args = _parser().parse_args(argv)
     log_to_stderr()
@@ -63,18 +71,23 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     run_dir = RunDir(args.run_dir)
     retry_io(run_dir.make, "failed to create the run directory", clock)
     slurm_job = environ.get(SLURM_JOB)
-    if not _hold_host(run_dir, args.host, clock, args.lock, slurm_job, launch=args.launch):
+    held = _hold_host(run_dir, args.host, clock, args.lock, slurm_job, launch=args.launch)
+    if held is None:
         return exit_codes.LEADER_LOST if args.patience else exit_codes.NOT_ADMITTED
     try:
         with private_folder(environ) as folder:
-            return _be_agent(args, folder / SOCKET, environ, clock)
+            return _be_agent(args, folder / SOCKET, environ, clock, held)
     except NoPrivateFolder as exc:
         log.error("exiting: no private folder for the socket of the ranks: %s", exc)
         return exit_codes.FAILED
 
 
 def _be_agent(
-    args: argparse.Namespace, ranks_socket: Path, environ: Mapping[str, str], clock: Clock
+    args: argparse.Namespace,
+    ranks_socket: Path,
+    environ: Mapping[str, str],
+    clock: Clock,
+    held: Held,
 ) -> int:
     run_dir = RunDir(args.run_dir)
     scheduled = args.restarts is not None
@@ -95,6 +108,7 @@ def _be_agent(
         scheduled=scheduled,
         findings=_look_at_host(args, environ),
         boot=boot_id(),
+        former_stopped=held.former_stopped,
         find_leader_s=args.leader_late
         + (FIND_ALLOCATED_S if scheduled and not args.patience else FIND_LEADER_S),
         patience_s=args.patience,
@@ -215,8 +229,9 @@ def _hold_host(
     slurm_job: str | None = None,
     *,
     launch: int = 0,
-) -> bool:
-    """Lock the host for this agent, and wait until all processes of a former agent exited.
+) -> Held | None:
+    """Lock the host for this agent, and wait until all processes of a former agent exited. None:
+    another agent holds it, or ranks of a former agent do not end.
 
     Args:
         fd: the lock, if the process that started the agent took it.
@@ -229,19 +244,21 @@ def _hold_host(
         fd = retry_io(opened, f"failed to lock {host}", clock)
     os.set_inheritable(fd, False)
     begun = clock.monotonic()
+    held = Held()
     while not try_lock(fd):
         waited = clock.monotonic() - begun
         if waited > LOCK_WAIT_S:
             log.error("failed to lock %s: another agent holds it", host)
-            return False
+            return None
         if waited > STOPPED_S and (pid := kill_stopped(run_dir.agent_lock(host), launch)):
             log.warning("killed process %s, the former agent of %s, which was stopped", pid, host)
+            held = Held(former_stopped=True)
         clock.sleep(LOCK_POLL_S)
     # Written immediately, because `end_holder` reads here which process holds the lock.
     with contextlib.suppress(OSError):  # the disk may be full
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
-    return _end_former_ranks(run_dir, host, clock, slurm_job)
+    return held if _end_former_ranks(run_dir, host, clock, slurm_job) else None
 
 
 def _end_former_ranks(run_dir: RunDir, host: str, clock: Clock, slurm_job: str | None) -> bool:

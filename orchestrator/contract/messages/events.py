@@ -141,6 +141,8 @@ class AgentRegistered(Struct, frozen=True, kw_only=True):
     """Why the scheduler itself ended the previous agent there; empty: it gave no reason."""
     boot: str = ""
     """The kernel's id of the last boot of the host; empty if that is not known."""
+    former_stopped: bool = False
+    """It found the host's former agent stopped by a signal, and killed it."""
 
 
 class AgentLost(Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from orchestrator.job.attempt_end import (
 from orchestrator.job.failures.incident_records import left_out
 from orchestrator.job.host_state import HostState, lost_host
 from orchestrator.job.hosts import agents_not_started
-from orchestrator.job.hosts.acquittal import acquitted, is_same_boot
+from orchestrator.job.hosts.acquittal import acquitted, why_it_works
 from orchestrator.job.leave import Result
 from orchestrator.job.stage import IDLE, Checking, Holding, Stopping, Waiting
 from orchestrator.job.start import start_if_ready
@@ -95,7 +95,7 @@ def _host(event: AgentRegistered, known: HostState | None = None) -> HostState:
         checked=known is not None and known.checked,
         boot=event.boot,
         lost_at=known.lost_at if known is not None else 0.0,
-        works=known is not None and known.closed and is_same_boot(known, event.boot),
+        works=why_it_works(known, event) if known is not None else "",
     )
 
 

@@ -10,7 +10,7 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import CheckpointFailed, Event
 from orchestrator.diagnosis.cause.verdict import NOBODY
-from orchestrator.job.hosts.acquittal import SAME_BOOT, cleared
+from orchestrator.job.hosts.acquittal import cleared
 from orchestrator.job.incident import Incident, newly_resumed
 from orchestrator.job.stage import Ended, Running, Starting
 from orchestrator.job.state import Run
@@ -57,8 +57,8 @@ def news_of(before: Run, event: Event, after: Run) -> Iterator[News]:
     for incident in after.history.incidents[len(before.history.incidents) :]:
         text = short(_incident(incident))
         yield News(reason="Incident", text=text, warning=True, at=incident.at)
-    for host in cleared(before, after):
-        yield News(reason="Incident", text=f"{host} is cleared: {SAME_BOOT}", at=event.at)
+    for host, why in cleared(before, after):
+        yield News(reason="Incident", text=f"{host} is cleared: {why}", at=event.at)
     for reason, text, warning in _told(before, event, after):
         yield News(reason=reason, text=short(text), warning=warning, at=event.at)
 

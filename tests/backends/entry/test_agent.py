@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from orchestrator import host_strikes
 from orchestrator.agent.agent import WARNINGS, Agent, AgentConfig
-from orchestrator.backends.entry.agent import _hold_host, main
+from orchestrator.backends.entry.agent import Held, _hold_host, main
 from orchestrator.backends.entry.leader import lead as lead_and_follow
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.leader_file import Term
@@ -123,7 +123,8 @@ def test_only_a_stopped_agent_of_the_same_launch_gives_way_to_the_next(
             former.send_signal(signal.SIGSTOP)
             os.waitpid(former.pid, os.WUNTRACED)  # returns when it has stopped
         replaced = launch == 1 and stopped
-        assert _hold_host(run_dir, "host-0", HurriedClock(), launch=1) == replaced
+        held = _hold_host(run_dir, "host-0", HurriedClock(), launch=1)
+        assert held == (Held(former_stopped=True) if replaced else None)
         assert (former.poll() is not None) == replaced
     finally:
         former.kill()

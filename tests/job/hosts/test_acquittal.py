@@ -72,6 +72,29 @@ def test_a_host_is_not_cleared_without_evidence(closed: bool, boot: str) -> None
     assert new_lines(before, lost.run) == []
 
 
+@pytest.mark.parametrize("back_before", [False, True])
+def test_a_host_whose_agent_a_signal_had_stopped_works(back_before: bool) -> None:
+    """The agent is silent and its connection stays open, until the next agent finds it."""
+    stopped = job()
+    stopped.loses("host-0", closed=False)
+    if not back_before:
+        stopped.stops("host-1")
+    stopped.registers("host-0", pid=2, boot=BOOT, former_stopped=True)
+    if back_before:
+        stopped.stops("host-1")
+    found = newest(stopped)
+    assert (found.kind, found.culprit) == ("agent-lost", NOBODY)
+    assert "host-0 works: its next agent found the former one stopped by a signal" in found.cause
+
+
+def test_a_stopped_agent_clears_no_host_whose_boot_is_not_known() -> None:
+    stopped = job()
+    stopped.loses("host-0", closed=False)
+    stopped.stops("host-1")
+    stopped.registers("host-0", pid=2, boot="", former_stopped=True)
+    assert newest(stopped).culprit.host == "host-0"
+
+
 def test_a_host_whose_place_a_spare_has_taken_is_cleared_when_it_returns() -> None:
     killed = job(spares=1)
     killed.loses("host-0", closed=True)
