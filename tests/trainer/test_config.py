@@ -47,7 +47,7 @@ def pipeline(schedule: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "world_size", "message"),
     [
-        (pipeline("1f1b", micro=8), 2, "be at least 2, one for each stage; it is 1"),
+        (pipeline("1f1b", micro=4), 2, "be at least 2, one for each stage; it is 1"),
         (pipeline("interleaved_1f1b", global_batch_size=10), 2, "equal parts in its 2 rounds"),
         (pipeline("zbv", activation_checkpointing="selective"), 2, "selective recomputation sup"),
         (pipeline("zbv", activation_checkpointing="elementwise"), 2, "zbv runs two"),

@@ -1,9 +1,9 @@
 """Saves the state with which the trainer would start its steps, on the mesh of each case.
 
 A case is `{"config": …, "to": folder}`: the state with which `config` starts or resumes is saved
-below `to`. Its answer has `step`, and for each rank `read_bytes` (bytes read from safetensors
-files) and `peak_bytes` (largest growth of the process while its weights were filled). A case
-without `to` is a case of `training_worker.py`.
+below `to`, except with `unsaved`. Its answer has `step`, and for each rank `read_bytes` (bytes read
+from safetensors files) and `peak_bytes` (largest growth of the process while its weights were
+filled). A case without `to` is a case of `training_worker.py`.
 """
 
 import ctypes
@@ -86,7 +86,8 @@ def save_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
         state, spec = job.checkpoints.state, job.config.checkpoint
         folder = Path(case["to"])
         folder.parent.mkdir(parents=True, exist_ok=True)
-        Checkpoints(folder, state, spec, reporter).save_or_raise(done)
+        if not case.get("unsaved"):
+            Checkpoints(folder, state, spec, reporter).save_or_raise(done)
         steps.append(done)
         return 0
 

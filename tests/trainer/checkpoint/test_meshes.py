@@ -1,7 +1,7 @@
 """Weights are bitwise equal on every mesh: initial ones, ones read from files, and saved ones."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,12 @@ MESHES: Mapping[str, tuple[int, dict[str, Any]]] = {
     "replicate2 x tp2": (4, {"dp_replicate": 2, "dp_shard": 1, "tp": 2}),
     "alone": (1, {}),
 }
+STARTED: Mapping[str, Sequence[str]] = {
+    "llama": ("shard2", "tp2", "replicate2 x tp2", "shard4", "alone"),
+    "qwen3": ("tp2", "replicate2", "shard2 x tp2", "alone"),
+}
+"""The meshes on which a model gets fresh weights, and weights of files: each kind with one of the
+models, and `tp2` with both, because it splits the tied weight of one of them."""
 BIG: dict[str, Any] = {**LLAMA, "hidden_size": 512, "intermediate_size": 2048, "vocab_size": 8192}
 """84 MB, so that the memory to fill it stands out from all other memory of a process."""
 
@@ -76,15 +82,17 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
                 config, folder_of(folder, f"moved-{model}", mesh)
             )
             config = {**config, "out": str(folder / "nothing")}
-            cases[mesh, f"fresh-{model}"] = saving(
-                config, folder_of(folder, f"fresh-{model}", mesh)
-            )
-            read = {**config, "model": {"path": str(folder / f"files-{model}")}}
-            read["model"]["weights"] = read["model"]["path"]
-            cases[mesh, f"files-{model}"] = saving(read, folder_of(folder, f"files-{model}", mesh))
+            if mesh in STARTED[model]:
+                cases[mesh, f"fresh-{model}"] = saving(
+                    config, folder_of(folder, f"fresh-{model}", mesh)
+                )
+                read = {**config, "model": {"path": str(folder / f"files-{model}")}}
+                read["model"]["weights"] = read["model"]["path"]
+                to = folder_of(folder, f"files-{model}", mesh)
+                cases[mesh, f"files-{model}"] = saving(read, to)
         if mesh in ("shard2", "tp2"):
             big = {**config, "model": {"path": str(folder / "big"), "weights": str(folder / "big")}}
-            cases[mesh, "big"] = saving(big, folder_of(folder, "big", mesh))
+            cases[mesh, "big"] = {**saving(big, folder_of(folder, "big", mesh)), "unsaved": True}
     answers: dict[tuple[str, str], dict[str, Any]] = {}
     for num_ranks, cases in wanted.items():
         if num_ranks == 4:
@@ -131,14 +139,14 @@ def test_all_ranks_skip_a_checkpoint_that_one_rank_finds_damaged(saved: Saved) -
 @pytest.mark.parametrize("model", MODELS)
 def test_fresh_weights_are_the_same_on_every_mesh(saved: Saved, model: str) -> None:
     expected = saved.tensors(f"fresh-{model}", "alone")
-    for mesh in MESHES:
+    for mesh in STARTED[model]:
         assert not differing(saved.tensors(f"fresh-{model}", mesh), expected), mesh
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_mesh_reads_the_weights_of_the_files(saved: Saved, model: str) -> None:
     expected = saved.source(f"files-{model}")
-    for mesh in MESHES:
+    for mesh in STARTED[model]:
         tensors = saved.tensors(f"files-{model}", mesh)
         weights = {name: value for name, value in tensors.items() if name.startswith("model.")}
         assert not differing(weights, expected), mesh

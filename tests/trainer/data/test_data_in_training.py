@@ -47,7 +47,7 @@ def test_every_sample_is_read_once_over_restarts_and_meshes(tmp_path: Path) -> N
     work(tmp_path, 1, [{"config": {**first, "parallel": {}}}, {"config": whole}])
     code, said = ledger_of(out)
     assert code == 0, said
-    assert "each of the 8 valid steps (from 3 starts) read exactly its 8 samples" in said
+    assert "each of the 8 valid steps (from 3 starts) read exactly its 4 samples" in said
     expected = losses_of(tmp_path / "whole")
     assert all(abs(loss - expected[step]) <= 1e-5 for step, loss in losses_of(out).items())
     code, said = ledger_of(broken)

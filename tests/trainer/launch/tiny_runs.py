@@ -59,7 +59,7 @@ def tiny(out: Path, **changes: Any) -> dict[str, Any]:
         "checkpoint": {"every_steps": 100, **DISK, **changes.pop("checkpoint", {})},
         "train": {
             "steps": 5,
-            "global_batch_size": 8,
+            "global_batch_size": 4,
             "optimizer": {"lr": 1e-2},
             "schedule": {"kind": "cosine", "warmup_steps": 1},
             **changes,
