@@ -1,7 +1,7 @@
 """One line of text per journal entry: the event, the actions that followed and their reasons."""
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import tzinfo
 from typing import assert_never
 
@@ -80,19 +80,21 @@ def event_time(event: Event) -> float:
     return event.at
 
 
-def event_line(entry: Entry, zone: tzinfo | None, incident: Incident | None = None) -> str:
+def event_line(entry: Entry, zone: tzinfo | None, more: Sequence[str] = ()) -> str:
     """`2026-01-09 14:03:22 UTC  rank 1 on host-0 was killed by SIGKILL -> stop attempt 1 (…)`.
 
     Args:
-        incident: recorded with the entry, if no action says what was decided about it.
+        more: what followed from the entry, beside its actions.
     """
-    decided = "".join(f" -> {describe_action(action)}" for action in entry.actions)
-    if incident is not None:
-        rule = f" (rule {incident.rule})" if incident.rule else ""
-        what = f"incident {incident.id}, {incident.kind}: {incident.cause}"
-        decided += f" -> {what}; {incident.decided}{rule}"
-    line = f"{describe_event(entry.event)}{decided}"
+    followed = (*map(describe_action, entry.actions), *more)
+    line = " -> ".join((describe_event(entry.event), *followed))
     return f"{format.date_time(event_time(entry.event), zone)}  {format.one_line(line)}"
+
+
+def describe_decision(incident: Incident) -> str:
+    rule = f" (rule {incident.rule})" if incident.rule else ""
+    what = f"incident {incident.id}, {incident.kind}: {incident.cause}"
+    return f"{what}; {incident.decided}{rule}"
 
 
 def describe_action(action: Action) -> str:  # noqa: C901 - a case a kind
@@ -171,6 +173,8 @@ def describe_event(event: Event) -> str:  # noqa: C901, PLR0915 - one line for e
         case AgentRegistered(host=host, address=address, devices=devices, pid=pid, findings=found):
             many = format.count(devices, "device")
             but = "".join(f"; {finding.verdict}: {finding.found}" for finding in found)
+            stopped = "; a signal had stopped its former agent, which it killed"
+            but += stopped if event.former_stopped else ""
             return f"agent of {host} registered from {address} with {many} (pid {pid}){but}"
         case AgentLost(host=host, taken=taken) if taken:
             return f"the scheduler removed {host} from the job: {taken}"

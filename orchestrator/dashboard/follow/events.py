@@ -7,8 +7,13 @@ from datetime import tzinfo
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import HealthChanged
 from orchestrator.dashboard import format
-from orchestrator.dashboard.event_text import event_line, event_time, sort_by_time
-from orchestrator.job.incident import Incident
+from orchestrator.dashboard.event_text import (
+    describe_decision,
+    event_line,
+    event_time,
+    sort_by_time,
+)
+from orchestrator.job.hosts.acquittal import cleared
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import step
 from orchestrator.journal.journal import Entry, Tail
@@ -34,21 +39,24 @@ def event_batches(
 
 
 class QuietDecisions:
-    """Finds the incidents whose decision led to no action at once. For example, a restart in a new
-    allocation first waits for its agents. Reads the whole journal, in parts."""
+    """Finds what followed from an entry without an action: incidents whose decision led to none at
+    once, for example because a restart in a new allocation first waits for its agents, and hosts
+    that are no culprits any more. Reads the whole journal, in parts."""
 
     def __init__(self) -> None:
         self.run = Run()
 
-    def among(self, entries: Iterable[Entry]) -> Mapping[int, Incident]:
-        """`Entry.seq` -> the incident."""
-        found = {}
+    def among(self, entries: Iterable[Entry]) -> Mapping[int, Sequence[str]]:
+        """`Entry.seq` -> what followed."""
+        found = dict[int, Sequence[str]]()
         for entry in entries:
-            known = len(self.run.history.incidents)
-            self.run, _ = step(self.run, entry.event)
-            new = self.run.history.incidents[known:]
-            if new and not entry.actions:
-                found[entry.seq] = new[-1]
+            before = self.run
+            self.run, _ = step(before, entry.event)
+            new = self.run.history.incidents[len(before.history.incidents) :]
+            told = [describe_decision(new[-1])] if new and not entry.actions else []
+            told += [f"{host} is cleared: {why}" for host, why in cleared(before, self.run)]
+            if told:
+                found[entry.seq] = told
         return found
 
 
@@ -77,7 +85,7 @@ def event_lines(
             continue
         yield from _folded(late, zone)
         late = []
-        yield event_line(entry, zone, decisions.get(entry.seq))
+        yield event_line(entry, zone, decisions.get(entry.seq, ()))
     yield from _folded(late, zone)
 
 

@@ -42,6 +42,7 @@ from orchestrator.dashboard.status import (
     row,
     state_lines,
 )
+from orchestrator.job.hosts.acquittal import cleared
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short
 from orchestrator.job.incident import Incident, newly_resumed
 from orchestrator.job.stage import Diagnosing, Ended
@@ -97,6 +98,8 @@ def _entry_lines(before: Run, after: Run, entry: Entry, zone: tzinfo | None) -> 
         yield f"collecting evidence: {after.stage.reason}"
     for incident in after.history.incidents[len(before.history.incidents) :]:
         yield from incident_lines(incident)
+    for host, why in cleared(before, after):
+        yield f"{host} is cleared: {why}"
     for one in newly_resumed(before.history.incidents, after.history.incidents):
         took = format.duration(one.resumed_after_s or 0.0)
         now = f"attempt {after.attempt.number} {one.goes_on}"

@@ -6,11 +6,14 @@ from datetime import UTC
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation, Breakdown
 from orchestrator.contract.messages.events import (
+    AgentLost,
+    AgentRegistered,
     CancelRequested,
     Event,
     HealthChanged,
@@ -20,6 +23,7 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.dashboard.event_text import describe_event
 from orchestrator.dashboard.follow.events import QuietDecisions, event_batches, event_lines
+from orchestrator.dashboard.follow.follow import Printed, entry_lines
 from orchestrator.dashboard.follow.log_filter import LogFilter, wanted
 from orchestrator.dashboard.follow.logs import LogFile, LogLine
 from orchestrator.journal.journal import Entry, read
@@ -71,6 +75,27 @@ def test_a_decision_without_an_action_is_shown_with_its_incident() -> None:
         " -> incident 1, allocation-broke: SIGKILL ended srun on node1; restart as attempt 2 from"
         " the beginning: no checkpoint yet (rule broken-allocation)"
     )
+
+
+def test_a_host_that_is_no_culprit_any_more_is_shown_where_its_agent_registers() -> None:
+    def booted(event: Event) -> Event:
+        return replace(event, boot="4f1c") if isinstance(event, AgentRegistered) else event
+
+    at = START + 50
+    begun = [booted(event) for event in started()]
+    (first,) = (e for e in begun if isinstance(e, AgentRegistered) and e.host == "host-0")
+    lost = AgentLost(at=at, host="host-0", why="it was silent for 8.0 s", silent_s=8.0)
+    gone = HostStopped(at=at + 1, host="host-1", attempt=1, finished=False, why="told to stop")
+    again = replace(first, at=at + 5, pid=9, incarnation="9", former_stopped=True)
+    entries = journal([*begun, lost, gone, again])
+    (line,) = [*event_lines(entries, UTC, quiet=QuietDecisions())][-1:]
+    assert "(pid 9); a signal had stopped its former agent, which it killed" in line
+    assert " -> host-0 is cleared: its next agent found the former one stopped by" in line
+    printed, told = Printed(), list[str]()
+    for entry in entries:
+        printed, lines = entry_lines(printed, entry, UTC)
+        told += lines
+    assert sum("host-0 is cleared: its next agent found" in line for line in told) == 1
 
 
 def test_each_late_heartbeat_is_shown_on_request() -> None:
