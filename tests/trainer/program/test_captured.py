@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.run_module import command
+from tests.trainer.launch.forked_ranks import start_forked
 
 pytestmark = pytest.mark.process
 SHOW = """
@@ -32,21 +33,41 @@ def home(tmp_path: Path) -> Path:
     return home
 
 
-def run(home: Path, *words: str, cwd: str = ".", **environ: str) -> tuple[list[str], str]:
-    """What the program printed, and its errors."""
-    copy = str(home.parent / "capture-1")
-    program = [*command(sys.executable, "trainer.program"), str(home / cwd)]
+def run(home: Path, *words: str, cwd: str = ".") -> tuple[list[str], str]:
+    """What the program printed, and its errors. The rank is forked, as an agent forks its ranks."""
+    log = home.parent / "rank.log"
+    log.unlink(missing_ok=True)
+    arguments = [str(home / cwd), "--capture", str(home), str(home.parent / "capture-1"), *words]
+    rank = start_forked("trainer.program", arguments, environment(home), log)
+    rank.join(60)
+    assert rank.exitcode is not None, "the rank still runs"
+    said = log.read_text()
+    return parts(home, *((said, "") if rank.exitcode == 0 else ("", said)))
+
+
+def run_alone(home: Path, *words: str, **environ: str) -> list[str]:
+    """What the program printed in a process of its own, which reads PYTHONPATH itself."""
+    program = [*command(sys.executable, "trainer.program"), str(home)]
     done = subprocess.run(
-        [*program, "--capture", str(home), copy, *words],
-        env={**os.environ, "NDCTL_RUN_DIR": str(home.parent), **environ},
+        [*program, "--capture", str(home), str(home.parent / "capture-1"), *words],
+        env={**environment(home), **environ},
         cwd=home.parent,
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert (done.returncode == 0) == bool(done.stdout), done.stderr
-    return done.stdout.strip().replace(copy, "COPY").split("|"), done.stderr.replace(copy, "COPY")
+    assert done.returncode == 0, done.stderr
+    return parts(home, done.stdout, done.stderr)[0]
+
+
+def environment(home: Path) -> dict[str, str]:
+    return {**os.environ, "NDCTL_RUN_DIR": str(home.parent)}
+
+
+def parts(home: Path, out: str, err: str) -> tuple[list[str], str]:
+    copy = str(home.parent / "capture-1")
+    return out.strip().replace(copy, "COPY").split("|"), err.replace(copy, "COPY")
 
 
 def test_a_script_of_the_copy_runs_in_the_users_folder(home: Path) -> None:
@@ -69,9 +90,9 @@ def test_search_paths_lead_to_the_copy_except_to_what_it_does_not_have(home: Pat
     (home / "venv").mkdir()
     (home.parent / "link").symlink_to(home)
     given = [str(home / "venv"), "src", str(home.parent / "link" / "src"), "/elsewhere"]
-    out, _ = run(home, "train.py", PYTHONPATH=os.pathsep.join(given[::2]))
+    out = run_alone(home, "train.py", PYTHONPATH=os.pathsep.join(given[::2]))
     assert out[0] == "1"
-    out, _ = run(home, "train.py", PYTHONPATH=os.pathsep.join([f"{home}/src", *given]))
+    out = run_alone(home, "train.py", PYTHONPATH=os.pathsep.join([f"{home}/src", *given]))
     assert out[4].split(os.pathsep) == ["COPY/src", given[0], "COPY/src", "COPY/src", "/elsewhere"]
 
 

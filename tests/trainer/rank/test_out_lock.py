@@ -5,19 +5,27 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import trainer.__main__
 from orchestrator.errors import TrainingError
 from orchestrator.posix.locks import is_free
 from tests.agent.world import is_gone, wait_for
 from tests.nfs_locks import byte_ranges
-from tests.trainer.launch.tiny_runs import LIMIT_S, ROOT, finish, metrics_of, tiny, train
+from tests.trainer.launch.tiny_runs import (
+    LIMIT_S,
+    RankProcess,
+    finish,
+    metrics_of,
+    start_torchrun,
+    tiny,
+    train,
+)
 from trainer.rank.fence import lock_file
 
 
@@ -82,47 +90,38 @@ def test_under_ndctl_the_fence_is_the_only_safeguard(tmp_path: Path) -> None:
 def test_ranks_end_with_a_torchrun_that_was_killed_and_free_the_lock(tmp_path: Path) -> None:
     out = tmp_path / "out"
     config = tiny(out, steps=1_000_000, checkpoint={"every_steps": 1_000_000})
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(config))
-    with torchrun(path, tmp_path / "first.log") as job:
+    with torchrun(tmp_path / "first.json", config) as job:
         wait_for(lambda: (out / "metrics.jsonl").exists() and metrics_of(out), "the first step")
         holder = json.loads((out / "trainer.lock").read_text())
-        ranks = children(job.pid)
+        assert job.process.pid is not None
+        ranks = children(job.process.pid)
         assert holder["pid"] in ranks
         assert len(ranks) == 2
         for rank in ranks:
             os.kill(
                 rank, signal.SIGSTOP
             )  # a stopped process holds its lock, and needs no processor
-        with torchrun(path, tmp_path / "second.log", ranks=1) as second:
+        with torchrun(tmp_path / "second.json", config, "--nproc-per-node=1") as second:
             assert second.wait(LIMIT_S) != 0
-        said = (tmp_path / "second.log").read_text()
-        assert f"another job trains in out={out}: process {holder['pid']} on" in said
+        assert f"another job trains in out={out}: process {holder['pid']} on" in second.output
         for rank in ranks:
             os.kill(rank, signal.SIGCONT)
         assert not any(map(is_gone, ranks))
-        job.send_signal(signal.SIGKILL)
+        job.kill(signal.SIGKILL)
         wait_for(lambda: all(map(is_gone, ranks)), "the ranks to end")
     # A killed process is a zombie before all of its threads have let go of the lock.
     wait_for(lambda: is_free(out / "trainer.lock"), "the lock to be free")
 
 
 @contextmanager
-def torchrun(config: Path, log: Path, ranks: int = 2) -> Iterator["subprocess.Popen[bytes]"]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={ranks}"]
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            [*command, "-m", "trainer", str(config)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            yield process
-        finally:
-            process.kill()  # its ranks end with it
-            process.wait()
+def torchrun(path: Path, config: dict[str, Any], *options: str) -> Iterator[RankProcess]:
+    path.write_text(json.dumps(config))
+    job = start_torchrun(Path(trainer.__main__.__file__), path, *options)
+    try:
+        yield job
+    finally:
+        job.process.kill()  # its ranks end with it
+        job.process.join()
 
 
 def children(pid: int) -> list[int]:
