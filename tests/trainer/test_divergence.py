@@ -25,7 +25,7 @@ def work(folder: Path, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def sharded(out: Path, **changes: Any) -> dict[str, Any]:
-    values = {"steps": STEPS, "checkpoint": SAVING, "parallel": {"dp_shard": 2}}
+    values = {"layers": 1, "steps": STEPS, "checkpoint": SAVING, "parallel": {"dp_shard": 2}}
     return tiny(out, **{**values, **changes})
 
 
@@ -52,8 +52,8 @@ def test_a_rollback_restores_a_bad_weight_and_skips_its_data(tmp_path: Path) -> 
             {"config": spoiled, "drills": ["nan:rank=1@step=6"]},
             {"config": moved, "skip": [(5, 7)], "stop_after": 6},
             {"config": spoiled, "skip": [(5, 7)]},
-            {"config": never, "skip": [(5, 7)]},
-            {"config": plain},
+            {"config": never, "skip": [(5, 7)], "unsaved": True},
+            {"config": plain, "unsaved": True},
         ],
     )
     assert (answers[0]["error"], answers[0]["since"]) == ("NotFinite", 6)
@@ -99,11 +99,13 @@ def test_a_lasting_loss_spike_ends_the_ranks_and_is_stored_in_a_checkpoint(tmp_p
         "optimizer": {"lr": 0.05, "weight_decay": 66.0},
         "schedule": {"kind": "constant", "warmup_steps": 20},
         "grad_clip": None,
+        # A save is due in the bad steps, of which there are three.
+        "checkpoint": {**SAVING, "every_steps": spike["steps"]},
     }
     watched = sharded(tmp_path / "watched", spike=spike, **steep)
     cut = sharded(tmp_path / "cut", spike=spike, **steep)
     unwatched = sharded(tmp_path / "unwatched", **steep)
-    answers = work(tmp_path, [{"config": watched}, {"config": unwatched}])
+    answers = work(tmp_path, [{"config": watched}, {"config": unwatched, "unsaved": True}])
     found = answers[0]
     assert found["error"] == "LossSpike"
     last = metrics_of(tmp_path / "watched")[-1]

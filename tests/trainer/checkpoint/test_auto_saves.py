@@ -10,7 +10,7 @@ from orchestrator.contract.checkpoint_interval import Exposure, SavePace
 from orchestrator.contract.codec import encode
 from orchestrator.contract.messages.events import CheckpointIntervalChanged, CheckpointSaved
 from tests.trainer.checkpoint.checkpoint_launch import listening, with_fence
-from tests.trainer.launch.tiny_runs import tiny, work
+from tests.trainer.launch.tiny_runs import LIGHT, tiny, work
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("saves")]
 
@@ -21,7 +21,8 @@ NO_FAILURES = SavePace()
 def trained(tmp_path: Path, pace: SavePace, **checkpoint: Any) -> list[Any]:
     """The datagrams that two ranks sent to their agent in 16 steps."""
     saving = {"every": "auto", "every_steps": 3, "keep": 20, **checkpoint}
-    config = tiny(tmp_path / "run", steps=16, parallel={"dp_shard": 2}, checkpoint=saving)
+    two = {"parallel": {"dp_shard": 2}, "checkpoint": saving}
+    config = tiny(tmp_path / "run", steps=16, **two, **LIGHT)
     env = {
         "NDCTL_HEARTBEAT_SOCKET": str(tmp_path / "agent"),
         "NDCTL_PACE": json.dumps(encode(pace)),

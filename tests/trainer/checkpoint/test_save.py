@@ -11,7 +11,7 @@ from ndctl.rank.priority import NICE
 from orchestrator.contract.files.checkpoint_names import newest_complete
 from orchestrator.contract.messages.events import CheckpointFailed, CheckpointSaved
 from tests.trainer.checkpoint.checkpoint_launch import listening, with_fence
-from tests.trainer.launch.tiny_runs import losses_of, tiny, work
+from tests.trainer.launch.tiny_runs import LIGHT, losses_of, tiny, work
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("saves")]
 
@@ -50,7 +50,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> SaveResults:
     cases = []
     for name, case in CASES.items():
         checkpoint = {"every_steps": 10, "async": case["async"]}
-        config = tiny(folder / name, steps=STEPS, parallel={"dp_shard": 2}, checkpoint=checkpoint)
+        two = {"parallel": {"dp_shard": 2}, "checkpoint": checkpoint}
+        config = tiny(folder / name, steps=STEPS, **two, **LIGHT)
         cases.append({"from": FROM, "until": UNTIL, **case, "config": with_fence(config)})
     env = {"NDCTL_HEARTBEAT_SOCKET": str(folder / "agent")}
     with listening(folder / "agent") as heard:

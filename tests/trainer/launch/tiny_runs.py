@@ -32,6 +32,9 @@ MODELS = {"llama": LLAMA, "qwen3": QWEN3}
 LAYERS = 2
 """Layers of a model that ranks train: few, because they take half of the time of a step."""
 
+LIGHT: dict[str, Any] = {"layers": 1, "optimizer": {"name": "sgd", "lr": 1e-2}}
+"""For runs that save often: they have few tensors. The time of a save depends on their number."""
+
 DISK: dict[str, Any] = {"memory": {"every": "off"}}
 """Keys of `checkpoint` for tests of the disk."""
 
@@ -48,9 +51,12 @@ def write_text(folder: Path) -> str:
 def tiny(out: Path, **changes: Any) -> dict[str, Any]:
     """A configuration of the trainer with steps of a few milliseconds.
 
-    `changes` are keys of `train`, except `model`, `parallel`, `micro` and `checkpoint`.
+    `changes` are keys of `train`, except `model`, `layers`, `parallel`, `micro` and `checkpoint`.
     """
-    model = {**MODELS[changes.pop("model", "llama")], "num_hidden_layers": LAYERS}
+    model = {
+        **MODELS[changes.pop("model", "llama")],
+        "num_hidden_layers": changes.pop("layers", LAYERS),
+    }
     return {
         "model": {"config": model},
         "data": {"files": write_text(out.parent / "text"), "sequence_length": 32},

@@ -33,12 +33,12 @@ def home(tmp_path: Path) -> Path:
     return home
 
 
-def run(home: Path, *words: str, cwd: str = ".") -> tuple[list[str], str]:
+def run(home: Path, *words: str, cwd: str = ".", **environ: str) -> tuple[list[str], str]:
     """What the program printed, and its errors. The rank is forked, as an agent forks its ranks."""
     log = home.parent / "rank.log"
     log.unlink(missing_ok=True)
     arguments = [str(home / cwd), "--capture", str(home), str(home.parent / "capture-1"), *words]
-    rank = start_forked("trainer.program", arguments, environment(home), log)
+    rank = start_forked("trainer.program", arguments, {**environment(home), **environ}, log)
     rank.join(60)
     assert rank.exitcode is not None, "the rank still runs"
     said = log.read_text()
@@ -92,7 +92,8 @@ def test_search_paths_lead_to_the_copy_except_to_what_it_does_not_have(home: Pat
     given = [str(home / "venv"), "src", str(home.parent / "link" / "src"), "/elsewhere"]
     out = run_alone(home, "train.py", PYTHONPATH=os.pathsep.join(given[::2]))
     assert out[0] == "1"
-    out = run_alone(home, "train.py", PYTHONPATH=os.pathsep.join([f"{home}/src", *given]))
+    everything = os.pathsep.join([f"{home}/src", *given])
+    out, _ = run(home, "tools/train.py", PYTHONPATH=everything)
     assert out[4].split(os.pathsep) == ["COPY/src", given[0], "COPY/src", "COPY/src", "/elsewhere"]
 
 
