@@ -30,7 +30,7 @@ from tests.trainer.launch.tiny_runs import (
 pytestmark = pytest.mark.process
 
 STEPS = 8
-SHARDED: dict[str, Any] = {"parallel": {"dp_shard": 2}, "steps": STEPS}
+SHARDED: dict[str, Any] = {"parallel": {"dp_shard": 2}, "steps": STEPS, "layers": 1}
 
 
 def copies_of(out: Path, **changes: Any) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def test_a_run_that_was_asked_to_stop_resumes_bitwise_equal(tmp_path: Path) -> N
         tmp_path,
         2,
         [
-            {"config": whole},
+            {"config": whole, "unsaved": True},
             {"config": background},
             {"config": parts, "stop_after": 5},
             {"config": parts},
@@ -64,13 +64,13 @@ def test_a_run_that_was_asked_to_stop_resumes_bitwise_equal(tmp_path: Path) -> N
 def test_a_run_resumes_on_another_mesh_and_skips_torn_checkpoints(tmp_path: Path) -> None:
     whole = tiny(tmp_path / "whole", model="qwen3", **SHARDED)
     out = tmp_path / "moved"
-    first = tiny(out, model="qwen3", steps=STEPS, parallel={"dp_shard": 2})
+    first = tiny(out, model="qwen3", **SHARDED)
     second = {**first, "parallel": {"tp": 2}}
     work(
         tmp_path,
         2,
         [
-            {"config": whole},
+            {"config": whole, "unsaved": True},
             {"config": first, "stop_after": 3},
             {"config": second, "stop_after": 6},
         ],
@@ -98,7 +98,7 @@ def test_after_a_killed_rank_only_steps_since_the_checkpoint_are_repeated(tmp_pa
     with_fence(whole)
     env = {"NDCTL_HEARTBEAT_SOCKET": str(tmp_path / "agent")}
     with listening(tmp_path / "agent") as told:
-        work(tmp_path, 2, [{"config": whole}])
+        work(tmp_path, 2, [{"config": whole, "unsaved": True}])
         killed = finish(train(config, 2, NDCTL_DRILLS=json.dumps(drill), **env))
         env["NDCTL_ATTEMPT"] = "2"
         program = Path(trainer.__file__).with_name("__main__.py")

@@ -16,7 +16,7 @@ from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.mesh import AXES
 from orchestrator.errors import TrainingError
-from tests.trainer.launch.tiny_runs import LLAMA, losses_of, tiny, work
+from tests.trainer.launch.tiny_runs import LAYERS, LLAMA, losses_of, tiny, work
 from tests.trainer.launch.training_worker import run_alone
 from tests.trainer.model.test_build import build
 from tests.trainer.parallel.parity_cells import LOSS, difference
@@ -89,7 +89,7 @@ def test_weights_whose_sizes_are_not_multiples_of_16_are_named() -> None:
 
 def changed(out: Path, **changes: Any) -> dict[str, Any]:
     """A tiny run of a model whose sides are multiples of 32."""
-    model = {"config": {**LLAMA, "num_key_value_heads": 4}}
+    model = {"config": {**LLAMA, "num_hidden_layers": LAYERS, "num_key_value_heads": 4}}
     return {**tiny(out, optimizer={"lr": 1e-3}, **changes), "model": model}
 
 
@@ -111,14 +111,14 @@ def test_float8_rounding_changes_the_loss_little_and_no_more_on_a_mesh(tmp_path:
     refused, *_ = run_alone(
         [
             {"config": on_cpu, "refused": True},
-            {"config": plain},
-            {"config": one, "broken": EMULATED},
+            {"config": plain, "unsaved": True},
+            {"config": one, "broken": EMULATED, "unsaved": True},
         ]
     )
     assert refused["code"] == exit_codes.REFUSED
     assert "this device is cpu" in refused["refused"]
     case = {"config": shard2, "broken": EMULATED}
-    others = [{"config": config, "broken": EMULATED} for config in (tp2, gathers)]
+    others = [{**case, "config": config, "unsaved": True} for config in (tp2, gathers)]
     work(tmp_path, 2, [{**case, "stop_after": 3}, case, *others])
     rounded = difference(tmp_path / "one", tmp_path / "plain")
     assert LOSS < rounded.loss < 0.02, rounded

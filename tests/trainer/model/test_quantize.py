@@ -45,7 +45,7 @@ def quantised(seed: int = 0) -> Decoder:
 
 
 def qlora(out: Path, quantize: str = "nf4", **changes: Any) -> dict[str, Any]:
-    config = tiny(out, **changes)
+    config = tiny(out, **{"steps": 3, **changes})
     lora = {"rank": 4, "target_modules": ["q_proj", "down_proj"], "quantize": quantize}
     return {**config, "model": {"config": WIDE, "lora": lora}}
 
@@ -122,10 +122,9 @@ def test_shards_of_four_bit_weights_train_like_whole_weights(tmp_path: Path) -> 
         "zero1": qlora(tmp_path / "zero1", parallel={"dp_replicate": 2, "data": "zero1"}),
         "pp2": qlora(tmp_path / "pp2", parallel={"pp": 2}),
     }
-    whole, full, _ = run_alone(
-        [{"config": config, "frozen": True} for config in (one, *alone.values())]
-    )
-    watched = [{"config": config, "frozen": True} for config in cells.values()]
+    watch = {"frozen": True, "unsaved": True}
+    whole, full, _ = run_alone([{"config": config, **watch} for config in (one, *alone.values())])
+    watched = [{"config": config, **watch} for config in cells.values()]
     sharded, *_ = work(tmp_path, 2, watched)
     found = {
         name: difference(Path(config["out"]), tmp_path / "one")
