@@ -7,6 +7,7 @@ into groups of `cp`. The answer has, for each name, the largest value of all ran
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -185,12 +186,19 @@ def broken(name: str) -> Iterator[None]:
         yield
 
 
+@cache
+def mesh_of(cp: int, world_size: int) -> DeviceMesh:
+    """The groups of `cp` ranks, cached for all cases: creating them takes longer than most cases,
+    and their threads never end."""
+    mesh = init_device_mesh("cpu", (world_size // cp, cp), mesh_dim_names=("others", "cp"))
+    return mesh["cp"]
+
+
 def run_case(case: dict[str, Any], env: RankEnv) -> Found:
     rest = dict(case)
     measure, cp, name = MEASURES[rest.pop("measure")], rest.pop("cp"), rest.pop("broken", None)
-    mesh = init_device_mesh("cpu", (env.world_size // cp, cp), mesh_dim_names=("others", "cp"))
     with broken(name) if name else nullcontext():
-        found = measure(mesh["cp"], **rest)
+        found = measure(mesh_of(cp, env.world_size), **rest)
     values = torch.tensor([*found.values()], dtype=torch.float64)
     dist.all_reduce(values, dist.ReduceOp.MAX)
     return dict(zip(found, values.tolist(), strict=True))
