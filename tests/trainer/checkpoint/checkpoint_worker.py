@@ -26,7 +26,6 @@ from trainer.loop import Training
 from trainer.main import train_on
 from trainer.model import weights
 from trainer.parallel import building
-from trainer.rank.ranks import arrange
 from trainer.rank.reporter import Reporter
 from trainer.rank.runtime import Runtime
 
@@ -97,7 +96,7 @@ def save_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
         mock.patch.object(main_module, "train", save_at_once),
         mock.patch.object(building, "first_weights", measured.first_weights),
     ):
-        train_on(arrange(config.mesh, env), config, runtime)
+        train_on(training_worker.arranged(config.mesh, env), config, runtime)
     reporter.close()
     told: list[Any] = [None] * env.world_size
     dist.all_gather_object(told, (measured.read_bytes, measured.peak_bytes))

@@ -20,10 +20,10 @@ The answer of a case has:
   frozen_bytes     with `frozen`: bytes of frozen weights on this rank
 """
 
+import dataclasses
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -262,10 +262,15 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     }
 
 
-@cache
 def arranged(mesh: Mesh, env: RankEnv) -> Ranks:
-    """The ranks of a mesh, cached for all its cases: the threads of a process group never end."""
-    return arrange(mesh, env)
+    """The ranks of a mesh, whose groups are kept for all its cases: creating them takes long, and
+    their threads never end."""
+    if mesh not in ARRANGED:
+        ARRANGED[mesh] = arrange(mesh, env)
+    return dataclasses.replace(ARRANGED[mesh], env=env)
+
+
+ARRANGED: dict[Mesh, Ranks] = {}
 
 
 @contextmanager
