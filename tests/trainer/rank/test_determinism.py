@@ -1,31 +1,37 @@
 """`train.deterministic`: what it sets, and that losses repeat bit by bit."""
 
+import os
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.trainer.launch.forked_ranks import FORKING
 from tests.trainer.launch.tiny_runs import finish, losses_of, run_program, tiny, train
-
-SETTINGS = """
-import os, torch
 from trainer.rank.determinism import make_deterministic
-os.environ["NCCL_ALGO"] = "Tree"
-make_deterministic()
-import torch._inductor.config as inductor
-print(
-    torch.are_deterministic_algorithms_enabled(),
-    not torch.is_deterministic_algorithms_warn_only_enabled(),
-    torch.utils.deterministic.fill_uninitialized_memory,
-    torch.backends.cudnn.deterministic,
-    not torch.backends.cudnn.benchmark,
-    not torch.backends.cuda.cudnn_sdp_enabled(),
-    torch.backends.cuda.flash_sdp_enabled(),
-    inductor.deterministic,
-    os.environ["CUBLAS_WORKSPACE_CONFIG"],
-    os.environ["NCCL_ALGO"],
-)
-"""
+
+
+def write_settings(file: Path) -> None:
+    """In a process of its own, whose settings it changes."""
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    os.environ["NCCL_ALGO"] = "Tree"
+    make_deterministic()
+    inductor = import_module("torch._inductor.config")
+    found = (
+        torch.are_deterministic_algorithms_enabled(),
+        not torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+        torch.backends.cudnn.deterministic,
+        not torch.backends.cudnn.benchmark,
+        not torch.backends.cuda.cudnn_sdp_enabled(),
+        torch.backends.cuda.flash_sdp_enabled(),
+        inductor.deterministic,
+        os.environ["CUBLAS_WORKSPACE_CONFIG"],
+        os.environ["NCCL_ALGO"],
+    )
+    file.write_text(" ".join(map(str, found)))
+
 
 ATTENTION = """
 import torch
@@ -54,8 +60,12 @@ except RuntimeError as exc:
 
 
 @pytest.mark.process
-def test_all_settings_are_made_and_variables_of_the_user_stay() -> None:
-    assert run_program(SETTINGS).split() == [*["True"] * 8, ":4096:8", "Tree"]
+def test_all_settings_are_made_and_variables_of_the_user_stay(tmp_path: Path) -> None:
+    process = FORKING.Process(target=write_settings, args=(tmp_path / "settings",))
+    process.start()
+    process.join()
+    found = (tmp_path / "settings").read_text().split()
+    assert found == [*["True"] * 8, ":4096:8", "Tree"]
 
 
 @pytest.mark.process
