@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-import trainer.__main__
 from orchestrator.errors import TrainingError
 from orchestrator.posix.locks import is_free
 from tests.agent.world import is_gone, wait_for
@@ -27,6 +26,14 @@ from tests.trainer.launch.tiny_runs import (
     train,
 )
 from trainer.rank.fence import lock_file
+
+PROGRAM = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+runpy.run_module("trainer", run_name="__main__", alter_sys=True)
+"""
+"""The trainer in ranks that torchrun forks. Unlike those that it starts as programs, torch has them
+interrupted when torchrun ends. They must end without that."""
 
 
 @pytest.mark.parametrize("on_nfs", [False, True])
@@ -116,7 +123,9 @@ def test_ranks_end_with_a_torchrun_that_was_killed_and_free_the_lock(tmp_path: P
 @contextmanager
 def torchrun(path: Path, config: dict[str, Any], *options: str) -> Iterator[RankProcess]:
     path.write_text(json.dumps(config))
-    job = start_torchrun(Path(trainer.__main__.__file__), path, *options)
+    program = path.with_suffix(".py")
+    program.write_text(PROGRAM)
+    job = start_torchrun(program, path, *options)
     try:
         yield job
     finally:
