@@ -99,7 +99,7 @@ def test_a_lasting_loss_spike_ends_the_ranks_and_is_stored_in_a_checkpoint(tmp_p
         "optimizer": {"lr": 0.05, "weight_decay": 66.0},
         "schedule": {"kind": "constant", "warmup_steps": 20},
         "grad_clip": None,
-        # A save is due in the bad steps, of which there are three.
+        # There are three bad steps, so a save is due in one of them.
         "checkpoint": {**SAVING, "every_steps": spike["steps"]},
     }
     watched = sharded(tmp_path / "watched", spike=spike, **steep)

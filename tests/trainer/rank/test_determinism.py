@@ -21,7 +21,7 @@ def write_settings(file: Path) -> None:
     found = (
         torch.are_deterministic_algorithms_enabled(),
         not torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,
+        import_module("torch.utils.deterministic").fill_uninitialized_memory,
         torch.backends.cudnn.deterministic,
         not torch.backends.cudnn.benchmark,
         not torch.backends.cuda.cudnn_sdp_enabled(),
