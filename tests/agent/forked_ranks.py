@@ -35,6 +35,8 @@ from trainer.rank.environment import torch_defaults
 EVIDENCE_S = 15.0
 """Limit for evidence. Ranks that can answer do so at once; a stopped rank uses all of it."""
 PER_HOST = 2
+BATCH = 8
+"""Sequences of a step: each pipeline needs two micro-batches."""
 OWN_FAULTS = "INJECTED"
 """Environment variable: JSON of what `_inject` does to this rank."""
 STILL_S = 2.0
@@ -47,7 +49,8 @@ def judge_hang(folder: Path, mesh: Mesh, drill: Mapping[str, Any], **changes: An
     traces.mkdir()
     path, log = folder / "trainer.json", folder / "ranks.log"
     axes = dict(zip(AXES, mesh.degrees, strict=True))
-    path.write_text(json.dumps(tiny(folder / "run", parallel=axes, steps=50, **changes)))
+    changes = {"steps": 50, "global_batch_size": BATCH, "parallel": axes, **changes}
+    path.write_text(json.dumps(tiny(folder / "run", **changes)))
     env = {
         "NDCTL_ATTEMPT": "1",
         "NDCTL_TRACE_DIR": str(traces),

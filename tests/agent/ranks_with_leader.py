@@ -36,7 +36,7 @@ from orchestrator.job.state import Run
 from orchestrator.leader.hang_analysis import judged_of
 from orchestrator.leader.monitor import Monitor
 from orchestrator.system import SystemClock
-from tests.agent.forked_ranks import OWN_FAULTS, PER_HOST, WAIT_S, forked, pids_of
+from tests.agent.forked_ranks import BATCH, OWN_FAULTS, PER_HOST, WAIT_S, forked, pids_of
 from tests.job.job_driver import Job, plan
 from tests.trainer.checkpoint.checkpoint_launch import with_fence
 from tests.trainer.launch.tiny_runs import environments, tiny
@@ -56,7 +56,8 @@ def run_ranks(
     `drill`, or the faults in `own`."""
     run_dir, path = RunDir(folder / "run"), folder / "trainer.json"
     axes = dict(zip(AXES, mesh.degrees, strict=True)) | changes.pop("parallel", {})
-    path.write_text(json.dumps(with_fence(tiny(run_dir.path, parallel=axes, **changes))))
+    config = tiny(run_dir.path, parallel=axes, **{"global_batch_size": BATCH, **changes})
+    path.write_text(json.dumps(with_fence(config)))
     hosts = [_host(name, run_dir, folder) for name in HOSTS]
     run_dir.traces(1).mkdir(parents=True)
     env = {
