@@ -9,6 +9,11 @@ from orchestrator.plan.model.flops import flops_per_token
 from orchestrator.plan.setup import Setup
 
 
+def step_seconds(setup: Setup, fabric: Fabric) -> float:
+    """The seconds of `step_time`, which also computes throughput and accuracy."""
+    return sum(timeline(setup, machine_of(fabric)).parts.values())
+
+
 def step_time(setup: Setup, fabric: Fabric) -> StepTime:
     """One step of `setup` on `fabric`; ranks fill hosts in order."""
     machine = machine_of(fabric)

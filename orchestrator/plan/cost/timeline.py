@@ -81,12 +81,13 @@ def _on_stage(
 
 def passes_s(setup: Setup, machine: Machine) -> float:
     """The seconds of a step that do not depend on the data-parallel axes: all passes with tp, cp
-    and pp traffic, and the bubble."""
-    part = slice_of(setup)
+    and pp traffic, the bubble, and the wait for slow ranks."""
+    part, micro = slice_of(setup), setup.micro_batches
     batch = micro_batch(machine, setup.shape, part, _options(setup))
     sends_s, _ = _pipeline_sends(setup, machine, part)
-    one = batch.slowest.seconds + sends_s
-    return setup.micro_batches * one + _bubble(setup, batch, batch.slowest, sends_s)
+    stage = batch.slowest
+    waits_s = _stragglers(setup, machine, micro * (stage.compute + stage.recompute))
+    return micro * (stage.seconds + sends_s) + _bubble(setup, batch, stage, sends_s) + waits_s
 
 
 def slice_of(setup: Setup) -> Slice:

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory, Rejected
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.contract.spec.train_spec import Checkpointing
 from orchestrator.contract.spec.types import Auto
 from orchestrator.plan.cost.layers import Slice
 from orchestrator.plan.cost.lower_bound import LowerBound, lower_bound_of, lower_bound_s
@@ -46,7 +47,7 @@ from orchestrator.plan.search.kinds import Best, Kind, kind_of, last_place, show
 from orchestrator.plan.search.meshes import meshes
 from orchestrator.plan.search.rules import first_refusal
 from orchestrator.plan.search.search_space import RANKS, Option, Rank, Space, standing_bytes
-from orchestrator.plan.setup import Setup, setup_of
+from orchestrator.plan.setup import Reduction, Setup, setup_of
 
 LEVELS = 2
 """Tighter bounds after the first one."""
@@ -384,30 +385,43 @@ def _options(
 ) -> Iterator[Option]:
     """For each way to reshard and reduce, the checkpointings and chunks of the loss that fit and
     may be faster than those before."""
+    timed = objective != "memory"
     ways = product(
         reshardings(space.spec, mesh, node.pipeline),
         reductions(space.spec, mesh, node.pipeline, node.micro_batches),
     )
+    slow: set[tuple[Reduction, Checkpointing]] = set()
     for reshard, reduce in ways:
-        least = math.inf if objective == "memory" else most
+        least = most if timed else math.inf
         for widest, seconds in zip(node.setups, node.seconds, strict=True):
-            # Even its lower bound is slower than a setup that was found.
-            if objective != "memory" and seconds > least:
+            # Even its lower bound is slower than a setup that was found. Or it was too slow with
+            # fewer gathers, which `reshardings` lists first.
+            if timed and (seconds > least or (reduce, widest.checkpointing) in slow):
                 continue
             setup = replace(widest, mesh=mesh, reshard=reshard, reduce=reduce)
             if space.is_too_large(min_peak_bytes(setup)):
                 continue
-            for chunks in node.chunkings:
-                chunked = replace(setup, loss_chunks=chunks)
-                time = space.time(chunked)
-                # Memory takes longer to compute than the time, which already rules it out.
-                if objective != "memory" and time.step_s * ROUNDING > most:
-                    break
-                peak = space.peak(chunked)
-                if not space.fits(peak, node.smallest):
-                    continue
-                least = min(least, time.step_s)
-                yield Option(chunked, peak.memory(), time)
-                # The first chunks are the fastest, so others are needed only for less memory.
-                if chunks == node.chunkings[0] and objective != "memory":
-                    break
+            fastest_s = space.seconds(replace(setup, loss_chunks=node.chunkings[0]))
+            if timed and fastest_s * ROUNDING > most:
+                slow.add((reduce, widest.checkpointing))
+                continue
+            for option in _chunked(space, node, setup, most if timed else None):
+                least = min(least, option.time.step_s)
+                yield option
+
+
+def _chunked(space: Space, node: _Node, setup: Setup, most: float | None) -> Iterator[Option]:
+    """`setup` with the chunks of the loss with which it fits. `most`: seconds of a step above which
+    a setup is not wanted, and only the fastest is; None: all are."""
+    for chunks in node.chunkings:
+        chunked = replace(setup, loss_chunks=chunks)
+        # Memory takes longer to compute than the time, which already rules it out.
+        if most is not None and space.seconds(chunked) * ROUNDING > most:
+            return
+        peak = space.peak(chunked)
+        if not space.fits(peak, node.smallest):
+            continue
+        yield space.option(peak)
+        # The first chunks are the fastest, so others are needed only for less memory.
+        if most is not None and chunks == node.chunkings[0]:
+            return

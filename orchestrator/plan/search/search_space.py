@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from orchestrator.contract.plan import Memory, StepTime
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.inventory.profile import Fabric
-from orchestrator.plan.cost.step import step_time
+from orchestrator.plan.cost.step import step_seconds, step_time
 from orchestrator.plan.memory.peak_memory import Peak, peak_of
 from orchestrator.plan.memory.states import MASTER_BYTES, MOMENTS
 from orchestrator.plan.model.shape import ModelShape
@@ -96,11 +96,11 @@ class Space(Struct, frozen=True):
     def peak(self, setup: Setup) -> Peak:
         return peak_of(setup, self.fabric)
 
-    def time(self, setup: Setup) -> StepTime:
-        return step_time(setup, self.fabric)
+    def seconds(self, setup: Setup) -> float:
+        return step_seconds(setup, self.fabric)
 
     def option(self, peak: Peak) -> Option:
-        return Option(peak.setup, peak.memory(), self.time(peak.setup))
+        return Option(peak.setup, peak.memory(), step_time(peak.setup, self.fabric))
 
     def is_too_large(self, count: int) -> bool:
         return count > self.limit
