@@ -91,19 +91,25 @@ def entry_lines(printed: Printed, entry: Entry, zone: tzinfo | None) -> tuple[Pr
     return replace(printed, run=after, step=last), [f"{at}  {format.one_line(n)}" for n in news]
 
 
+def _incident_news(before: Run, after: Run) -> Iterator[str]:
+    old, new = before.history.incidents, after.history.incidents
+    for incident in new[len(old) :]:
+        yield from incident_lines(incident)
+    for host, why in cleared(before, after):
+        yield f"{host} is cleared: {why}"
+    for one in newly_resumed(old, new):
+        took = format.duration(one.resumed_after_s or 0.0)
+        now = f"attempt {after.attempt.number} {one.goes_on}"
+        yield f"recovered from incident {one.id} after {took}: {now}"
+
+
 def _entry_lines(before: Run, after: Run, entry: Entry, zone: tzinfo | None) -> Iterator[str]:
     if isinstance(entry.event, PRINTED_EVENTS):
         yield describe_event(entry.event)
     if isinstance(after.stage, Diagnosing) and not isinstance(before.stage, Diagnosing):
         yield f"collecting evidence: {after.stage.reason}"
-    for incident in after.history.incidents[len(before.history.incidents) :]:
-        yield from incident_lines(incident)
-    for host, why in cleared(before, after):
-        yield f"{host} is cleared: {why}"
-    for one in newly_resumed(before.history.incidents, after.history.incidents):
-        took = format.duration(one.resumed_after_s or 0.0)
-        now = f"attempt {after.attempt.number} {one.goes_on}"
-        yield f"recovered from incident {one.id} after {took}: {now}"
+    if after.history.incidents is not before.history.incidents:
+        yield from _incident_news(before, after)
     if after.attempt.number and is_short(after) and not is_short(before):
         yield _short(after, zone)
     if after.attempt.number != before.attempt.number:
