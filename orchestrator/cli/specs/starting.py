@@ -77,7 +77,8 @@ def _take_over(source: "Path", path: "Path", *, force: bool) -> None:
     from orchestrator.specs.foreign.taking_over import taken_over
     from orchestrator.yaml_document import read_text
 
-    carried = taken_over(read_text(source, "give a batch script or a manifest"), source)
+    text = read_text(source, "give a batch script or a manifest")
+    carried = taken_over(text, source, str(source.absolute()))
     _write(path, carried.text(source.name), force=force, notes=carried.notes())
 
 

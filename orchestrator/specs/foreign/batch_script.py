@@ -33,14 +33,15 @@ from orchestrator.specs.foreign.run_key import (
     set_variables,
     short,
 )
-from orchestrator.specs.foreign.shell_script import (
+from orchestrator.specs.foreign.shell.own_path import with_own_path
+from orchestrator.specs.foreign.shell.script import (
     QUIET,
     Shell,
     Start,
     folder_behind,
     read_shell,
 )
-from orchestrator.specs.foreign.shell_words import Values, variables_for_placeholders
+from orchestrator.specs.foreign.shell.words import Values, variables_for_placeholders
 from orchestrator.specs.foreign.srun_options import of_srun, srun_args
 from orchestrator.specs.slurm_options import SBATCH, SENTENCES, SRUN
 
@@ -94,9 +95,14 @@ POSITIONAL = re.compile(r"\$(?:([1-9#@*])|\{([1-9]\d*|[#@*](?:\}|:[\d:]*)))")
 """An argument of the script itself, or their number."""
 
 
-def from_script(text: str, stem: str) -> Carried:
-    """The spec that the script `text` describes. `stem`: its file name, for a name of the job."""
-    carried = Carried()
+def from_script(text: str, stem: str, path: str = "") -> Carried:
+    """The spec that the script `text` describes.
+
+    Args:
+        stem: its file name, for a name of the job.
+        path: its absolute path; empty if that is not known.
+    """
+    carried, text = Carried(), with_own_path(text, path)
     given = options_in(text)
     hosts = _hosts(carried, given)
     shell = read_shell(text, _of_slurm(given, hosts))

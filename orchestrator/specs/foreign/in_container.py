@@ -19,8 +19,8 @@ from orchestrator.specs.foreign.command_lines import (
     is_launcher,
     program_of,
 )
-from orchestrator.specs.foreign.shell_script import Start
-from orchestrator.specs.foreign.shell_words import OWN_ARGUMENTS
+from orchestrator.specs.foreign.shell.script import Start
+from orchestrator.specs.foreign.shell.words import OWN_ARGUMENTS
 
 SETS_RANKS = re.compile(rf"(export )?{OF_NDCTL.pattern}=")
 """A rank of Slurm is not one of torchrun."""

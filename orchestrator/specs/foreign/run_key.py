@@ -21,8 +21,8 @@ from orchestrator.specs.foreign.command_lines import (
     settings_in,
 )
 from orchestrator.specs.foreign.in_container import in_container
-from orchestrator.specs.foreign.shell_script import Shell, Start, variables
-from orchestrator.specs.foreign.shell_words import OWN_ARGUMENTS, PLACEHOLDER
+from orchestrator.specs.foreign.shell.script import Shell, Start, variables
+from orchestrator.specs.foreign.shell.words import OWN_ARGUMENTS, PLACEHOLDER
 
 ONLY_A_SHELL_KNOWS = re.compile(
     r"[$<>]\(|`|(?<!\$)\$\{(?:SLURM|RANDOM|HOSTNAME|[!#]|\w+(?:[\[/#%^,@]|:\d))"

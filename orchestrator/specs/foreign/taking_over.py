@@ -37,8 +37,9 @@ RUNS = re.compile(r"Job$|Workflow(Template)?$|^(RayCluster|StatefulSet)$")
 OWN = re.compile(r"^(cluster|model|run|train)\s*:", re.MULTILINE)
 
 
-def taken_over(text: str, path: PurePath) -> Carried:
-    """The spec that a batch script or a manifest describes.
+def taken_over(text: str, path: PurePath, own_path: str = "") -> Carried:
+    """The spec that a batch script or a manifest describes. `own_path`: the absolute path of a
+    script, for what it starts in its own folder; empty if that is not known.
 
     Raises:
         SpecError: it is neither, or nothing in it trains.
@@ -48,7 +49,7 @@ def taken_over(text: str, path: PurePath) -> Carried:
             f"{path} has a number of 1,000 digits or more", fix="check that it is the right file"
         )
     if is_script(text, path):
-        return from_script(text, path.stem)
+        return from_script(text, path.stem, own_path)
     if not looks_like_manifest(text):
         _refuse_other(text, path)
     _check_types(text, path)

@@ -13,7 +13,7 @@ from orchestrator.cli import cli
 from orchestrator.load import load_spec
 from orchestrator.specs.foreign.batch_script import from_script, options_in
 from orchestrator.specs.foreign.carried import Carried
-from orchestrator.specs.foreign.shell_script import read_shell
+from orchestrator.specs.foreign.shell.script import read_shell
 
 ARRAYS = """#!/bin/bash
 #SBATCH --nodes=3 # how many

@@ -16,8 +16,8 @@ from orchestrator.specs.foreign.pods.near_pods import OwnPods, without_own_rules
 from orchestrator.specs.foreign.pods.policies import set_policies
 from orchestrator.specs.foreign.pods.volumes import own_container, set_volumes
 from orchestrator.specs.foreign.run_key import names_file, set_program, set_variables, short
-from orchestrator.specs.foreign.shell_script import Shell, Start, read_shell
-from orchestrator.specs.foreign.shell_words import PLACEHOLDER, variables_for_placeholders
+from orchestrator.specs.foreign.shell.script import Shell, Start, read_shell
+from orchestrator.specs.foreign.shell.words import PLACEHOLDER, variables_for_placeholders
 
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 """An annotation: each child Job of a JobSet has a topology domain of its own."""

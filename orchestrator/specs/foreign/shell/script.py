@@ -4,6 +4,7 @@ It follows the script from top to bottom without running it. A branch whose cond
 knows is not entered.
 """
 
+import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -22,8 +23,8 @@ from orchestrator.specs.foreign.command_lines import (
     launched,
     program_of,
 )
-from orchestrator.specs.foreign.shell_branches import Branches
-from orchestrator.specs.foreign.shell_words import (
+from orchestrator.specs.foreign.shell.branches import Branches
+from orchestrator.specs.foreign.shell.words import (
     LITERAL,
     MARKS,
     MOST_PARTS,
@@ -554,6 +555,8 @@ def _launches(words: list[str]) -> bool:
 
 def folder_behind(before: str | None, to: str) -> str:
     """The folder that `cd TO` leads to."""
+    if to.startswith("/") and "$" not in to:
+        return posixpath.normpath(to)
     return to if before is None or to.startswith(("/", "$")) else str(PurePath(before, to))
 
 

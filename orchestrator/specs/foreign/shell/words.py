@@ -10,6 +10,8 @@ from itertools import pairwise
 
 from msgspec import Struct
 
+from orchestrator.specs.foreign.shell.own_path import computed
+
 MOST_CHARACTERS = 200_000
 """Longer expansions are cut: variables that name each other may grow without end."""
 MOST_PARTS = 200
@@ -343,7 +345,7 @@ def _value(piece: str, values: Values, quoted: str) -> str:
     text = VARIABLE.sub(value, piece)
     text = re.sub(r"\$\(\((.*?)\)\)", lambda found: _sum(found[1], values) or found[0], text)
     text = re.sub(r"\$\(pwd\)|`pwd`", lambda _: _of("PWD", values), text)
-    return IN_DOUBLE_BRACES.sub(_variable, text)[:MOST_CHARACTERS]
+    return IN_DOUBLE_BRACES.sub(_variable, computed(text))[:MOST_CHARACTERS]
 
 
 QUOTED = re.compile(r"\\.|\"(?:\\.|[^\"\\])*\"|'[^']*'", re.DOTALL)

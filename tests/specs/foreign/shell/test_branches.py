@@ -4,8 +4,8 @@ import pytest
 
 from orchestrator.specs.foreign.batch_script import from_script
 from orchestrator.specs.foreign.carried import Carried
-from orchestrator.specs.foreign.shell_branches import holds
-from orchestrator.specs.foreign.shell_words import commands_in
+from orchestrator.specs.foreign.shell.branches import holds
+from orchestrator.specs.foreign.shell.words import commands_in
 
 
 def taken(text: str) -> Carried:

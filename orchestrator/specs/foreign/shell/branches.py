@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 
 from msgspec import Struct
 
-from orchestrator.specs.foreign.shell_words import MARKS, Values, joined
+from orchestrator.specs.foreign.shell.words import MARKS, Values, joined
 
 TESTS = ("[", "[[", "test")
 SIGNS = ("-eq", "-ne", "-lt", "-le", "-gt", "-ge")

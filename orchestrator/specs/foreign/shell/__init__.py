@@ -1,0 +1,1 @@
+"""What a script of a shell says, without running it."""
