@@ -956,3 +956,15 @@ def test_a_literal_is_no_variable_of_the_spec(word: str, arg: str) -> None:
 def test_a_shell_inside_reads_what_the_first_one_kept(line: str, args: list[str]) -> None:
     assert taken(f"A=1\nP=/d/e\nsrun {line}\n").run["args"] == args
     assert taken("eval \"torchrun t.py '\\${B}' '$B'\"\n").run["args"] == ["$${B}", "${B}"]
+
+
+def test_sums_with_brackets_of_their_own_are_computed() -> None:
+    carried = taken(
+        "#!/bin/bash\nP=512 R=1024\n"
+        "torchrun --nproc_per_node=2 t.py --a $(((P + R) * 3)) --b $(((P + R)))"
+        " --c $((P*(R-(P-1)))) --d $(((P + UNKNOWN))) --e $((P / 2))x$((R % 1000)) --f $(echo $((P + 1)))\n"
+    )
+    assert carried.run["args"] == [
+        *("--a", "4608", "--b", "1536", "--c", "262656", "--d", "$(((P + UNKNOWN)))"),
+        *("--e", "256x24", "--f", "$(echo 513)"),
+    ]

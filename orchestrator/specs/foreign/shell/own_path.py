@@ -7,7 +7,9 @@ import posixpath
 import re
 
 SELF = r"\"?\$(?:0(?!\d)|\{0\}|BASH_SOURCE\b|\{BASH_SOURCE(?:\[0\])?(?::-\$\{?0\}?)?\})\"?"
-ASKS = re.compile(rf"((?:\$\(|`)\s*(?:dirname|realpath|readlink\s+-[efm]+)\s+(?:--?\w*\s+)*){SELF}")
+ASKS = re.compile(
+    rf"((?:\$\(|`)\s*(?:dirname|basename|realpath|readlink\s+-[efm]+)\s+(?:--?\w*\s+)*){SELF}"
+)
 CUT = re.compile(r"\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\}")
 SAFE = re.compile(r"/[\w./@+=:,-]*")
 """Paths that a shell does not split or expand."""
@@ -22,6 +24,10 @@ WHOLE = re.compile(
     rf"\$\(\s*(?:realpath|readlink\s+-[efm]+)\s+(?:--?\w*\s+)*{PATH}\s*\)"
     rf"|\$\(\s*(?:CDPATH=\S*\s+)?(?:builtin\s+|command\s+)?cd\s+(?:-P\s+)?(?:--\s+)?"
     rf"{PATH.replace('path', 'to')}\s*{QUIET}(?:&&|;)\s*pwd(?:\s+-P)?\s*\)"
+)
+NAME = re.compile(
+    r"\$\(\s*basename\s+(?:--\s+)?(?P<quote>\"?)(?P<path>[^\s\"'$`();&|<>*?-][^\s\"'$`();&|<>*?]*)"
+    r"(?P=quote)(?:\s+\"?(?P<suffix>\.\w+)\"?)?\s*\)"
 )
 DEEPEST = 5
 """Most `dirname` inside of each other."""
@@ -38,11 +44,19 @@ def with_own_path(text: str, path: str) -> str:
 
 def computed(text: str) -> str:
     """`text` with the value of each `$(dirname PATH)`, `$(realpath PATH)` and `$(cd PATH && pwd)`
-    that has an absolute path without variables. Links are not followed."""
+    that has an absolute path without variables, and of each `$(basename PATH)` with any path
+    without variables. Links are not followed."""
     for _ in range(DEEPEST):
         before = text
         text = FOLDER.sub(lambda one: posixpath.dirname(one["path"] or one["old"]), text)
+        text = NAME.sub(_name, text)
         text = WHOLE.sub(lambda one: posixpath.normpath(one["path"] or one["to"]), text)
         if text == before:
             break
     return text
+
+
+def _name(found: re.Match[str]) -> str:
+    name = posixpath.basename(found["path"].rstrip("/"))
+    suffix = found["suffix"] or ""
+    return name.removesuffix(suffix) if name != suffix else name

@@ -343,7 +343,7 @@ def _value(piece: str, values: Values, quoted: str) -> str:
         return sign if not quoted or sign in ESCAPED or sign.isspace() else found[0]
 
     text = VARIABLE.sub(value, piece)
-    text = re.sub(r"\$\(\((.*?)\)\)", lambda found: _sum(found[1], values) or found[0], text)
+    text = _with_sums(text, values)
     text = re.sub(r"\$\(pwd\)|`pwd`", lambda _: _of("PWD", values), text)
     return IN_DOUBLE_BRACES.sub(_variable, computed(text))[:MOST_CHARACTERS]
 
@@ -394,6 +394,20 @@ def _variable(found: re.Match[str]) -> str:
     return f"${{{(found[1] or found[2]).replace('.', '_')}}}"
 
 
+def _with_sums(text: str, values: Values) -> str:
+    """`text` with the numbers that its `$(( … ))` are, as far as they are known."""
+    found, at = "", 0
+    for _ in range(MOST_PARTS):
+        if (begin := text.find("$((", at)) < 0:
+            break
+        end = _end_of_brackets(text, begin + 1)
+        known = _sum(text[begin + 3 : end - 2], values) if text[:end].endswith("))") else None
+        found += text[at:begin] + ("$((" if known is None else known)
+        # What is not known may have sums inside, as in `$((echo $((1 + 1))) | cat)`.
+        at = begin + 3 if known is None else end
+    return found + text[at:]
+
+
 def _sum(text: str, values: Values) -> str | None:
     """The number that `a * (b + 1)` is, from left to right with the usual priorities."""
     words = re.findall(rf"\d+|{NAME}|\$\{{{NAME}\}}|[-+*/%()]|\S", text)
@@ -404,9 +418,11 @@ def _sum(text: str, values: Values) -> str | None:
     if not known or not all(re.fullmatch(r"\d{1,15}|[-+*/%()]", one) for one in known):
         return None
     try:
-        return str(_Sum(known).value())
+        found = _Sum(known)
+        value = found.value()
     except (IndexError, ValueError, ZeroDivisionError):
         return None
+    return None if found.words else str(value)
 
 
 class _Sum:

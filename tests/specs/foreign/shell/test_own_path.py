@@ -48,12 +48,29 @@ def test_folders_above_it_are_computed_through_variables() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("$(basename /a/b.sh)", "b.sh"),
+        ('$(basename -- "/a/b.sh" .sh)', "b"),
+        ("$(basename org/model)-x", "model-x"),
+        ("$(basename /a/.sh .sh)", ".sh"),
+        ("$(basename /a/b/)", "b"),
+        ("$(basename $(dirname /a/b/c))", "b"),
+        ("$(basename ${X})", "$(basename ${X})"),
+        ("$(basename -a x y)", "$(basename -a x y)"),
+    ],
+)
+def test_names_are_computed(text: str, name: str) -> None:
+    assert computed(text) == name
+
+
+@pytest.mark.parametrize(
     ("line", "path"),
     [
         ("D=$(dirname $0)", ""),  # read from somewhere else
         ("D=$(dirname $0)", "/home/me/my project/run.sh"),
         ("D=$(dirname $OTHER)", PATH),
-        ("D=$(basename $0)", PATH),
+        ("D=$(basename $OTHER)", PATH),
         ("D=$(dirname $00)", PATH),
         ("D=$(cd /data && ls)", PATH),
     ],
@@ -64,6 +81,12 @@ def test_what_is_not_known_stays(line: str, path: str) -> None:
 
 def test_hostile_text_takes_no_time() -> None:
     begun = time.process_time()
-    for part in ("$(dirname ", "$(cd /a >/dev/null ", "$(realpath -s ", "$(cd CDPATH=" + "/" * 50):
+    for part in (
+        "$(dirname ",
+        "$(cd /a >/dev/null ",
+        "$(realpath -s ",
+        "$(basename a ",
+        "$(cd CDPATH=" + "/" * 50,
+    ):
         computed(part * 5000)
     assert time.process_time() - begun < 2
