@@ -962,7 +962,8 @@ def test_sums_with_brackets_of_their_own_are_computed() -> None:
     carried = taken(
         "#!/bin/bash\nP=512 R=1024\n"
         "torchrun --nproc_per_node=2 t.py --a $(((P + R) * 3)) --b $(((P + R)))"
-        " --c $((P*(R-(P-1)))) --d $(((P + UNKNOWN))) --e $((P / 2))x$((R % 1000)) --f $(echo $((P + 1)))\n"
+        " --c $((P*(R-(P-1)))) --d $(((P + UNKNOWN))) --e $((P / 2))x$((R % 1000))"
+        " --f $(echo $((P + 1)))\n"
     )
     assert carried.run["args"] == [
         *("--a", "4608", "--b", "1536", "--c", "262656", "--d", "$(((P + UNKNOWN)))"),
