@@ -6,9 +6,9 @@ A batch script on Slurm is a copy in a folder of slurmd. Its author means the fo
 import posixpath
 import re
 
-SELF = r"\"?\$(?:0(?!\d)|\{0\}|BASH_SOURCE\b|\{BASH_SOURCE(?:\[0\])?(?::-\$\{?0\}?)?\})\"?"
+SELF = r"\$(?:0(?!\d)|\{0\}|BASH_SOURCE\b|\{BASH_SOURCE(?:\[0\])?(?::-\$\{?0\}?)?\})"
 ASKS = re.compile(
-    rf"((?:\$\(|`)\s*(?:dirname|basename|realpath|readlink\s+-[efm]+)\s+(?:--?\w*\s+)*){SELF}"
+    rf"((?:\$\(|`)\s*(?:dirname|basename|realpath|readlink\s+-[efm]+)\s+(?:--?\w*\s+)*\"?){SELF}"
 )
 CUT = re.compile(r"\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\}")
 SAFE = re.compile(r"/[\w./@+=:,-]*")
@@ -48,12 +48,17 @@ def computed(text: str) -> str:
     without variables. Links are not followed."""
     for _ in range(DEEPEST):
         before = text
-        text = FOLDER.sub(lambda one: posixpath.dirname(one["path"] or one["old"]), text)
+        text = FOLDER.sub(_folder, text)
         text = NAME.sub(_name, text)
         text = WHOLE.sub(lambda one: posixpath.normpath(one["path"] or one["to"]), text)
         if text == before:
             break
     return text
+
+
+def _folder(found: re.Match[str]) -> str:
+    # A shell ignores slashes at the end.
+    return posixpath.dirname((found["path"] or found["old"]).rstrip("/")) or "/"
 
 
 def _name(found: re.Match[str]) -> str:

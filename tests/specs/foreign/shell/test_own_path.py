@@ -33,6 +33,8 @@ def script_of(line: str, path: str = PATH) -> tuple[str, str | None]:
         '$(dirname "$(realpath "$0")")',
         '$(dirname "$(readlink -f "${BASH_SOURCE[0]:-$0}")")',
         '$(realpath -s "$(dirname "$BASH_SOURCE")")',
+        '$(dirname "$0/")',
+        '$(dirname $(dirname "$0/deeper"))',
     ],
 )
 def test_each_way_to_ask_for_it_is_known(value: str) -> None:
@@ -57,10 +59,12 @@ def test_folders_above_it_are_computed_through_variables() -> None:
         ("$(basename /a/b/)", "b"),
         ("$(basename $(dirname /a/b/c))", "b"),
         ("$(basename ${X})", "$(basename ${X})"),
+        ("$(dirname /)", "/"),
+        ("$(dirname /a)", "/"),
         ("$(basename -a x y)", "$(basename -a x y)"),
     ],
 )
-def test_names_are_computed(text: str, name: str) -> None:
+def test_names_are_computed_as_a_shell_does(text: str, name: str) -> None:
     assert computed(text) == name
 
 
