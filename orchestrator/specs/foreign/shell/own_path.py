@@ -62,6 +62,6 @@ def _folder(found: re.Match[str]) -> str:
 
 
 def _name(found: re.Match[str]) -> str:
-    name = posixpath.basename(found["path"].rstrip("/"))
+    name = posixpath.basename(found["path"].rstrip("/")) or "/"
     suffix = found["suffix"] or ""
     return name.removesuffix(suffix) if name != suffix else name

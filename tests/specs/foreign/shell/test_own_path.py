@@ -60,6 +60,7 @@ def test_folders_above_it_are_computed_through_variables() -> None:
         ("$(basename $(dirname /a/b/c))", "b"),
         ("$(basename ${X})", "$(basename ${X})"),
         ("$(dirname /)", "/"),
+        ("$(basename /)", "/"),
         ("$(dirname /a)", "/"),
         ("$(basename -a x y)", "$(basename -a x y)"),
     ],
