@@ -401,8 +401,8 @@ def _options(
             setup = replace(widest, mesh=mesh, reshard=reshard, reduce=reduce)
             if space.is_too_large(min_peak_bytes(setup)):
                 continue
-            fastest_s = space.seconds(replace(setup, loss_chunks=node.chunkings[0]))
-            if timed and fastest_s * ROUNDING > most:
+            fastest = replace(setup, loss_chunks=node.chunkings[0])
+            if timed and space.seconds(fastest) * ROUNDING > most:
                 slow.add((reduce, widest.checkpointing))
                 continue
             for option in _chunked(space, node, setup, most if timed else None):

@@ -1,6 +1,7 @@
-"""The folder of a script, which it finds with `$(dirname "$0")` and its like.
+"""What `$(dirname "$0")` and similar expressions of a script become.
 
-A batch script on Slurm is a copy in a folder of slurmd. Its author means the folder of the file.
+On Slurm a batch script runs as a copy in a folder of slurmd. Its author means the folder of the
+file, so that is taken there, too.
 """
 
 import posixpath
@@ -10,27 +11,30 @@ SELF = r"\$(?:0(?!\d)|\{0\}|BASH_SOURCE\b|\{BASH_SOURCE(?:\[0\])?(?::-\$\{?0\}?)
 ASKS = re.compile(
     rf"((?:\$\(|`)\s*(?:dirname|basename|realpath|readlink\s+-[efm]+)\s+(?:--?\w*\s+)*\"?){SELF}"
 )
+"""A command about the path of the script. `$0` elsewhere may be the name of a program."""
 CUT = re.compile(r"\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\}")
+"""`${0%/*}`, the same folder without a command."""
 SAFE = re.compile(r"/[\w./@+=:,-]*")
 """Paths that a shell does not split or expand."""
 
-PATH = r"\"?(?P<path>/[^\s\"'$`();&|<>*?]*)\"?"
+PATH = r"\"?(?P<{}>/[^\s\"'$`();&|<>*?]*)\"?"
+"""`{}`: name of the group."""
 QUIET = r"(?:(?:&?>|[12]>|>&)\s*(?:/dev/null|&1)\s*)*"
 FOLDER = re.compile(
-    rf"\$\(\s*dirname\s+(?:--\s+)?{PATH}\s*\)"
-    rf"|`\s*dirname\s+(?:--\s+)?{PATH.replace('path', 'old')}\s*`"
+    rf"\$\(\s*dirname\s+(?:--\s+)?{PATH.format('path')}\s*\)"
+    rf"|`\s*dirname\s+(?:--\s+)?{PATH.format('old')}\s*`"
 )
 WHOLE = re.compile(
-    rf"\$\(\s*(?:realpath|readlink\s+-[efm]+)\s+(?:--?\w*\s+)*{PATH}\s*\)"
+    rf"\$\(\s*(?:realpath|readlink\s+-[efm]+)\s+(?:--?\w*\s+)*{PATH.format('path')}\s*\)"
     rf"|\$\(\s*(?:CDPATH=\S*\s+)?(?:builtin\s+|command\s+)?cd\s+(?:-P\s+)?(?:--\s+)?"
-    rf"{PATH.replace('path', 'to')}\s*{QUIET}(?:&&|;)\s*pwd(?:\s+-P)?\s*\)"
+    rf"{PATH.format('to')}\s*{QUIET}(?:&&|;)\s*pwd(?:\s+-P)?\s*\)"
 )
 NAME = re.compile(
     r"\$\(\s*basename\s+(?:--\s+)?(?P<quote>\"?)(?P<path>[^\s\"'$`();&|<>*?-][^\s\"'$`();&|<>*?]*)"
     r"(?P=quote)(?:\s+\"?(?P<suffix>\.\w+)\"?)?\s*\)"
 )
 DEEPEST = 5
-"""Most `dirname` inside of each other."""
+"""Most commands inside each other that are computed."""
 
 
 def with_own_path(text: str, path: str) -> str:

@@ -401,7 +401,7 @@ def _with_sums(text: str, values: Values) -> str:
         if (begin := text.find("$((", at)) < 0:
             break
         end = _end_of_brackets(text, begin + 1)
-        known = _sum(text[begin + 3 : end - 2], values) if text[:end].endswith("))") else None
+        known = _sum(text[begin + 3 : end - 2], values) if text.endswith("))", begin, end) else None
         found += text[at:begin] + ("$((" if known is None else known)
         # What is not known may have sums inside, as in `$((echo $((1 + 1))) | cat)`.
         at = begin + 3 if known is None else end

@@ -1,6 +1,8 @@
-"""The folder of a script, which it finds with `$(dirname "$0")` and its like."""
+"""What `$(dirname "$0")` and similar expressions become, compared with a real shell."""
 
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ def script_of(line: str, path: str = PATH) -> tuple[str, str | None]:
     return run["script"], run.get("workdir")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "value",
     [
@@ -33,12 +36,15 @@ def script_of(line: str, path: str = PATH) -> tuple[str, str | None]:
         '$(dirname "$(realpath "$0")")',
         '$(dirname "$(readlink -f "${BASH_SOURCE[0]:-$0}")")',
         '$(realpath -s "$(dirname "$BASH_SOURCE")")',
-        '$(dirname "$0/")',
         '$(dirname $(dirname "$0/deeper"))',
     ],
 )
-def test_each_way_to_ask_for_it_is_known(value: str) -> None:
-    assert script_of(f"D={value}") == ("/home/me/project/scripts/train.py", None)
+def test_each_way_to_ask_for_the_folder_is_known(value: str, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f'D={value}\nprintf %s "$D"\n')
+    folder = subprocess.check_output(["bash", str(script)], text=True)
+    assert folder == str(tmp_path)
+    assert script_of(f"D={value}", str(script)) == (f"{folder}/train.py", None)
 
 
 def test_folders_above_it_are_computed_through_variables() -> None:
@@ -49,24 +55,34 @@ def test_folders_above_it_are_computed_through_variables() -> None:
     assert script_of(above) == ("/home/me/project/train.py", None)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
-    ("text", "name"),
+    "text",
     [
-        ("$(basename /a/b.sh)", "b.sh"),
-        ('$(basename -- "/a/b.sh" .sh)', "b"),
-        ("$(basename org/model)-x", "model-x"),
-        ("$(basename /a/.sh .sh)", ".sh"),
-        ("$(basename /a/b/)", "b"),
-        ("$(basename $(dirname /a/b/c))", "b"),
-        ("$(basename ${X})", "$(basename ${X})"),
-        ("$(dirname /)", "/"),
-        ("$(basename /)", "/"),
-        ("$(dirname /a)", "/"),
-        ("$(basename -a x y)", "$(basename -a x y)"),
+        "$(basename /a/b.sh)",
+        '$(basename -- "/a/b.sh" .sh)',
+        "$(basename org/model)-x",
+        "$(basename /a/.sh .sh)",
+        "$(basename /a/b/)",
+        "$(basename $(dirname /a/b/c))",
+        "$(basename /)",
+        "$(dirname /)",
+        "$(dirname /a)",
+        "$(dirname /a/b/)",
+        "`dirname /a/b`/c",
+        "$(realpath -m /a/../b/./c)",
+        "$(cd /usr/../tmp && pwd)",
     ],
 )
-def test_names_are_computed_as_a_shell_does(text: str, name: str) -> None:
-    assert computed(text) == name
+def test_what_is_computed_is_what_a_shell_says(text: str) -> None:
+    assert computed(text) == subprocess.check_output(
+        ["bash", "-c", f'printf %s "{text}"'], text=True
+    )
+
+
+@pytest.mark.parametrize("text", ["$(basename ${X})", "$(basename -a x y)", "$(dirname a/b)"])
+def test_other_commands_stay(text: str) -> None:
+    assert computed(text) == text
 
 
 @pytest.mark.parametrize(
